@@ -1,0 +1,39 @@
+# `make demo` and `make test` do everything, on a machine with Python 3.10-3.12 and nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test fast lint oldest clean
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	# torch first and pinned: an unpinned torch pulls gigabytes of CUDA libraries.
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m benchmarks.demo --out demo
+
+# Lint, the whole test suite on the newest Ray, and the Tune tests on the oldest.
+test: lint
+	$(BIN)/python -m pytest
+	$(MAKE) oldest
+
+fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not ray and not faults"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+oldest:
+	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	.venv-oldest/bin/python -m pytest tests/tune -m "not faults"
+
+clean:
+	rm -rf $(VENV) .venv-oldest demo

@@ -1,0 +1,130 @@
+"""How near the planner's schedules are to a lower bound, and how long it takes to find them.
+
+``python -m benchmarks.planner --json [--quick] [--count N] [--seed N]``. The sides, over the same seeded
+instances: "best" (ours), "static" (the paper's StaticFluid) and "one_per_device" (what stock Ray Tune does:
+every trial on one device, in the given order). Nothing is run: makespans are the model's (eq. 3.2), hence
+kind "twin". Every schedule of "best" and "static" is checked against the model's rules as it is made.
+
+``over_bound`` is makespan / `lower_bound`, the spec's bound, which no schedule can meet where trials are too
+few to be packed and too many to be spread; ``over_relaxed_bound`` uses the fractional relaxation, which is
+nearer the best that can be had. ``ratio`` is the mean of the other side's makespan over ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import platform
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.instances import FAMILIES, Instance, instances, large
+from fluidtune.planning import check, lower_bound, plan
+from fluidtune.planning.bounds import Modes, relaxed_bound
+
+OURS, THEIRS = "best", ("static", "one_per_device")
+
+
+def machine() -> str:
+    """This machine in a few words: how many CPUs, and which."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = models[0].split(":", 1)[1].strip() if models else name
+    return f"{os.cpu_count()} x {name}, Python {platform.python_version()}"
+
+
+def makespans(instance: Instance) -> dict[str, float]:
+    """Seconds of each side's schedule."""
+    limits = {"c": instance.c, "d": instance.d}
+    result = {}
+    for policy in ("best", "static"):
+        schedule = plan(instance.loads, instance.n, **limits, policy=policy)  # type: ignore[arg-type]
+        check(schedule, instance.loads, instance.n, **limits)
+        result[policy] = schedule.makespan
+    free_at = [0.0] * instance.n
+    for load in instance.loads:
+        heapq.heapreplace(free_at, free_at[0] + load.height)
+    result["one_per_device"] = max(free_at)
+    return result
+
+
+def planning_seconds(trials: int, devices: int) -> dict[str, float]:
+    """By policy, the seconds of the slowest family's plan."""
+    slowest = {"best": 0.0, "static": 0.0}
+    for family in FAMILIES:
+        instance = large(family, trials, devices, seed=1)
+        for policy in slowest:
+            begin = time.perf_counter()
+            plan(instance.loads, instance.n, c=instance.c, d=instance.d, policy=policy)  # type: ignore[arg-type]
+            slowest[policy] = max(slowest[policy], time.perf_counter() - begin)
+    return slowest
+
+
+def run(count: int, seed: int) -> dict[str, object]:
+    """The benchmark's JSON object over ``count`` instances."""
+    over_bound: dict[str, dict[str, list[float]]] = {side: defaultdict(list) for side in (OURS, *THEIRS)}
+    over_relaxed: dict[str, list[float]] = {side: [] for side in (OURS, *THEIRS)}
+    gains: dict[str, list[float]] = {side: [] for side in THEIRS}
+    never_worse = True
+    for index, instance in enumerate(instances(count, seed)):
+        found = makespans(instance)
+        bound = lower_bound(instance.loads, instance.n, c=instance.c, d=instance.d)
+        relaxed = relaxed_bound(Modes(instance.loads, instance.n, c=instance.c, d=instance.d))
+        never_worse = never_worse and found[OURS] <= found["static"]
+        for side, seconds in found.items():
+            over_bound[side][instance.family].append(seconds / bound)
+            over_relaxed[side].append(seconds / relaxed)
+        for side in THEIRS:
+            gains[side].append(found[side] / found[OURS])
+        if (index + 1) % 50 == 0:
+            print(f"{index + 1} of {count} instances planned", file=sys.stderr)
+    print("planning 10,000 trials on 1,000 devices", file=sys.stderr)
+    large_seconds = planning_seconds(10_000, 1_000)
+    sides: dict[str, dict[str, object]] = {}
+    for side, families in over_bound.items():
+        every = [value for values in families.values() for value in values]
+        sides[side] = {
+            "mean_over_bound": round(mean(every), 4),
+            "worst_over_bound": round(max(every), 4),
+            "mean_over_relaxed_bound": round(mean(over_relaxed[side]), 4),
+            "worst_over_relaxed_bound": round(max(over_relaxed[side]), 4),
+            "families": {family: round(mean(values), 4) for family, values in families.items()},
+        }
+        if side in large_seconds:
+            sides[side]["seconds_10000x1000"] = round(large_seconds[side], 3)
+    ratios = {side: round(mean(values), 3) for side, values in gains.items()}
+    return {
+        "benchmark": "planner",
+        "machine": machine(),
+        "devices": "1 to 64 (makespans), 1000 (planning time)",
+        "kind": "twin",
+        "instances": count,
+        "seed": seed,
+        "sides": sides,
+        "ratio": min(ratios.values()),
+        "ratios": ratios,
+        "never_worse_than_static": never_worse,
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Schedules of the planner against a lower bound.")
+    parser.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
+    parser.add_argument("--quick", action="store_true", help="50 instances instead of 1,000")
+    parser.add_argument("--count", type=int, help="how many instances")
+    parser.add_argument("--seed", type=int, default=1, help="of the instances (1)")
+    options = parser.parse_args()
+    result = run(options.count or (50 if options.quick else 1000), options.seed)
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

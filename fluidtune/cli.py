@@ -1,0 +1,82 @@
+"""The `fluidtune` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fluidtune.errors import FluidTuneError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fluidtune")
+def cli() -> None:
+    """Run Ray Tune scripts so that trials share devices when they are many and spread when they are few."""
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--devices", default=None, help='What to run on: "gpu", "gpu:N", "cpu" or "cpu:N".')
+@click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
+@click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(devices: str | None, max_packing: int | None, max_workers: int | None, script: str, args: tuple[str, ...]) -> None:
+    """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
+    if not Path(script).is_file():
+        # Before anything heavy is imported.
+        raise FluidTuneError(f"there is no script {script!r}; give the path of a Python file")
+    from fluidtune.tune.executor import FluidExecutor
+    from fluidtune.tune.launcher import run_script
+
+    run_script(script, args, FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers))
+
+
+@cli.command()
+@click.argument("run_dir")
+def report(run_dir: str) -> None:
+    """Summarise the run whose event log is in RUN_DIR and draw its pictures."""
+    from rich.console import Console
+
+    from fluidtune.report import EVENT_LOG_NAME, read_events, render, summarise, write_report
+
+    path = Path(run_dir)
+    log = path / EVENT_LOG_NAME if path.is_dir() else path
+    if not log.is_file():
+        raise FluidTuneError(f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune")
+    paths = write_report(log)
+    console = Console()
+    console.print(render(summarise(read_events(log))))
+    for picture in (paths.timeline, paths.utilisation):
+        console.print(f"wrote {picture}", soft_wrap=True)
+
+
+@cli.command()
+def doctor() -> None:
+    """Say what of FluidTune's surroundings is there, and what to type where something is missing."""
+    from fluidtune.doctor import checks
+
+    trouble = False
+    for name, good, text in checks():
+        click.echo(f"{'ok  ' if good else 'MISS'}  {name}: {text}")
+        trouble = trouble or not good
+    sys.exit(1 if trouble else 0)
+
+
+def main() -> None:
+    """The console script: a FluidTuneError is one line, exit status 2."""
+    try:
+        cli(standalone_mode=False)
+    except FluidTuneError as error:
+        click.echo(f"fluidtune: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

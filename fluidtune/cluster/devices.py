@@ -1,0 +1,193 @@
+"""What a device is for a job, and how the job's devices are held.
+
+A job asks for `gpu` devices (whole GPUs) or `cpu` ones (one worker's cores each). Every device is a placement
+group of one bundle: other Ray jobs see it taken, its workers run inside it, and removing it kills them. What
+a trial does on a device is not decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from fluidtune.errors import FluidTuneError
+
+_SPEC = re.compile(r"(cpu|gpu)(?::(\d+))?")
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """``kind`` "cpu" or "gpu"; ``count`` how many cores or GPUs the job takes, None for all of the cluster's."""
+
+    kind: str
+    count: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> DeviceSpec | None:
+        """Read "cpu", "cpu:4", "gpu" or "gpu:2"; None (the user left it to us) stays None."""
+        if text is None:
+            return None
+        match = _SPEC.fullmatch(text) if isinstance(text, str) else None
+        if match is None or match[2] == "0":
+            raise FluidTuneError(
+                f'devices={text!r} is not a device setting; use "gpu", "gpu:N", "cpu" or "cpu:N" with N >= 1, '
+                "or leave it out to take what the script's trials ask for"
+            )
+        return cls(match[1], int(match[2]) if match[2] else None)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a job's trials sit on its devices, derived from what the script asks for one trial.
+
+    ``bundle``: resources of one device. ``share``: what one trial asks of one device (1.0, less, or several
+    whole ones). ``packing``: how many workers one device may hold. ``worker``: resources of one worker.
+    """
+
+    kind: str
+    count: int
+    bundle: dict[str, float]
+    share: float
+    packing: int
+    worker: dict[str, float]
+
+
+def layout(
+    spec: DeviceSpec | None,
+    request: Mapping[str, float],
+    cluster: Mapping[str, float],
+    *,
+    max_packing: int,
+    concurrency: int | None = None,
+) -> Layout:
+    """Work out a job's devices from its trials' request.
+
+    Args:
+        spec: the user's setting, None to follow the request: a trial that asks for GPUs runs on GPUs.
+        request: the resources of one trial, one bundle, Ray's names ("CPU", "GPU", custom ones).
+        cluster: the cluster's total resources.
+        max_packing: the executor's c.
+        concurrency: how many trials the script wants in flight, if it says so.
+
+    Raises:
+        FluidTuneError: the cluster cannot hold it.
+    """
+    gpus, cpus = float(request.get("GPU", 0.0)), float(request.get("CPU", 0.0))
+    if spec is None:
+        spec = DeviceSpec("gpu" if gpus > 0 else "cpu")
+    extra = {k: float(v) for k, v in request.items() if k not in ("CPU", "GPU") and v}
+    if spec.kind == "gpu":
+        there = int(cluster.get("GPU", 0))
+        _enough(spec, there, "GPU")
+        if 1 < gpus != int(gpus):
+            raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
+        share = gpus or 1.0
+        count = spec.count or there
+    else:
+        there = int(cluster.get("CPU", 0))
+        _enough(spec, there, "CPU")
+        cores = max(1.0, cpus)
+        share = cpus if 0 < cpus < 1 else 1.0
+        count = int((spec.count or there) // cores)
+        if count < 1:
+            raise FluidTuneError(
+                f"a trial asks for {cpus:g} CPUs, the job has {spec.count or there}; "
+                "ask for fewer CPUs per trial or give the job more devices"
+            )
+    packing = max(max_packing, int(1 / share) if share < 1 else 1)
+    if concurrency is not None:
+        packing = max(packing, -(-concurrency // count))
+    if share > 1:
+        packing = 1
+    if spec.kind == "gpu":
+        # Each worker brings its CPUs; a device that no node could hold would wait for ever.
+        if cpus > 0:
+            packing = max(1, min(packing, int(cluster.get("CPU", 0) // (cpus * count))))
+        # A trial over several GPUs is one process: its CPUs are divided over the devices that it holds.
+        per_worker = cpus / share if share > 1 else cpus
+        worker = {"CPU": per_worker, "GPU": 1.0 / packing}
+        bundle = {"CPU": per_worker * packing, "GPU": 1.0}
+    else:
+        worker = {"CPU": cores / packing}
+        bundle = {"CPU": cores}
+    worker.update({k: v for k, v in extra.items()})
+    bundle.update({k: v * packing for k, v in extra.items()})
+    return Layout(
+        kind=spec.kind,
+        count=count,
+        bundle={k: v for k, v in bundle.items() if v},
+        share=share,
+        packing=packing,
+        worker={k: v for k, v in worker.items() if v},
+    )
+
+
+def _enough(spec: DeviceSpec, there: int, name: str) -> None:
+    if (spec.count or 1) > there:
+        wanted = f'devices="{spec.kind}:{spec.count}"' if spec.count else f'devices="{spec.kind}"'
+        raise FluidTuneError(
+            f"{wanted} asks for {spec.count or 1} {name}s, the Ray cluster has {there}; "
+            f"ask for at most {there}" + ("" if there else f" (start Ray where it sees {name}s)")
+        )
+
+
+class Reservation:
+    """The placement groups that hold a job's devices.
+
+    A device is *there* when its group has been created on a living node. `poll` tells what came and went.
+    """
+
+    def __init__(self, plan: Layout):
+        self._bundle = plan.bundle
+        #: device -> its placement group; all of them, there or not.
+        self._groups: dict[int, PlacementGroup] = {
+            device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-device-{device}")
+            for device in range(plan.count)
+        }
+        #: device -> node id, for those that are there.
+        self.nodes: dict[int, str] = {}
+
+    def group(self, device: int) -> PlacementGroup:
+        return self._groups[device]
+
+    @property
+    def complete(self) -> bool:
+        """Every device is there: nothing to poll for until a worker dies."""
+        return len(self.nodes) == len(self._groups)
+
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        """Look at the groups. Returns: devices that are there now and were not (with their node), and those gone."""
+        if wait_s:
+            missing = [d for d in self._groups if d not in self.nodes]
+            if missing:
+                self._groups[missing[0]].wait(wait_s)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        came, gone = {}, []
+        for device, group in self._groups.items():
+            table = placement_group_table(group)
+            node = next(iter(table.get("bundles_to_node_id", {}).values()), "")
+            there = table.get("state") == "CREATED" and node in alive
+            known = self.nodes.get(device)
+            if known is not None and (not there or node != known):
+                gone.append(device)
+                del self.nodes[device]
+                known = None
+            if there and known is None:
+                came[device] = self.nodes[device] = node
+        return came, gone
+
+    def remove(self) -> None:
+        """Give everything back; Ray kills what still runs inside."""
+        groups, self._groups = self._groups, {}
+        self.nodes.clear()
+        for group in groups.values():
+            remove_placement_group(group)

@@ -1,0 +1,117 @@
+"""Decides whether a worker process may serve another trial.
+
+A warm worker saves the seconds that a new process costs, but only as long as the next trial finds it as a
+new process would be. What can be put back is put back (random streams, environment, working directory,
+torch's defaults); what cannot be (threads, child processes, memory) makes the worker *dirty*, and its owner
+replaces it. A fresh process starts torch's generator from a fixed seed and Python's and numpy's from
+entropy, so that is what a cleaned one gets.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+
+#: What a trial may leave resident beyond the process' size when it was first loaded, bytes.
+MEMORY_ALLOWANCE = 1 << 30
+#: The same on the GPU, bytes held by torch's allocator after its cache was emptied.
+GPU_MEMORY_ALLOWANCE = 64 << 20
+#: How long threads that are on their way out may take, seconds.
+GRACE_S = 2.0
+#: Threads that libraries start once per process and that hold nothing of a trial.
+HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
+
+
+class Baseline:
+    """What the process was like before the first trial's code ran in it."""
+
+    def __init__(self) -> None:
+        self._cwd = os.getcwd()
+        self._env = dict(os.environ)
+        self._path = list(sys.path)
+        self._threads = {t.ident for t in threading.enumerate()}
+        self._process = psutil.Process()
+        self._children = {p.pid for p in self._process.children()}
+        self._rss: int | None = None
+        self._torch: dict[str, Any] | None = None
+
+    def loaded(self) -> None:
+        """The trainable's modules are imported; its own code has not run. Take what the first trial brought."""
+        if self._rss is None:
+            self._rss = self._process.memory_info().rss
+        torch = sys.modules.get("torch")
+        if torch is not None and self._torch is None:
+            self._torch = {
+                "rng": torch.get_rng_state(),
+                "dtype": torch.get_default_dtype(),
+                "threads": torch.get_num_threads(),
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
+            }
+
+    def restore(self) -> str | None:
+        """Put back what a trial changed.
+
+        Returns: None when the process is as good as new, else one line that says what is not.
+        """
+        os.chdir(self._cwd)
+        for name in set(os.environ) - set(self._env):
+            del os.environ[name]
+        os.environ.update(self._env)
+        sys.path[:] = self._path
+        random.seed()
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed()
+        self._restore_torch()
+        gc.collect()
+        return self._leftovers()
+
+    def _restore_torch(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
+        if self._torch is not None:
+            torch.set_rng_state(self._torch["rng"])
+            torch.set_default_dtype(self._torch["dtype"])
+            torch.use_deterministic_algorithms(self._torch["deterministic"])
+            if torch.get_num_threads() != self._torch["threads"]:
+                torch.set_num_threads(self._torch["threads"])
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+            torch.cuda.manual_seed_all(torch.initial_seed())
+
+    def _leftovers(self) -> str | None:
+        deadline = time.monotonic() + GRACE_S
+        while True:
+            threads = [
+                t.name
+                for t in threading.enumerate()
+                if t.ident not in self._threads and not t.name.startswith(HARMLESS_THREADS)
+            ]
+            if not threads or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if threads:
+            return f"threads left running: {', '.join(sorted(threads))}"
+        children = [p for p in self._process.children() if p.pid not in self._children]
+        if children:
+            return f"processes left running: {', '.join(str(p.pid) for p in children)}"
+        if self._rss is not None:
+            grown = self._process.memory_info().rss - self._rss
+            if grown > MEMORY_ALLOWANCE:
+                return f"memory left behind: {grown >> 20} MiB more than when it was new"
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            held = torch.cuda.memory_allocated()
+            if held > GPU_MEMORY_ALLOWANCE:
+                return f"GPU memory left behind: {held >> 20} MiB"
+        return None

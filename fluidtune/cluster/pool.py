@@ -1,0 +1,136 @@
+"""The pool of warm workers: which process serves which trial next.
+
+A worker belongs to one device for its whole life. It is taken by a trial, given back, cleaned by itself, and
+taken again; one that cannot be cleaned, or that died, is replaced by a new process when the device is needed
+next. Workers are started when they are first needed and never before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fluidtune.cluster.devices import Layout, Reservation
+from fluidtune.cluster.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+#: Environment that stock Tune gives its trial processes and that user code may rely on.
+_PASSED_ON = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_FUNCTION_THREAD_TIMEOUT_S", "RAY_TRAIN_V2_ENABLED")
+
+
+@dataclass
+class PooledWorker:
+    """One worker process, as the driver knows it."""
+
+    name: str
+    device: int
+    actor: Any
+    #: Unix time at which it was asked for; for the event log.
+    asked: float
+    #: The GPUs it was started to see beyond its own device's, for a trial over several.
+    exclusive: tuple[int, ...] = ()
+    pid: int | None = None
+    gpus: list[str] = field(default_factory=list)
+    #: Set while it serves or cleans up; an idle worker is in the pool.
+    busy: bool = True
+
+
+class WorkerPool:
+    """Workers by device. Callers say which device and get a worker; which process that is, is decided here."""
+
+    def __init__(self, plan: Layout, reservation: Reservation, job: str):
+        self._layout = plan
+        self._reservation = reservation
+        self._job = job
+        self._count = 0
+        self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
+        #: Every living worker by name.
+        self.workers: dict[str, PooledWorker] = {}
+        environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
+        environment.setdefault("PL_DISABLE_FORK", "1")
+        self._environment = environment
+
+    def idle(self, device: int) -> bool:
+        return bool(self._idle[device])
+
+    def ready(self, device: int, alone: bool = False) -> bool:
+        """Whether `take` can serve now: a worker is idle, or there is room for one more process.
+
+        A worker that is still cleaning up after a trial keeps its room; ``alone``: the device must be empty of
+        busy ones.
+        """
+        busy = sum(1 for w in self.workers.values() if w.device == device and w.busy)
+        if alone:
+            return busy == 0
+        return bool(self._idle[device]) or busy < self._layout.packing
+
+    def take(self, device: int, now: float, visible: list[str] | None = None) -> PooledWorker:
+        """A worker of this device, warm if there is one. Only when the device is `ready`.
+
+        ``visible``: ids of all GPUs that the worker must see (a trial over several GPUs); such a worker is
+        started for it, because CUDA reads them once.
+        """
+        idle = self._idle[device]
+        if idle and visible is None:
+            worker = idle.pop()
+            worker.busy = True
+            return worker
+        for spare in idle:
+            # Its device is wanted whole by another kind of worker.
+            self.discard(spare)
+        idle.clear()
+        return self._start(device, now, visible)
+
+    def _start(self, device: int, now: float, visible: list[str] | None) -> PooledWorker:
+        self._count += 1
+        name = f"{self._job}-{device}-{self._count}"
+        resources = dict(self._layout.worker)
+        environment = dict(self._environment)
+        if visible is not None:
+            resources["GPU"] = 1.0
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        actor = (
+            ray.remote(Worker)
+            .options(
+                num_cpus=resources.pop("CPU", 0),
+                num_gpus=resources.pop("GPU", 0),
+                memory=resources.pop("memory", None),
+                resources=resources or None,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._reservation.group(device), placement_group_bundle_index=0
+                ),
+            )
+            .remote(name, environment)
+        )
+        worker = PooledWorker(name, device, actor, now, exclusive=tuple(map(int, visible or ())))
+        self.workers[name] = worker
+        return worker
+
+    def give_back(self, worker: PooledWorker) -> None:
+        """The worker is clean and free."""
+        if worker.name not in self.workers:
+            return
+        worker.busy = False
+        if worker.exclusive:
+            self.discard(worker)
+        else:
+            self._idle[worker.device].append(worker)
+
+    def discard(self, worker: PooledWorker) -> None:
+        """Kill a worker, or forget one that died."""
+        self.workers.pop(worker.name, None)
+        if worker in self._idle[worker.device]:
+            self._idle[worker.device].remove(worker)
+        ray.kill(worker.actor)
+
+    def close(self) -> None:
+        for worker in list(self.workers.values()):
+            self.discard(worker)

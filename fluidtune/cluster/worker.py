@@ -1,0 +1,374 @@
+"""A warm worker: one process that hosts one trainable after another, or a follower of an elastic trial.
+
+It decides nothing. A driver loads a trial into it, asks for one iteration at a time, and unloads it; the
+process stays. Everything between Tune and the user's code is Ray's own `Trainable`, so checkpoints,
+loggers, working directory and log files are those of stock Tune. Two things are added: an iteration that
+Tune has already seen is run again without being reported again (a trial that continues from its last commit
+reports nothing twice), and an elastic loop finds its `ElasticSession`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.tune import Trainable
+from ray.tune.trainable import FunctionTrainable
+
+from fluidtune.cluster.hygiene import Baseline
+from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, Reform, use
+from fluidtune.elastic.backends import CollectiveBackend, TorchBackend
+from fluidtune.engine.messages import Kind
+from fluidtune.tune import compat
+
+
+@dataclass(frozen=True)
+class LoadSpec:
+    """What a worker needs to host a trial.
+
+    ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: iterations that Tune has
+    already seen. ``time_total``: seconds of training that Tune has accounted for. ``device``: "cpu" or "cuda".
+    """
+
+    trial: str
+    kwargs: dict[str, Any]
+    delivered: int = 0
+    time_total: float = 0.0
+    backend: str = "torch"
+    device: str = "cpu"
+
+
+@dataclass
+class Outcome:
+    """One iteration's result and what the worker learned on the way.
+
+    ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
+    a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
+    ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    """
+
+    result: dict[str, Any]
+    kind: Kind
+    seconds: float
+    width: int = 1
+    address: tuple[str, int] | None = None
+    reformed: tuple[int, float] | None = None
+    swallowed: int = 0
+    lost: str | None = None
+
+
+@dataclass
+class Info:
+    """Who a worker is."""
+
+    pid: int
+    node: str
+    gpus: list[str] = field(default_factory=list)
+
+
+class _StorageFiles:
+    """A trial's place in Tune's storage (a local path, S3, ...), for its commits."""
+
+    def __init__(self, storage: Any):
+        self._fs = storage.storage_filesystem
+        base = getattr(self._fs, "base_fs", self._fs)
+        self._local = base.type_name == "local"
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        self._fs.create_dir(os.path.dirname(path))
+        # A rename is atomic on a local disk; an object store shows an object only when it is whole.
+        target = f"{path}.{os.getpid()}.tmp" if self._local else path
+        with self._fs.open_output_stream(target) as stream:
+            stream.write(data)
+        if target != path:
+            self._fs.move(target, path)
+
+    def read_bytes(self, path: str) -> bytes:
+        with self._fs.open_input_stream(path) as stream:
+            return stream.readall()
+
+    def delete(self, folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_dir(folder)
+
+
+def commit_path(storage: Any) -> str:
+    """Where a trial's commits lie: inside the trial's own directory in Tune's storage."""
+    return os.path.join(storage.trial_fs_path, ".fluid_commit")
+
+
+def fingerprint(config: dict[str, Any]) -> str:
+    """A commit belongs to one configuration; a trial that was given another one must not resume from it."""
+    plain = {key: value for key, value in config.items() if not key.startswith("__")}
+    try:
+        data = cloudpickle.dumps(sorted(plain.items()))
+    except Exception:
+        data = repr(sorted(plain)).encode()
+    return hashlib.sha1(data).hexdigest()
+
+
+def _backend(spec: LoadSpec) -> CollectiveBackend:
+    assert spec.backend == "torch"
+    return TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device)
+
+
+class Worker:
+    """The actor class. Its methods run one after the other in the process' main thread."""
+
+    def __init__(self, name: str, environment: dict[str, str]):
+        os.environ.update(environment)
+        self._name = name
+        self._baseline = Baseline()
+        self._trainable: Trainable | None = None
+        self._session: ElasticSession | None = None
+        self._spec: LoadSpec | None = None
+        self._reported = 0
+        self._has_checkpoint = False
+        self._follower: threading.Thread | None = None
+        self._failure: str | None = None
+        self._last_metrics: dict[str, Any] = {}
+        self._resume: Commit | None = None
+
+    def info(self) -> Info:
+        ids = ray.get_gpu_ids()
+        return Info(os.getpid(), ray.get_runtime_context().get_node_id(), [str(i) for i in ids])
+
+    # --- a trial's leader
+
+    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> None:
+        """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged."""
+        assert self._trainable is None, f"{self._name} is still hosting a trial"
+        self._baseline.loaded()
+        self._spec, self._reported = spec, spec.delivered
+        self._last_metrics = {}
+        kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
+        storage = kwargs.get("storage")
+        mark = fingerprint(kwargs["config"])
+        self._has_checkpoint = _overrides_checkpointing(trainable_cls)
+        commits, resume = None, None
+        if storage is not None:
+            commits = CommitStore(commit_path(storage), files=_StorageFiles(storage))
+            resume = commits.load()
+            if resume is not None and resume.fingerprint != mark:
+                resume = None
+        self._resume = resume
+        self._session = ElasticSession(
+            trial=spec.trial,
+            worker=self._name,
+            leader=True,
+            backend=_backend(spec),
+            device=spec.device,
+            commits=commits,
+            resume=resume,
+            fingerprint=mark,
+        )
+        use(self._session)
+        self._trainable = trainable_cls(**kwargs)
+        if resume is not None:
+            self._continue_from(resume.iteration)
+
+    def _continue_from(self, iteration: int) -> None:
+        trainable = self._trainable
+        assert trainable is not None and self._spec is not None
+        trainable._iteration = iteration
+        if iteration >= self._spec.delivered:
+            trainable._time_total = max(trainable._time_total, self._spec.time_total)
+
+    def train(self, reform: Reform | None = None) -> Outcome:
+        """Run until the next iteration that Tune has not seen, and return it."""
+        trainable, session = self._trainable, self._session
+        assert trainable is not None and session is not None, f"{self._name} hosts no trial"
+        if reform is not None:
+            session.direct(reform)
+        before, swallowed = session.last_reform, 0
+        while True:
+            started = time.perf_counter()
+            if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
+                session.boundary()
+            try:
+                result = trainable.train()
+            except GroupLost as error:
+                return Outcome({}, self._kind(), 0.0, lost=str(error))
+            seconds = time.perf_counter() - started
+            if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
+                break
+            swallowed += 1
+        if compat.RESULT_DUPLICATE not in result:
+            self._reported = trainable.iteration
+            self._last_metrics = result
+            self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
+        reformed = session.last_reform if session.last_reform != before else None
+        if reformed is not None:
+            seconds = max(0.0, seconds - reformed[1])
+        return Outcome(
+            result=result,
+            kind=self._kind(),
+            seconds=seconds,
+            width=session.width,
+            address=session.address,
+            reformed=reformed,
+            swallowed=swallowed,
+        )
+
+    def _kind(self) -> Kind:
+        assert self._session is not None
+        if self._session.is_elastic:
+            return "elastic"
+        return "checkpointing" if self._has_checkpoint else "plain"
+
+    def save(self, *args: Any) -> Any:
+        """Tune's ``save``; after a recovery it first gets back to where Tune thinks the trial is."""
+        trainable, spec = self._trainable, self._spec
+        assert trainable is not None and spec is not None
+        while trainable.iteration < self._reported:
+            if compat.RESULT_DUPLICATE in trainable.train():
+                break
+        if isinstance(trainable, FunctionTrainable) and not getattr(trainable, "_last_training_result", None):
+            return compat.TrainingResult(checkpoint=None, metrics=dict(self._last_metrics))
+        return trainable.save(*args)
+
+    def restore(self, checkpoint: Any) -> None:
+        """Tune's ``restore``; a commit of this very trial that is newer than the checkpoint wins."""
+        trainable, session, spec = self._trainable, self._session, self._spec
+        assert trainable is not None and session is not None and spec is not None
+        trainable.restore(checkpoint)
+        self._has_checkpoint = True
+        if not _is_own(checkpoint, spec):
+            # Another trial's state was given to this one (PBT): what Tune saw of the old one does not count.
+            self._reported = trainable.iteration
+            session.forget_resume()
+        elif self._resume is not None and self._resume.iteration > trainable.iteration:
+            self._continue_from(self._resume.iteration)
+
+    def export_model(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._trainable is not None
+        return self._trainable.export_model(*args, **kwargs)
+
+    def get_current_ip_pid(self) -> Any:
+        return ray.util.get_node_ip_address(), os.getpid()
+
+    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._trainable is not None
+        return self._trainable.get_auto_filled_metrics(*args, **kwargs)
+
+    # --- a follower
+
+    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
+        """Run the trial's code here up to where it can enter the group. False: it does not get there."""
+        assert self._trainable is None, f"{self._name} is still hosting a trial"
+        self._baseline.loaded()
+        self._spec = spec
+        kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
+        session = self._session = ElasticSession(
+            trial=spec.trial,
+            worker=self._name,
+            leader=False,
+            backend=_backend(spec),
+            device=spec.device,
+        )
+        use(session)
+        self._failure = None
+        trainable = self._trainable = trainable_cls(**kwargs)
+        compat.mute_session()
+        self._follower = threading.Thread(target=self._follow, args=(trainable, session), daemon=True)
+        self._follower.name = f"follower of {spec.trial}"
+        self._follower.start()
+        while self._follower.is_alive():
+            if session.wait_ready(timeout=0.2):
+                return True
+        return False
+
+    def _follow(self, trainable: Trainable, session: ElasticSession) -> None:
+        try:
+            if isinstance(trainable, FunctionTrainable):
+                trainable._trainable_func(trainable.config)
+            else:
+                while True:
+                    session.boundary()
+                    trainable.step()
+        except (Left, GroupLost, SystemExit):
+            pass
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def enter(self, reform: Reform) -> str | None:
+        """Enter the group and follow until told to leave. Returns why it failed, None when it left in order."""
+        assert self._session is not None and self._follower is not None
+        self._session.enter(reform)
+        self._follower.join()
+        return self._failure
+
+    # --- both
+
+    def unload(self, finished: bool = True) -> str | None:
+        """End the trial here, its threads and its group.
+
+        ``finished``: it will never come back, so its commits go. Returns: None when the worker may serve
+        others, else why it must be replaced.
+        """
+        trainable, session, storage = self._trainable, self._session, None
+        self._trainable = self._session = None
+        trouble = None
+        if self._follower is not None:
+            if session is not None:
+                session.leave()
+            self._follower.join(timeout=5.0)
+            if self._follower.is_alive():
+                trouble = "the follower's loop did not end"
+            self._follower = None
+        if trainable is not None:
+            storage = trainable._storage
+            if session is not None and session.leader and session.is_elastic:
+                _leave_in_order(trainable, session)
+            runner = getattr(compat.get_session(), "training_thread", None)
+            try:
+                trainable.stop()
+            except Exception as error:
+                trouble = trouble or f"stop() raised {type(error).__name__}: {error}"
+            if runner is not None and runner.is_alive():
+                runner.join(timeout=2.0)
+                if runner.is_alive():
+                    trouble = trouble or "the training function did not end"
+        if session is not None:
+            session.close()
+            if finished and session.leader and storage is not None:
+                _StorageFiles(storage).delete(commit_path(storage))
+        use(None)
+        self._spec = None
+        del trainable, session
+        return trouble or self._baseline.restore()
+
+
+def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
+    """Let an elastic leader's loop go on to its next boundary, where it commits and dismisses its followers."""
+    session.leave()
+    with contextlib.suppress(Left, GroupLost, Exception):
+        if isinstance(trainable, FunctionTrainable):
+            runner = getattr(compat.get_session(), "training_thread", None)
+            if runner is not None and runner.is_alive():
+                trainable.train()
+        else:
+            session.boundary()
+
+
+def _overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
+    """A class trainable that saves and loads its own checkpoints. (A function shows it by reporting one.)"""
+    if issubclass(trainable_cls, FunctionTrainable):
+        return False
+    return (
+        trainable_cls.save_checkpoint is not Trainable.save_checkpoint
+        and trainable_cls.load_checkpoint is not Trainable.load_checkpoint
+    )
+
+
+def _is_own(checkpoint: Any, spec: LoadSpec) -> bool:
+    path = getattr(getattr(checkpoint, "checkpoint", None), "path", None)
+    storage = spec.kwargs.get("storage")
+    return path is None or storage is None or str(path).startswith(storage.trial_fs_path)

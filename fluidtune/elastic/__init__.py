@@ -1,0 +1,43 @@
+"""What a training loop calls so that its trial can be run by one worker or several, and be resized in place.
+
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for epoch in elastic.epochs(0, 10):
+        total, count = 0.0, 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = loss_fn(model(x), y)          # a mean over the samples
+            loss.backward()
+            optimizer.step()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        tune.report({"loss": elastic.mean(total, count)})
+
+The result does not depend on the number of workers: a batch is divided, never repeated, and gradients and
+batch statistics are those of the whole batch. Outside FluidTune the same file runs as it is. This package
+decides nothing about widths: its host does (`ElasticSession`).
+"""
+
+from .commits import Commit, CommitStore, Files, LocalFiles
+from .errors import GroupLost, Left
+from .host import LoopThread, Outcome
+from .loop import epochs, mean, prepare, samples
+from .session import ElasticSession, Reform, current, use
+
+__all__ = [
+    "Commit",
+    "CommitStore",
+    "ElasticSession",
+    "Files",
+    "GroupLost",
+    "Left",
+    "LocalFiles",
+    "LoopThread",
+    "Outcome",
+    "Reform",
+    "current",
+    "epochs",
+    "mean",
+    "prepare",
+    "samples",
+    "use",
+]

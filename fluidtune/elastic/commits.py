@@ -1,0 +1,176 @@
+"""Commits: states of a trial that can be returned to, and the store that keeps the last two.
+
+A commit of iteration k says that k turns are done and that what they reported was reported before. The store
+decides when one is worth its price (at most 2 % of the time) and which of the two it has is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"FLUIDCM1"
+_HEAD = struct.Struct("<8sQQ32s")  # magic, sequence number, length, SHA-256 of sequence number and payload
+_NAMES = ("commit-0", "commit-1")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A state that can be returned to.
+
+    ``loop``: which call of `epochs` in the user's function (0 the first). ``epoch``: the one that runs next.
+    ``iteration``: turns done. ``state``: `TrialState.capture`, tensors on the CPU.
+    """
+
+    trial: str
+    fingerprint: str
+    loop: int
+    epoch: int
+    iteration: int
+    state: dict[str, Any]
+
+
+class Files(Protocol):
+    """Where commits are kept. Paths are "folder/name"."""
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Make this the file's content; if it cannot be atomic, a torn file is found out on loading."""
+
+    def read_bytes(self, path: str) -> bytes:
+        """The file's content. FileNotFoundError if there is none."""
+        ...
+
+
+class LocalFiles:
+    """A folder of this machine. A write is whole or not there, also after a crash of the machine."""
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        new = f"{path}.tmp.{os.getpid()}"
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+
+    def read_bytes(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+
+class CommitStore:
+    """The last two commits of a trial, in ``folder``; written from a thread of its own, one at a time.
+
+    ``budget``: the share of the time that committing may cost. ``clock``: seconds. One process uses a folder.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        files: Files | None = None,
+        budget: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths = [f"{folder.rstrip('/')}/{name}" for name in _NAMES]
+        self._files = LocalFiles() if files is None else files
+        self._budget = budget
+        self._clock = clock
+        self._next: int | None = None  # sequence number of the next one; its parity says which file
+        self._writer: threading.Thread | None = None
+        self._cost = 0.0  # seconds that the last one took, snapshot and writing
+        self._last: float | None = None
+        self._error: Exception | None = None
+
+    def offer(self, make: Callable[[], Commit], *, force: bool = False) -> bool:
+        """Commit what ``make`` returns, if it is worth it; False if not. ``force``: whatever it costs.
+
+        ``make`` is called at once, in this thread; writing goes on behind. Not worth it: one is still being
+        written, or the last one cost more than ``budget`` of the time since then.
+        """
+        if not force and not self._worth_it():
+            return False
+        self._join()
+        started = self._clock()
+        commit = make()
+        self._last = started
+        if self._next is None:
+            self._next = 1 + max((sequence for sequence, _ in self._whole()), default=-1)
+        self._writer = threading.Thread(
+            target=self._write, args=(self._next, commit, started), name="commit", daemon=True
+        )
+        self._next += 1
+        self._writer.start()
+        return True
+
+    def flush(self) -> bool:
+        """Wait until the last commit is written. False if it could not be: then the one before it stands."""
+        self._join()
+        return self._error is None
+
+    def load(self) -> Commit | None:
+        """The newest whole commit, or None. One that is cut off or altered is passed over for the one
+        before it.
+        """
+        self._join()
+        for _, payload in sorted(self._whole(), reverse=True):
+            return Commit(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False))
+        return None
+
+    def _worth_it(self) -> bool:
+        if self._writer is not None and self._writer.is_alive():
+            return False
+        return self._last is None or self._cost <= self._budget * (self._clock() - self._last)
+
+    def _join(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def _write(self, sequence: int, commit: Commit, started: float) -> None:
+        try:
+            fields = {name: getattr(commit, name) for name in Commit.__dataclass_fields__}
+            buffer = io.BytesIO()
+            torch.save(fields, buffer)
+            payload = buffer.getvalue()
+            head = _HEAD.pack(_MAGIC, sequence, len(payload), _digest(sequence, payload))
+            self._files.write_bytes(self._paths[sequence % 2], head + payload)
+            self._error = None
+        except Exception as error:
+            # The trial goes on: it only has an older state to return to. The next commit tries again.
+            log.warning("trial %s: commit of iteration %d failed: %s", commit.trial, commit.iteration, error)
+            self._error = error
+        self._cost = self._clock() - started
+
+    def _whole(self) -> list[tuple[int, bytes]]:
+        """(sequence number, payload) of the files that are whole."""
+        found = []
+        for path in self._paths:
+            try:
+                data = self._files.read_bytes(path)
+            except FileNotFoundError:
+                continue
+            if len(data) >= _HEAD.size:
+                magic, sequence, length, digest = _HEAD.unpack_from(data)
+                payload = data[_HEAD.size :]
+                if magic == _MAGIC and length == len(payload) and digest == _digest(sequence, payload):
+                    found.append((sequence, payload))
+                    continue
+            log.warning("commit %s is not whole (%d bytes): passed over", path, len(data))
+        return found
+
+
+def _digest(sequence: int, payload: bytes) -> bytes:
+    return hashlib.sha256(struct.pack("<Q", sequence) + payload).digest()

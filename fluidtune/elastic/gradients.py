@@ -1,0 +1,123 @@
+"""Gradients of the whole batch: at the end of every backward pass, all workers' gradients are summed.
+
+Each worker's gradient of its share's mean loss counts by its share of the batch's samples, so that the sum
+is the gradient of the batch's mean loss, and is in place before ``backward()`` returns: clipping and
+gradient scaling see what one worker would have seen. Earlier gradients that were not zeroed (accumulation)
+are equal on all workers, and because the weights sum to 1 they come out of the sum unchanged. At width 1
+nothing happens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .session import ElasticSession
+
+#: Bytes of gradients that one allreduce takes: the memory that reducing costs at a time.
+_BUCKET = 32 * 2**20
+
+
+class GradientReducer:
+    """Reduces the gradients of the modules it was given."""
+
+    def __init__(self, session: ElasticSession) -> None:
+        self._session = session
+        self._parameters: list[torch.nn.Parameter] = []
+        self._known: set[int] = set()
+        self._passes: set[int] = set()  # backward passes at whose end a reduction waits
+
+    def add(self, module: torch.nn.Module) -> None:
+        """Watch a module's parameters, also those that are frozen for now. TypeError for lazy and sparse
+        ones.
+        """
+        for name, part in module.named_modules():
+            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
+                raise TypeError(
+                    f"{name or type(part).__name__} has sparse gradients: build it with sparse=False"
+                )
+        for name, parameter in module.named_parameters():
+            if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+                raise TypeError(
+                    f"parameter {name} has no shape yet: run one batch through the lazy module before "
+                    "elastic.prepare()"
+                )
+            if id(parameter) in self._known:
+                continue
+            self._known.add(id(parameter))
+            self._parameters.append(parameter)
+            frozen = not parameter.requires_grad
+            parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            parameter.requires_grad_(not frozen)
+
+    def _on_gradient(self, _parameter: torch.Tensor) -> None:
+        if self._session.width == 1:
+            return
+        current = backward_pass()
+        if current not in self._passes:
+            self._passes.add(current)
+            at_end_of_backward(lambda: self._finish(current))
+
+    def _finish(self, current: int) -> None:
+        # A pass that failed never comes here; its number is not used again, and must not pile up.
+        self._passes = {later for later in self._passes if later > current}
+        self.reduce()
+
+    def reduce(self) -> None:
+        """Sum all gradients over the workers, weighted. One that no worker has stays None; else all get
+        it.
+        """
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+        for parameter in self._parameters:
+            if parameter.requires_grad:  # the same on all workers: they run the same code
+                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        for parameters in kinds.values():
+            bucket: list[torch.nn.Parameter] = []
+            size = 0
+            for parameter in parameters:
+                bucket.append(parameter)
+                size += parameter.numel() * parameter.element_size()
+                if size >= _BUCKET:
+                    self._reduce_bucket(bucket)
+                    bucket, size = [], 0
+            if bucket:
+                self._reduce_bucket(bucket)
+
+    @torch.no_grad()
+    def _reduce_bucket(self, parameters: list[torch.nn.Parameter]) -> None:
+        """All in one buffer, and behind them one number each: how many workers have this gradient."""
+        weight = self._session.weight
+        sizes = [parameter.numel() for parameter in parameters]
+        buffer = parameters[0].new_zeros(sum(sizes) + len(parameters))
+        *slots, present = buffer.split([*sizes, len(parameters)])
+        for i, (parameter, slot) in enumerate(zip(parameters, slots, strict=True)):
+            if parameter.grad is None:
+                continue
+            if parameter.grad.layout != torch.strided:
+                raise TypeError("a gradient is sparse: FluidTune divides batches only for dense gradients")
+            present[i] = 1
+            if weight:  # a stand-in's gradient counts nothing, even if it is not finite
+                torch.mul(parameter.grad.reshape(-1), weight, out=slot)
+        self._session.backend.allreduce_(buffer)
+        for parameter, slot, count in zip(parameters, slots, present.tolist(), strict=True):
+            if parameter.grad is not None:
+                parameter.grad.copy_(slot.view_as(parameter))
+            elif count:
+                parameter.grad = slot.view_as(parameter).clone()
+
+
+# The two private calls into autograd, which FSDP uses as well; tests/elastic/test_gradients.py fails if
+# they change.
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that runs in this thread; higher for a later one, -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
+def at_end_of_backward(call: object) -> None:
+    """Call it when the running backward pass has done all else, before ``backward()`` returns; may raise."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)

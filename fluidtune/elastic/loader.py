@@ -1,0 +1,160 @@
+"""The data of a trial: batches as the user's DataLoader makes them, each divided among the workers.
+
+The leader alone draws the batches' indices, one by one as a stock DataLoader would, from its own random
+streams, and sends them to the others; so the order does not depend on the width. At width 1 the user's
+DataLoader itself is iterated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+if TYPE_CHECKING:
+    from .session import ElasticSession
+
+#: Batches whose indices travel in one message, where the sampler's draws cannot be seen from outside.
+_AHEAD = 32
+
+
+class ElasticLoader:
+    """Stands in for the user's DataLoader: its length, dataset and all other attributes are that one's.
+
+    ``len()`` is the number of batches, the same at every width. TypeError if the data cannot be divided.
+    """
+
+    def __init__(self, loader: DataLoader, session: ElasticSession) -> None:
+        if isinstance(loader.dataset, IterableDataset):
+            raise TypeError(
+                "elastic.prepare() got a DataLoader over an IterableDataset, which cannot be divided among "
+                "workers: give it a dataset with __getitem__ and __len__, or do not prepare it"
+            )
+        if loader.batch_sampler is None:
+            raise TypeError(
+                "elastic.prepare() got a DataLoader with batch_size=None, which cannot be divided among "
+                "workers: give it a batch_size or a batch_sampler"
+            )
+        self._loader = loader
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # not there yet: while unpickling
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._session.width == 1:
+            return self._checked(iter(self._loader), None)
+        # what a stock iterator draws as it is made: the seed of its worker processes
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator).item())
+        shares = _Shares(self._loader, self._session)
+        return self._checked(iter(self._divided(shares, seed)), shares)
+
+    def _checked(self, batches: Iterator[Any], shares: _Shares | None) -> Iterator[Any]:
+        session, generation = self._session, self._session.generation
+        while True:
+            if session.generation != generation:
+                raise RuntimeError(
+                    "an iterator over a prepared DataLoader was kept while the trial was resized: make "
+                    "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
+                )
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            session.share = shares.taken() if shares is not None else None
+            yield batch
+
+    def _divided(self, shares: _Shares, seed: int) -> DataLoader:
+        loader = self._loader
+        # Worker processes are seeded from a generator of their own: as stock's in the leader, differently
+        # elsewhere
+        generator = torch.Generator()
+        generator.manual_seed(seed + self._session.backend.rank)
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=shares,  # type: ignore[arg-type]
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            pin_memory_device=loader.pin_memory_device,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+            generator=generator,
+        )
+
+
+class _Shares:
+    """A batch sampler that yields this worker's part of each batch, and remembers what it weighs."""
+
+    def __init__(self, loader: DataLoader, session: ElasticSession) -> None:
+        self._sampler = loader.batch_sampler
+        self._session = session
+        self._ahead = _AHEAD if _draws_at_once(loader) else 1
+        self._weights: deque[tuple[float, bool]] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        group = self._session.backend
+        rank, world = group.rank, group.world
+        source = iter(self._sampler) if rank == 0 else None  # type: ignore[arg-type]
+        while True:
+            message = None
+            if source is not None:
+                message = [list(batch) for batch in islice(source, self._ahead)]
+            batches = self._session.backend.broadcast_object(message)
+            if not batches:
+                return
+            for batch in batches:
+                start, stop = divide(len(batch), rank, world)
+                self._weights.append(((stop - start) / len(batch), stop == start))
+                yield batch[start:stop] or batch[:1]
+
+    def taken(self) -> Any:
+        """The share of the batch that is handed out now. Batches come out in the order they went in."""
+        from .session import Share
+
+        return Share(*self._weights.popleft())
+
+
+def divide(size: int, rank: int, world: int) -> tuple[int, int]:
+    """The contiguous part [start, stop) of a batch that falls to a rank. Parts differ by at most one
+    sample.
+    """
+    each, over = divmod(size, world)
+    start = rank * each + min(rank, over)
+    return start, start + each + (rank < over)
+
+
+def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
+    """The user's own generators that the order of the data comes from, each once."""
+    found: list[torch.Generator] = []
+    batches = loader.batch_sampler
+    for holder in (loader, batches, getattr(batches, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not known for known in found):
+            found.append(generator)
+    return found
+
+
+def _draws_at_once(loader: DataLoader) -> bool:
+    """Does the sampler draw from a stream that others see only before its first batch?
+
+    Then indices can be fetched ahead, and a loop that breaks off leaves the streams as a stock one does.
+    """
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return False
+    sampler = batches.sampler
+    if type(sampler) is RandomSampler:
+        return sampler.generator is None
+    return type(sampler) is SequentialSampler

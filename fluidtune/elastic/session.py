@@ -1,0 +1,486 @@
+"""One worker's part in one elastic trial: what happens at a boundary, and in which order.
+
+The user's loop runs in one thread and comes here at every boundary; the host calls from another thread and
+only leaves wishes (`direct`, `enter`, `leave`) that the loop takes up at its next boundary. Whether and
+when to resize is the host's business. At a boundary the leader takes its wish, tells the others (go on,
+re-form or stop), all re-form if so told, everyone gets the leader's state, and the leader commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy
+import torch
+
+from .backends.base import Address, CollectiveBackend
+from .commits import Commit, CommitStore
+from .errors import GroupLost, Left
+from .state import TrialState
+
+
+@dataclass(frozen=True)
+class Reform:
+    """The trial's workers from the next boundary on.
+
+    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the
+    leader, and stays it. ``address`` is the leader's `ElasticSession.address`.
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    address: Address
+
+    def __post_init__(self) -> None:
+        if not self.members or len(set(self.members)) != len(self.members):
+            raise ValueError(f"members must be one or more different workers, not {self.members}")
+
+
+@dataclass(frozen=True)
+class Share:
+    """This worker's part of a batch: ``weight`` of its gradient, and whether its sample is only a
+    stand-in.
+    """
+
+    weight: float
+    stand_in: bool = False
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the leader tells the others at a boundary."""
+
+    kind: Literal["go", "reform", "stop", "end"]
+    epoch: int
+    reform: Reform | None = None
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where the trial stands: which `epochs` call of the function, the epoch that runs next, the turns
+    done.
+    """
+
+    loop: int
+    epoch: int
+    iteration: int
+
+
+@dataclass
+class _Wishes:
+    """What the host wants, under one lock. The loop takes from here; nothing else is shared between them."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    reform: Reform | None = None
+    entry: Reform | None = None
+    leaving: bool = False
+    ready: bool = False
+    closed: bool = False
+
+
+class ElasticSession:
+    """One worker's part in one elastic trial.
+
+    ``trial``: names the trial; with the generation and rank it seeds a follower's random streams.
+    ``worker``: this worker's id, as it stands in `Reform.members`.
+    ``leader``: the trial's first worker: it runs the trial, commits, and takes followers in.
+    ``backend``: not shared with another session; its ``host`` and ``device`` are the worker's.
+    ``device``: where the trial's tensors are ("cpu", "cuda", "cuda:0").
+    ``commits``: where the leader commits; None: nowhere.
+    ``resume``: the commit to go on from. ValueError if its fingerprint is not ``fingerprint``.
+    ``fingerprint``: names the trial's configuration; a commit of another one is not taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        trial: str,
+        worker: str,
+        leader: bool,
+        backend: CollectiveBackend,
+        device: str = "cpu",
+        commits: CommitStore | None = None,
+        resume: Commit | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        if resume is not None and resume.fingerprint != fingerprint:
+            raise ValueError(
+                f"the commit of trial {trial} was made with configuration {resume.fingerprint!r}, not "
+                f"{fingerprint!r}: start the trial without it"
+            )
+        self.trial = trial
+        self.worker = worker
+        self.leader = leader
+        self.share: Share | None = None
+        self.last_reform: tuple[int, float] | None = None
+        self._backend = backend
+        self._commits = commits
+        self._resume = resume
+        self._fingerprint = fingerprint
+        self._state = TrialState(self, torch.device(device))
+        self._wishes = _Wishes()
+        self._members: tuple[str, ...] = (worker,)
+        self._address: Address | None = None
+        self._loop = -1  # index of the `epochs` call that runs
+        self._entered = leader
+        self._ahead: _Position | None = None  # a joiner's, while its function is at an earlier `epochs` call
+        self._next_step: int | None = None  # for a class trainable: see `boundary`
+        self._epoch = 0
+        self._iteration = resume.iteration if resume is not None else 0
+        self._kept = self._iteration  # iteration of the last commit
+        self._elastic = False
+        self._over: BaseException | None = None
+
+    # -- the host's side: any thread, never blocks for long --
+
+    @property
+    def is_elastic(self) -> bool:
+        """Has the loop called `prepare` or come to a boundary?"""
+        return self._elastic
+
+    @property
+    def iteration(self) -> int:
+        """Turns done, those before a restart included."""
+        return self._iteration
+
+    @property
+    def address(self) -> Address | None:
+        """Leader: where followers find it, (host, port). None before the loop's first call, and on a
+        follower.
+        """
+        return self._address
+
+    @property
+    def generation(self) -> int:
+        """Of the group that the loop runs in; -1 before the first reform."""
+        return self._backend.generation
+
+    def direct(self, reform: Reform | None) -> None:
+        """Leader: re-form at the next boundary at which all joiners stand ready (`enter`); None: as you are.
+
+        Replaces an earlier directive that was not yet taken up. `last_reform` says when it was. ValueError
+        if the leader is not members[0], or the generation not a new one.
+        """
+        if reform is not None:
+            if not self.leader or reform.members[0] != self.worker:
+                raise ValueError(f"only the leader, members[0], can re-form: {self.worker} got {reform}")
+            if reform.generation <= self.generation:
+                raise ValueError(f"generation {reform.generation} must be above {self.generation}")
+        with self._wishes.changed:
+            self._wishes.reform = reform
+
+    def wait_ready(self, timeout: float | None) -> bool:
+        """Follower: wait until the loop stands at its first boundary, ready to enter.
+
+        False after ``timeout`` seconds, or when the loop has ended without coming to one.
+        """
+        wishes = self._wishes
+        with wishes.changed:
+            wishes.changed.wait_for(lambda: wishes.ready or wishes.closed, timeout)
+            return wishes.ready and not wishes.closed
+
+    def enter(self, reform: Reform) -> None:
+        """Follower: join this generation as soon as the leader comes to it. Replaces an earlier one that it
+        waits for.
+        """
+        if self.leader or self.worker not in reform.members:
+            raise ValueError(f"{self.worker} cannot enter {reform}: only a follower that is a member can")
+        with self._wishes.changed:
+            self._wishes.entry = reform
+            self._wishes.changed.notify_all()
+
+    def leave(self) -> None:
+        """End the loop: it unwinds with `Left`. At once if it waits to enter, else at its next boundary.
+
+        A leader commits there (whatever that costs), writes it, and stops its followers too. A follower
+        unwinds when its leader does, re-forms without it, or dies. Idempotent.
+        """
+        with self._wishes.changed:
+            self._wishes.leaving = True
+            self._wishes.changed.notify_all()
+
+    # -- the loop's side: one thread --
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """``fn(*args)``: the user's function, in the calling thread. However it ends, the group is
+        dissolved after.
+
+        Raises what the function raises: `Left` when it was asked to end, `GroupLost` when a peer is gone.
+        """
+        try:
+            value = fn(*args)
+            self._end()
+            return value
+        except GroupLost as error:
+            if self._wishes.leaving and not self.leader:  # its leader was quicker: no news
+                raise Left(f"worker {self.worker} was asked to leave") from error
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Dissolve the group and finish writing. For a host that does not use `run`; idempotent, the loop's
+        thread.
+        """
+        self._backend.close()
+        self._state.set_width(1)
+        if self._commits is not None:
+            self._commits.flush()
+        with self._wishes.changed:
+            self._wishes.closed = True
+            self._wishes.changed.notify_all()
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        """See `elastic.prepare`. May be called several times."""
+        self._begin_elastic()
+        return tuple(self._state.add(obj) for obj in objects)
+
+    def epochs(self, start: int, stop: int) -> Iterator[int]:
+        """See `elastic.epochs`."""
+        self._loop += 1
+        epoch = self._begin(start)
+        while epoch is not None and epoch < stop:
+            yield epoch
+            epoch = self._turn(epoch + 1)
+
+    def boundary(self) -> int:
+        """For a class trainable, whose host drives the loop: call it before each ``step()``. Returns the
+        step's index.
+
+        The first call waits, in a follower, until it has entered.
+        """
+        if self._next_step is None:
+            self._loop += 1
+            step = self._begin(0)
+        else:
+            step = self._turn(self._next_step)
+        if step is None:
+            raise ValueError(f"the commit of trial {self.trial} is from another kind of trainable")
+        self._next_step = step + 1
+        return step
+
+    def mean(self, total: float, count: float) -> float:
+        """See `elastic.mean`."""
+        pair = torch.tensor([total, count], dtype=torch.float64)
+        if self.width > 1:
+            self.backend.allreduce_(pair)
+        return float(pair[0]) / float(pair[1])
+
+    def samples(self, n: int) -> int:
+        """See `elastic.samples`."""
+        return 0 if self.share is not None and self.share.stand_in else n
+
+    # -- what loader, gradients and batch statistics ask --
+
+    @property
+    def width(self) -> int:
+        """Workers that this loop shares its batches with, itself included; 1 until a joiner has the state."""
+        return 1 if self._ahead is not None else self._backend.world
+
+    @property
+    def backend(self) -> CollectiveBackend:
+        """The group; raises again what ended this loop, if user code swallowed it."""
+        if self._over is not None:
+            raise self._over
+        return self._backend
+
+    @property
+    def weight(self) -> float:
+        """What this worker's gradient counts; over the workers these sum to 1."""
+        return 1.0 / self.width if self.share is None else self.share.weight
+
+    # -- boundaries --
+
+    def _begin_elastic(self) -> None:
+        if not self._elastic and self.leader:
+            self._address = self._backend.serve()
+        self._elastic = True
+
+    def _begin(self, start: int) -> int | None:
+        """The boundary before a loop's first turn. The epoch to run, or None if this loop was done before."""
+        self._begin_elastic()
+        if self.leader:
+            commit = self._resume
+            if commit is not None:
+                if commit.loop > self._loop:
+                    return None
+                self._resume = None
+                if start > commit.epoch:
+                    self._iteration = commit.iteration + start - commit.epoch
+                else:
+                    start = commit.epoch
+                    self._state.load(commit.state, with_streams=True)
+            return self._boundary(start)
+        if not self._entered:
+            self._enter()
+            self._entered = True
+        elif self._ahead is None:
+            return self._boundary(start)
+        assert self._ahead is not None
+        if self._ahead.loop > self._loop:
+            return None
+        self._receive(self._ahead)
+        return self._epoch
+
+    def _turn(self, epoch: int) -> int:
+        self._iteration += 1
+        return self._boundary(epoch)
+
+    def _boundary(self, epoch: int) -> int:
+        """A boundary of a member: obey the leader, or be it. ``epoch`` runs next."""
+        if self._over is not None:
+            raise self._over
+        self._epoch = epoch
+        self.share = None
+        order = self._backend.broadcast_object(self._decide() if self.leader else None)
+        if order.kind == "end":
+            self._backend.dissolve(orderly=True)
+            self._leave(
+                f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}"
+            )
+        if order.epoch != epoch:
+            raise RuntimeError(
+                f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "
+                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
+            )
+        if order.kind == "stop":
+            self._commit(force=True)
+            if self._commits is not None:
+                self._commits.flush()
+            self._backend.dissolve(orderly=True)
+            self._leave(f"trial {self.trial} was asked to stop after iteration {self._iteration}")
+        if order.reform is not None:
+            self._reform(order.reform)
+        self._commit()
+        return epoch
+
+    def _end(self) -> None:
+        """The function has returned: in all workers, or the others are at a boundary, and end there."""
+        order = self._backend.broadcast_object(_Order("end", self._epoch) if self.leader else None)
+        if order is not None and order.kind != "end":
+            raise RuntimeError(
+                f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
+                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
+            )
+        self._backend.dissolve(orderly=True)
+
+    def _decide(self) -> _Order:
+        with self._wishes.changed:
+            if self._wishes.leaving:
+                return _Order("stop", self._epoch)
+            reform = self._wishes.reform
+            if reform is None:
+                return _Order("go", self._epoch)
+            joiners = [rank for rank, w in enumerate(reform.members) if w not in self._members]
+            if not self._backend.announced(reform.generation, joiners):
+                return _Order("go", self._epoch)  # not all there yet: perhaps at the next boundary
+            self._wishes.reform = None
+            return _Order("reform", self._epoch, reform)
+
+    def _reform(self, reform: Reform) -> None:
+        started = time.perf_counter()
+        if self.leader:
+            self._backend.call(reform.generation)
+        self._backend.dissolve(orderly=True)
+        if self.worker not in reform.members:
+            self._leave(f"worker {self.worker} is not in generation {reform.generation}")
+        rank, world = reform.members.index(self.worker), len(reform.members)
+        try:
+            self._backend.form(reform.address, reform.generation, rank, world)
+        except GroupLost as error:  # alone now, but no trial: nothing may go on
+            self._over = error
+            raise
+        self._members = reform.members
+        here = _Position(self._loop, self._epoch, self._iteration)
+        if world > 1:
+            self._backend.broadcast_object(here)
+            self._receive(here)
+        else:
+            self._state.set_width(1)
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _enter(self) -> None:
+        """A joiner's way in: wait for the host's word, then for the leader's."""
+        wishes = self._wishes
+        with wishes.changed:
+            wishes.ready = True
+            wishes.changed.notify_all()
+        announced: Reform | None = None
+        while True:
+            with wishes.changed:
+                wishes.changed.wait_for(lambda: wishes.leaving or wishes.entry is not None)
+                if wishes.leaving:
+                    self._leave(f"worker {self.worker} was asked to leave before it had entered")
+                reform = wishes.entry
+            assert reform is not None
+            rank = reform.members.index(self.worker)
+            if reform is not announced:
+                self._backend.announce(reform.address, reform.generation, rank)
+                announced = reform
+            if self._backend.called(reform.address, reform.generation, patience=0.2):
+                break
+        started = time.perf_counter()
+        self._backend.form(reform.address, reform.generation, rank, len(reform.members))
+        self._members = reform.members
+        self._ahead = self._backend.broadcast_object()
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _receive(self, position: _Position) -> None:
+        """Everyone in a new group: the leader's state, and random streams of their own for the followers."""
+        self._ahead = None
+        self._epoch, self._iteration = position.epoch, position.iteration
+        self._state.broadcast(self._backend)
+        self._state.set_width(self._backend.world)
+        if not self.leader:
+            name = f"{self.trial}/{self._iteration}/{self._backend.generation}/{self._backend.rank}"
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+            random.seed(seed)
+            numpy.random.seed(seed)
+            torch.manual_seed(seed)
+
+    def _leave(self, why: str) -> None:
+        self._over = Left(why)
+        raise self._over
+
+    def _commit(self, force: bool = False) -> None:
+        if not self.leader or self._commits is None:
+            return
+        if self._iteration == self._kept and not force:  # nothing was done since
+            return
+        if self._commits.offer(
+            lambda: Commit(
+                trial=self.trial,
+                fingerprint=self._fingerprint,
+                loop=self._loop,
+                epoch=self._epoch,
+                iteration=self._iteration,
+                state=self._state.capture(),
+            ),
+            force=force,
+        ):
+            self._kept = self._iteration
+
+
+_session: ElasticSession | None = None
+
+
+def use(session: ElasticSession | None) -> None:
+    """Make this the process' session, the one that `elastic.prepare` and the others find; None: none.
+
+    RuntimeError if another one is in use.
+    """
+    global _session
+    if session is not None and _session is not None and _session is not session:
+        raise RuntimeError(f"this process already runs trial {_session.trial}: use(None) first")
+    _session = session
+
+
+def current() -> ElasticSession | None:
+    """The session in use in this process, or None."""
+    return _session

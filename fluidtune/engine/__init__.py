@@ -1,0 +1,53 @@
+"""The execution engine's decisions, without Ray, torch or a clock: events in, instructions out."""
+
+from fluidtune.engine.engine import Engine
+from fluidtune.engine.messages import (
+    BudgetChanged,
+    DeviceGained,
+    DeviceLost,
+    Ending,
+    Event,
+    GroupAnnounced,
+    Instruction,
+    Kind,
+    KindFound,
+    Release,
+    Resize,
+    Resized,
+    ResizeFailed,
+    Result,
+    Resume,
+    Start,
+    Suspend,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+from fluidtune.engine.trial import EngineError, Status, TrialView
+
+__all__ = [
+    "BudgetChanged",
+    "DeviceGained",
+    "DeviceLost",
+    "Ending",
+    "Engine",
+    "EngineError",
+    "Event",
+    "GroupAnnounced",
+    "Instruction",
+    "Kind",
+    "KindFound",
+    "Release",
+    "Resize",
+    "Resized",
+    "ResizeFailed",
+    "Result",
+    "Resume",
+    "Start",
+    "Status",
+    "Suspend",
+    "TrialAdded",
+    "TrialEnded",
+    "TrialView",
+    "WorkerLost",
+]

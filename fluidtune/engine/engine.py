@@ -1,0 +1,343 @@
+"""The engine: takes what happened, says what must be done.
+
+`Engine.handle` takes a batch of events, changes the books (`State`) one event at a time, and then decides
+once: `placing` starts what waits, `resizing` changes the widths of what runs. There is no clock, no Ray, no
+torch and no randomness here: ``now`` is handed in, and the same events give the same instructions, on real
+devices and in the twin. It does not decide which trials there are (Tune does), nor how a resize is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import singledispatchmethod
+
+from fluidtune.engine.messages import (
+    BudgetChanged,
+    DeviceGained,
+    DeviceLost,
+    Event,
+    GroupAnnounced,
+    Instruction,
+    KindFound,
+    Release,
+    Resized,
+    ResizeFailed,
+    Result,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+from fluidtune.engine.placing import hungry, place
+from fluidtune.engine.resizing import rebalance, shrink_for, shrink_slower
+from fluidtune.engine.speed import Pool
+from fluidtune.engine.state import State
+from fluidtune.engine.trial import EngineError, Group, Trial, TrialView
+
+
+class Engine:
+    """Divides devices among the trials of one tuning job.
+
+    ``max_packing``: c, how many trials may share one device (1: none, unless a script asks for it by a share
+    below 1 or a concurrency above the number of devices). ``max_workers``: d, the widest a trial may get
+    (None: all devices). ``resize_seconds``: epsilon until the first resize was measured.
+    """
+
+    def __init__(
+        self, *, max_packing: int = 1, max_workers: int | None = None, resize_seconds: float = 0.2
+    ) -> None:
+        if max_packing < 1:
+            raise EngineError(f"max_packing is {max_packing!r}, expected a whole number >= 1 (1: no packing)")
+        if max_workers is not None and max_workers < 1:
+            raise EngineError(f"max_workers is {max_workers!r}, expected >= 1, or None for all devices")
+        if not (math.isfinite(resize_seconds) and resize_seconds >= 0):
+            raise EngineError(f"resize_seconds is {resize_seconds!r}, expected seconds >= 0")
+        self._state = State(max_packing, max_workers, resize_seconds)
+        #: Instructions of events taken since the last decision; empty between calls unless one raised.
+        self._undelivered: list[Instruction] = []
+
+    def handle(self, *events: Event, now: float) -> list[Instruction]:
+        """Takes the events in order, then decides once. ``now``: seconds on whatever clock the shell has.
+
+        Raises EngineError for an event that cannot be true. That event changes nothing; those before it in
+        the batch are taken, and what they lead to is returned by the next call; those after it are not.
+        """
+        for event in events:
+            self._undelivered += self._take(event, now)
+        out, self._undelivered = self._undelivered, []
+        state = self._state
+        out += shrink_slower(state)
+        out += place(state, now)
+        wanted = hungry(state) if state.waiting else 0
+        if wanted and state.wide:
+            out += shrink_for(state, wanted - len(state.devices.idle))
+        if not wanted and state.reconsider:
+            out += rebalance(state, now)
+        return out
+
+    # Views
+
+    @property
+    def devices(self) -> dict[int, tuple[str, ...]]:
+        """Trials on every device (running there or promised it), in the order they came."""
+        return {device: tuple(tenants) for device, tenants in self._state.devices.tenants.items()}
+
+    @property
+    def idle_devices(self) -> tuple[int, ...]:
+        """Devices without a trial, ascending."""
+        return tuple(self._state.devices.idle)
+
+    @property
+    def trials(self) -> dict[str, TrialView]:
+        """Every trial ever added, in the order first added. Copies all of them; `trial` copies one."""
+        return {name: self.trial(name) for name in self._state.trials}
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Trials that hold devices, in the order they started."""
+        return tuple(self._state.running)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Trials that wait, next first."""
+        return tuple(self._state.waiting.in_order())
+
+    @property
+    def epsilon(self) -> float:
+        """Seconds that a resize costs: the mean of those measured, else ``resize_seconds``."""
+        return self._state.epsilon
+
+    @property
+    def gained(self) -> float:
+        """Seconds, summed over trials, that widths above 1 saved so far, less the pauses of resizes."""
+        return sum(trial.gained for trial in self._state.trials.values())
+
+    def trial(self, name: str) -> TrialView:
+        """One trial. Raises EngineError if it was never added."""
+        trial = self._known(name)
+        return TrialView(
+            trial=name,
+            group=trial.group.name,
+            kind=trial.kind,
+            status=trial.status,
+            since=trial.since,
+            devices=trial.devices,
+            resizing_to=trial.resizing_to,
+            share=trial.share,
+            width=trial.width,
+            iterations=trial.iterations,
+            done=trial.done,
+            height=self._state.height(trial),
+            seconds=trial.speed.by_width(),
+            gained=trial.gained,
+        )
+
+    def group_seconds(self, group: str) -> dict[float, float]:
+        """Seconds per iteration by width, pooled over the group: median at 1, times the median ratio."""
+        return self._group(group).pool.by_width()
+
+    def group_overheads(self, group: str) -> tuple[float, float]:
+        """alpha and beta (eq. 3.2) as fitted to what the group's trials measured; 1.0 before that."""
+        pool = self._group(group).pool
+        return pool.alpha, pool.beta
+
+    # Events
+
+    @singledispatchmethod
+    def _take(self, event: Event, now: float) -> Iterable[Instruction]:
+        raise EngineError(f"{event!r} is not an event the engine knows; see fluidtune.engine.messages")
+
+    @_take.register
+    def _(self, event: DeviceGained, now: float) -> Iterable[Instruction]:
+        self._state.devices.add(event.device, event.node)
+        self._state.reconsider = True
+        return ()
+
+    @_take.register
+    def _(self, event: DeviceLost, now: float) -> Iterable[Instruction]:
+        devices = self._state.devices
+        if event.device not in devices.node:
+            raise EngineError(f"device {event.device} was lost but is not known; gain it first, lose it once")
+        out: list[Instruction] = []
+        for name in list(devices.tenants[event.device]):
+            out += self._lose(self._state.trials[name], now, gone=event.device)
+        devices.remove(event.device)
+        return out
+
+    @_take.register
+    def _(self, event: GroupAnnounced, now: float) -> Iterable[Instruction]:
+        group = self._state.groups.get(event.group)
+        if event.concurrency is not None and event.concurrency < 1:
+            raise EngineError(
+                f"group {event.group!r}: concurrency {event.concurrency}, expected >= 1 or None"
+            )
+        if group is None:
+            pool = Pool(self._state.pool)
+            self._state.groups[event.group] = Group(event.group, event.synchronous, event.concurrency, pool)
+        elif group.synchronous != event.synchronous:
+            raise EngineError(f"group {event.group!r} cannot change synchronous; announce a new group")
+        else:
+            group.concurrency = event.concurrency
+        return ()
+
+    @_take.register
+    def _(self, event: TrialAdded, now: float) -> Iterable[Instruction]:
+        state = self._state
+        group = self._group(event.group)
+        share = event.share
+        if not (share > 0 and math.isfinite(share)) or (share > 1 and share != int(share)):
+            raise EngineError(f"trial {event.trial!r}: share is {share!r}, expected (0, 1] or a whole number")
+        self._check_iterations(event.trial, event.iterations)
+        trial = state.trials.get(event.trial)
+        number = state.next_number()
+        if trial is None:
+            trial = Trial(event.trial, group, event.kind, share, event.iterations, number)
+            state.trials[event.trial] = trial
+        elif trial.status in ("paused", "ended"):
+            trial.group, trial.asked_share, trial.iterations = group, share, event.iterations
+            trial.number = number
+            # The shell may add it as plain again; what was found while it ran is known better here.
+            trial.kind = event.kind if event.kind != "plain" else trial.kind
+        else:
+            raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
+        state.enqueue(trial, now)
+        self._plan_later(trial)
+        return ()
+
+    @_take.register
+    def _(self, event: KindFound, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        trial.kind = event.kind
+        self._state.note_wide(trial)
+        self._state.reconsider = True
+        return ()
+
+    @_take.register
+    def _(self, event: BudgetChanged, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        self._check_iterations(event.trial, event.iterations)
+        trial.iterations = event.iterations
+        if trial.status == "waiting":
+            self._state.waiting.remove(trial.name)
+            self._state.waiting.put(trial, self._state.height(trial))
+        self._state.reconsider = True
+        return ()
+
+    @_take.register
+    def _(self, event: Result, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        if not (math.isfinite(event.seconds) and event.seconds > 0 and event.width > 0):
+            raise EngineError(f"{event!r}: expected finite seconds > 0 and a width > 0")
+        if self._not_running(trial, event):
+            return ()
+        state = self._state
+        # Who shares the device is known best here: alone on a packed device means width 1.
+        packed = event.width <= 1 and len(trial.devices) == 1
+        width = state.width(trial) if packed else event.width
+        news = trial.speed.record(width, event.seconds)
+        trial.group.pool.record(trial.name, trial.speed, width)
+        trial.done += 1
+        if trial.iterations is not None:
+            trial.iterations = max(0.0, trial.iterations - 1)
+        if trial.name in state.wide:
+            trial.gained += state.base(trial) - event.seconds
+            state.check_back[trial.name] = None
+        if trial.cooldown:
+            trial.cooldown -= 1
+            news = news or not trial.cooldown
+        state.reconsider = state.reconsider or news
+        return ()
+
+    @_take.register
+    def _(self, event: Resized, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        if not (math.isfinite(event.seconds) and event.seconds >= 0):
+            raise EngineError(f"{event!r}: expected finite seconds >= 0")
+        if self._late_answer(trial, event):
+            return ()
+        trial.gained -= event.seconds
+        self._state.note_resize(event.seconds)
+        return self._state.settle(trial, event.devices)
+
+    @_take.register
+    def _(self, event: ResizeFailed, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        return () if self._late_answer(trial, event) else self._state.settle(trial, event.devices)
+
+    @_take.register
+    def _(self, event: WorkerLost, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        return () if self._not_running(trial, event) else self._lose(trial, now)
+
+    @_take.register
+    def _(self, event: TrialEnded, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        out: list[Instruction] = []
+        if trial.status in ("running", "suspending"):
+            out.append(Release(trial.name, tuple(self._state.vacate(trial, now))))
+        if event.ending == "stopped" and trial.done:
+            trial.group.pool.finished(trial.name, trial.done)
+        self._state.retire(trial, now, paused=event.ending == "paused")
+        return out
+
+    # Parts of events
+
+    def _known(self, name: str) -> Trial:
+        trial = self._state.trials.get(name)
+        if trial is None:
+            raise EngineError(f"trial {name!r} is not known; add it first")
+        return trial
+
+    def _group(self, name: str) -> Group:
+        group = self._state.groups.get(name)
+        if group is None:
+            raise EngineError(f"group {name!r} is not known; announce it first")
+        return group
+
+    @staticmethod
+    def _check_iterations(name: str, iterations: float | None) -> None:
+        if iterations is not None and not (math.isfinite(iterations) and iterations >= 0):
+            raise EngineError(f"trial {name!r}: iterations is {iterations!r}, expected >= 0 or None")
+
+    @staticmethod
+    def _not_running(trial: Trial, event: Event) -> bool:
+        """True if the event comes late: the trial has run but does not now. Raises if it never ran."""
+        if trial.status in ("running", "suspending"):
+            return False
+        if not trial.has_run:
+            raise EngineError(f"{event!r}: the trial was never started")
+        return True
+
+    def _late_answer(self, trial: Trial, event: Resized | ResizeFailed) -> bool:
+        """True if the answer is about a resize that is no more. Raises if there never was such a resize."""
+        if self._not_running(trial, event):
+            return True
+        fits = trial.resizing_to is not None and event.devices and set(event.devices) <= set(trial.held)
+        if not fits and not trial.has_lost:
+            raise EngineError(
+                f"{event!r}: the trial was told to change to {trial.resizing_to} and holds {trial.held}; "
+                "expected devices out of those, and one answer to each resize"
+            )
+        return not fits
+
+    def _lose(self, trial: Trial, now: float, gone: int | None = None) -> list[Instruction]:
+        """The trial gives up its devices and waits at the front. ``gone``: a device there is no more."""
+        devices = tuple(device for device in self._state.vacate(trial, now) if device != gone)
+        trial.first = trial.has_lost = True
+        trial.number = self._state.next_number()
+        self._state.enqueue(trial, now)
+        return [Release(trial.name, devices)] if devices else []
+
+    def _plan_later(self, trial: Trial) -> None:
+        """A newcomer makes StaticFluid due; until then it gets the width of its neighbour in the queue."""
+        group = trial.group
+        if group.added is None or not group.synchronous:
+            trial.planned = 1.0
+            return
+        group.added += 1
+        neighbour = self._state.waiting.neighbour(trial.name)
+        trial.planned = self._state.trials[neighbour].planned if neighbour is not None else 1.0
+
+    def validate_state(self) -> None:
+        """Asserts every invariant; for tests, after any event."""
+        self._state.validate()

@@ -1,0 +1,320 @@
+"""Everything the engine knows, the changes that keep it consistent, and the estimates that decisions need.
+
+Decides nothing: `engine` turns events into calls of this module, `placing` and `resizing` decide.
+"""
+
+from __future__ import annotations
+
+from fluidtune.engine.devices import Devices
+from fluidtune.engine.messages import Release
+from fluidtune.engine.speed import TRUSTED, Pool, scaled, widest_paying
+from fluidtune.engine.trial import Group, Status, Trial
+from fluidtune.engine.waiting import Waiting
+from fluidtune.planning import TrialLoad
+
+#: Results that must come in before a resize is tried again that did not do what was asked.
+COOLDOWN = 3
+
+
+class State:
+    """The books of one engine."""
+
+    def __init__(self, max_packing: int, max_workers: int | None, resize_seconds: float) -> None:
+        #: c: how many trials may share a device, if nobody asked for more.
+        self.max_packing = max_packing
+        #: d: the widest a trial may get; None: all devices.
+        self.max_workers = max_workers
+        #: epsilon while no resize was measured.
+        self._resize_prior = resize_seconds
+        #: Seconds of all resizes that happened, and their number.
+        self._resize_total, self._resizes = 0.0, 0
+        self.devices = Devices()
+        self.groups: dict[str, Group] = {}
+        #: Every trial ever added.
+        self.trials: dict[str, Trial] = {}
+        #: Exactly those with status waiting.
+        self.waiting = Waiting()
+        #: Exactly those with status running or suspending (values are unused).
+        self.running: dict[str, None] = {}
+        #: Exactly those elastic ones, gangs not among them, that run on several devices (values are unused).
+        self.wide: dict[str, None] = {}
+        #: Trials told to suspend that are not back yet; growing leaves each of them one idle device.
+        self.claims: dict[str, None] = {}
+        #: Node that is being emptied for the next trial that needs several devices of one; None if none is.
+        self.hold: str | None = None
+        #: Something changed that may make another width pay; False means that looking again is useless.
+        self.reconsider = False
+        #: Trials that just reported at a width above 1 and may turn out slower there.
+        self.check_back: dict[str, None] = {}
+        #: Speeds over all groups.
+        self.pool = Pool()
+        #: Number for the next trial added or sent to the front.
+        self._next_number = 0
+
+    # What is known and estimated
+
+    @property
+    def epsilon(self) -> float:
+        """Seconds that one resize costs: the mean of those measured, else the prior."""
+        return self._resize_total / self._resizes if self._resizes else self._resize_prior
+
+    def next_number(self) -> int:
+        self._next_number += 1
+        return self._next_number
+
+    def iterations_left(self, trial: Trial) -> float:
+        """Iterations to come. Where nobody knows: up to what finished trials of its group did, else as many
+        again as it has done.
+        """
+        if trial.iterations is not None:
+            return trial.iterations
+        total = trial.group.pool.total()
+        if total is not None and total > trial.done:
+            return total - trial.done
+        return max(trial.done, 1)
+
+    def base(self, trial: Trial) -> float:
+        """Seconds per iteration on one worker: measured, else from another width, else others', else 1 s."""
+        own = trial.speed.base()
+        if own is not None:
+            return own
+        pool = trial.group.pool
+        widths = trial.speed.widths()
+        if widths:
+            nearest = min(widths, key=lambda width: abs(width - 1))
+            return (trial.speed.seconds(nearest) or 0.0) / pool.ratio(nearest)
+        others = pool.base()
+        return 1.0 if others is None else others
+
+    def height(self, trial: Trial) -> float:
+        """Seconds left on one worker."""
+        return self.iterations_left(trial) * self.base(trial)
+
+    def seconds_left(self, trial: Trial, width: float) -> float:
+        """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio."""
+        seconds = trial.speed.seconds(width)
+        if seconds is None or (width != self.width(trial) and trial.speed.count(width) < TRUSTED):
+            beta = trial.speed.beta()
+            own = beta is not None and width > 1
+            ratio = scaled(beta, width) if beta is not None and own else trial.group.pool.ratio(width)
+            seconds = self.base(trial) * ratio
+        return self.iterations_left(trial) * seconds
+
+    def width(self, trial: Trial) -> float:
+        """Width it really runs at: alone on a packed device it has all of it."""
+        if len(trial.devices) != 1:
+            return len(trial.devices)
+        return 1 / len(self.devices.tenants[trial.devices[0]])
+
+    def load(self, trial: Trial) -> TrialLoad:
+        """The trial as planning wants it."""
+        pool = trial.group.pool
+        return TrialLoad(trial.name, self.height(trial), pool.alpha, self.beta(trial))
+
+    def beta(self, trial: Trial) -> float:
+        """Scaling overhead: the trial's own if it was measured, else its group's."""
+        own = trial.speed.beta()
+        return own if own is not None else trial.group.pool.beta
+
+    @staticmethod
+    def is_worth_growing(trial: Trial) -> bool:
+        """At least two iterations are left, as far as is known."""
+        return trial.iterations is None or trial.iterations >= 2
+
+    def widest(self, trial: Trial) -> int:
+        """d for this trial: what is allowed, there and, by what its group measured, pays."""
+        if trial.kind != "elastic" or trial.gang > 1:
+            return 1
+        return int(min(self.allowed_width(), widest_paying(self.beta(trial))))
+
+    def change_pays(self, trial: Trial, width: int, other: int) -> bool:
+        """Is it done sooner at another width? DynamicFluid's rule for scaling up, with measured times."""
+        return self.seconds_left(trial, other) + self.epsilon < self.seconds_left(trial, width)
+
+    def shrink_pays(self, trial: Trial, width: int, narrower: int) -> bool:
+        """DynamicFluid's rule for scaling down, likewise.
+
+        Growing on idle devices costs nothing, so that an unmeasured beta is taken to be 1 there. Here others
+        want the devices: it is taken to be the largest that the model allows, 1 + 1/d.
+        """
+        before, after = self.seconds_left(trial, width), self.seconds_left(trial, narrower)
+        if not self.knows_scaling(trial):
+            beta = 1 + 1 / self.allowed_width()
+            after = before * scaled(beta, narrower) / scaled(beta, width)
+        return narrower * (after + self.epsilon) < width * before
+
+    def knows_scaling(self, trial: Trial) -> bool:
+        """Was its beta measured, by itself or by others of its group?"""
+        return trial.speed.beta() is not None or trial.group.pool.knows_scaling()
+
+    def allowed_width(self) -> int:
+        """d, what was measured left aside."""
+        return max(1, min(len(self.devices), self.max_workers or len(self.devices)))
+
+    def packing_limit(self, trial: Trial) -> int:
+        """How many may share a device with this trial at most, itself included.
+
+        Explicit packing is the limit. Otherwise the script's own wishes: shares below 1, and a concurrency
+        above the number of devices.
+        """
+        if trial.gang > 1:
+            return 1
+        return max(self.max_packing, self.asked_packing(trial))
+
+    def asked_packing(self, trial: Trial) -> int:
+        """How many per device the script itself asked for, by its share or its concurrency."""
+        asked = int(1 / trial.asked_share + 1e-9) if trial.asked_share < 1 else 1
+        group = trial.group
+        if not group.synchronous and group.concurrency and self.devices:
+            spread = -(-group.concurrency // len(self.devices))
+            asked = max(asked, spread if self.max_packing == 1 else min(spread, self.max_packing))
+        return max(1, asked)
+
+    def may_start(self, group: Group, trial: Trial) -> int:
+        """How many more of ``group`` may run at once, if they are like ``trial``."""
+        if group.synchronous:
+            return len(self.trials)
+        if group.concurrency is not None:
+            return group.concurrency - group.running
+        return int(len(self.devices) / trial.asked_share + 1e-9) - group.running
+
+    def node_to_hold(self, gang: int) -> str | None:
+        """The node to empty for ``gang`` devices: that which is being emptied already, if it has as many."""
+        if self.hold is not None and self.devices.size.get(self.hold, 0) >= gang:
+            return self.hold
+        return self.devices.node_to_hold(gang)
+
+    # Changes
+
+    def enqueue(self, trial: Trial, now: float) -> None:
+        """``trial``, which holds nothing, waits from now on."""
+        self.claims.pop(trial.name, None)
+        self._set_status(trial, "waiting", now)
+        self.waiting.put(trial, self.height(trial))
+        trial.group.live[trial.name] = None
+
+    def occupy(self, trial: Trial, devices: tuple[int, ...], packing: int, now: float) -> None:
+        """A waiting trial starts on ``devices[0]``, the rest is promised. ``packing`` as in Devices.take."""
+        self.waiting.remove(trial.name)
+        first = devices[0]
+        gang = trial.gang > 1
+        for device in devices:
+            self.devices.take(device, trial.name, packing)
+        trial.devices = devices if gang else (first,)
+        trial.resizing_to = None if gang or len(devices) == 1 else devices
+        trial.share = 1 / self.devices.packing[first]
+        trial.first, trial.has_run, trial.cooldown = False, True, 0
+        trial.speed.restart()
+        trial.group.running += 1
+        self.running[trial.name] = None
+        self._set_status(trial, "running", now)
+
+    def vacate(self, trial: Trial, now: float) -> list[int]:
+        """A running trial leaves all it held or was promised, which is returned, and is paused for now."""
+        held = trial.held
+        for device in held:
+            self.devices.leave(device, trial.name)
+        trial.devices, trial.resizing_to, trial.share = (), None, 0.0
+        trial.group.running -= 1
+        del self.running[trial.name]
+        self.wide.pop(trial.name, None)
+        self.check_back.pop(trial.name, None)
+        self._set_status(trial, "paused", now)
+        self.reconsider = True
+        return held
+
+    def retire(self, trial: Trial, now: float, paused: bool) -> None:
+        """A trial that holds nothing leaves its group."""
+        if trial.name in self.waiting:
+            self.waiting.remove(trial.name)
+        trial.group.live.pop(trial.name, None)
+        if not paused:
+            self.claims.pop(trial.name, None)
+        self._set_status(trial, "paused" if paused else "ended", now)
+        self.reconsider = True
+
+    def promise(self, trial: Trial, devices: tuple[int, ...]) -> None:
+        """An elastic trial is told to change to ``devices``: it holds new and old until it answers."""
+        if len(devices) > 1:
+            self.devices.make_whole(trial.devices[0])
+            trial.share = 1.0
+        for device in devices:
+            if device not in trial.devices:
+                self.devices.take(device, trial.name)
+        trial.resizing_to = devices
+
+    def settle(self, trial: Trial, devices: tuple[int, ...]) -> list[Release]:
+        """The resize is over: the trial has ``devices`` and gives back the rest of what it held."""
+        asked, before = trial.resizing_to, trial.devices
+        rest = tuple(device for device in trial.held if device not in devices)
+        for device in rest:
+            self.devices.leave(device, trial.name)
+        trial.devices, trial.resizing_to = devices, None
+        if asked is not None and set(asked) != set(devices):
+            trial.cooldown = COOLDOWN
+        if len(devices) != len(before):
+            trial.speed.restart()
+        self.note_wide(trial)
+        self.reconsider = True
+        return [Release(trial.name, rest)] if rest else []
+
+    def note_wide(self, trial: Trial) -> None:
+        """Keeps ``wide`` right after a change of kind or devices."""
+        if trial.kind == "elastic" and trial.gang == 1 and len(trial.devices) > 1:
+            self.wide[trial.name] = None
+        else:
+            self.wide.pop(trial.name, None)
+
+    def suspend(self, trial: Trial, now: float) -> None:
+        """The trial is told to leave; it stays until Tune has let go of it, and then comes first."""
+        trial.first = True
+        self.claims[trial.name] = None
+        self._set_status(trial, "suspending", now)
+
+    def note_resize(self, seconds: float) -> None:
+        """A resize cost ``seconds``."""
+        self._resize_total += seconds
+        self._resizes += 1
+
+    @staticmethod
+    def _set_status(trial: Trial, status: Status, now: float) -> None:
+        trial.status = status
+        trial.since = now
+
+    def validate(self) -> None:
+        """Asserts every invariant of the books."""
+        self.devices.validate()
+        self.waiting.validate()
+        tenants: dict[str, list[int]] = {}
+        for device, names in self.devices.tenants.items():
+            for name in names:
+                tenants.setdefault(name, []).append(device)
+        running = {group: 0 for group in self.groups}
+        for name, trial in self.trials.items():
+            holds = trial.status in ("running", "suspending")
+            assert holds == bool(trial.devices) == bool(trial.share) == (name in self.running), trial
+            assert sorted(trial.held) == sorted(tenants.get(name, [])), trial
+            assert len(set(trial.devices)) == len(trial.devices), trial
+            assert (trial.status == "waiting") == (name in self.waiting), trial
+            assert (holds or trial.status == "waiting") == (name in trial.group.live), trial
+            assert trial.iterations is None or trial.iterations >= 0, trial
+            assert trial.cooldown >= 0 and (holds or trial.resizing_to is None), trial
+            running[trial.group.name] += holds
+            wide = trial.kind == "elastic" and trial.gang == 1 and len(trial.devices) > 1
+            assert (name in self.wide) == wide, trial
+            if trial.gang > 1:
+                assert len(trial.devices) in (0, trial.gang) and trial.resizing_to is None, trial
+                assert len({self.devices.node[device] for device in trial.devices}) <= 1, trial
+            if trial.status == "suspending":
+                assert trial.first and name in self.claims, trial
+            if trial.resizing_to is not None:
+                assert trial.resizing_to[0] == trial.devices[0], trial
+            for device in trial.held:
+                shared = self.devices.packing[device]
+                assert len(trial.held) == 1 or shared == 1, trial
+                assert abs(trial.share - 1 / shared) < 1e-9, trial
+        for group in self.groups.values():
+            assert group.running == running[group.name], group
+        for name in self.claims:
+            assert self.trials[name].first and self.trials[name].status in ("suspending", "paused"), name
+        assert set(tenants) == set(self.running)

@@ -1,0 +1,120 @@
+"""The waiting queue: who is next.
+
+Trials that lost their worker come first, then synchronous groups by height, then asynchronous ones by
+arrival; a group that was passed over too often comes before both, so that none starves. Decides the order
+only; whether there is a device for the next trial is `placing`'s business. Trials of a group that need the
+same lie in one *line*: when the first of a line cannot start, neither can the others, and nobody looks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fluidtune.engine.trial import Group, Trial
+
+
+@dataclass(eq=False)
+class Line:
+    """Waiting trials of one group with one need, in order."""
+
+    #: All of them waited before and lost their place by no fault of theirs.
+    first: bool
+    group: Group
+    #: Whole devices of one node that each of them needs, if more than 1.
+    gang: int
+    #: (order, number, name), ascending; order is -height in a synchronous group and 0 otherwise.
+    entries: list[tuple[float, int, str]] = field(default_factory=list)
+
+
+class Waiting:
+    """All lines."""
+
+    def __init__(self) -> None:
+        #: By (first, group, gang, share asked); no line is empty.
+        self._lines: dict[tuple[bool, str, int, float], Line] = {}
+        #: Where each waiting trial is: its line's key and its entry.
+        self._where: dict[str, tuple[tuple[bool, str, int, float], tuple[float, int, str]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, trial: str) -> bool:
+        return trial in self._where
+
+    def put(self, trial: Trial, height: float) -> None:
+        """``trial`` waits; ``height`` orders it if its group is synchronous and it is not ``first``."""
+        group = trial.group
+        key = (trial.first, group.name, trial.gang, trial.asked_share)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(trial.first, group, trial.gang)
+        order = -height if group.synchronous and not trial.first else 0.0
+        entry = (order, trial.number, trial.name)
+        insort(line.entries, entry)
+        self._where[trial.name] = (key, entry)
+
+    def remove(self, trial: str) -> None:
+        """``trial`` waits no more."""
+        key, entry = self._where.pop(trial)
+        line = self._lines[key]
+        del line.entries[bisect_left(line.entries, entry)]
+        if not line.entries:
+            del self._lines[key]
+
+    def neighbour(self, trial: str) -> str | None:
+        """The trial before ``trial`` in its line (or after, if it is the first)."""
+        key, entry = self._where[trial]
+        entries = self._lines[key].entries
+        index = bisect_left(entries, entry)
+        if len(entries) == 1:
+            return None
+        return entries[index - 1 if index else 1][2]
+
+    def lines(self) -> Iterator[Line]:
+        """All lines, in no order."""
+        return iter(self._lines.values())
+
+    def next_line(self, stuck: list[Line], patience: int) -> Line | None:
+        """The line whose first trial is next, leaving out those in ``stuck``."""
+        best: Line | None = None
+        best_rank: tuple[int, float, int] | None = None
+        for line in self._lines.values():
+            if line in stuck:
+                continue
+            order, number, _ = line.entries[0]
+            if line.first:
+                rank = (0, 0.0, number)
+            elif line.group.passed >= patience:
+                rank = (1, -line.group.passed, number)
+            else:
+                rank = (2 if line.group.synchronous else 3, order, number)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = line, rank
+        return best
+
+    def in_order(self) -> list[str]:
+        """Everything that waits, next first, as far as it can be told now. Sorts: not for every event."""
+        keyed = []
+        for line in self._lines.values():
+            for order, number, name in line.entries:
+                rank = 0 if line.first else 1 if line.group.synchronous else 2
+                keyed.append((rank, order, number, name))
+        return [name for *_, name in sorted(keyed)]
+
+    def count_started(self, started: Group) -> None:
+        """A trial of ``started`` got devices: other groups with something waiting were passed over once."""
+        for group in {line.group.name: line.group for line in self._lines.values()}.values():
+            group.passed += 1
+        started.passed = 0
+
+    def validate(self) -> None:
+        """Asserts what the attributes' comments say."""
+        seen = 0
+        for key, line in self._lines.items():
+            assert line.entries and line.entries == sorted(line.entries), key
+            seen += len(line.entries)
+            for entry in line.entries:
+                assert self._where[entry[2]] == (key, entry)
+        assert seen == len(self._where)

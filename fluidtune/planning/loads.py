@@ -1,0 +1,142 @@
+"""What is known about a trial, and how long it would run at a width.
+
+This module decides what a width, a load and a limit may be, and computes run times (eq. 3.2) and the packing
+limit (eq. 3.1). It decides nothing about who gets which width or device.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+#: A share (<= 1) of one device, or a whole number of devices.
+Width = Fraction | int | float
+
+
+@dataclass(frozen=True)
+class TrialLoad:
+    """What one trial of a TrialGroup still has to do.
+
+    ``height``: seconds left on one whole device (h_i,1), finite and >= 0; 0 means that nothing is left.
+    ``alpha``: packing overhead, >= 1; the run time grows by this factor for each neighbour on the device.
+    ``beta``: scaling overhead, >= 1; what is lost by this factor for each worker beyond the first.
+    The paper keeps alpha below c/(c-1) and beta below 1 + 1/d, where packing and scaling always pay; larger
+    ones are allowed here. Raises ValueError for anything else.
+    """
+
+    trial_id: str
+    height: float
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.height) and self.height >= 0):
+            raise ValueError(
+                f"trial {self.trial_id!r}: height is {self.height!r}, expected seconds >= 0 and finite; "
+                "for an unknown budget pass an estimate"
+            )
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if not (math.isfinite(value) and value >= 1):
+                raise ValueError(
+                    f"trial {self.trial_id!r}: {name} is {value!r}, expected a finite factor >= 1; "
+                    "pass 1.0 where a measurement says that there is no overhead"
+                )
+
+
+def as_width(width: Width) -> Fraction | int:
+    """The width as an exact number: an int from 1 up, a Fraction below 1 (0.333... becomes 1/3).
+
+    Raises ValueError for anything but a share in (0, 1] or a whole number of devices.
+    """
+    if type(width) is Fraction and 0 < width.numerator < width.denominator:
+        return width
+    if isinstance(width, (int, float, Fraction)) and math.isfinite(width) and width > 0:
+        if width == int(width):
+            return int(width)
+        if width < 1:
+            # Shares in use are 1/p; a float of one is not exact, and packing needs p of them to add up to 1.
+            exact = Fraction(width).limit_denominator(10_000)
+            if exact > 0:
+                return exact
+    raise ValueError(
+        f"width is {width!r}, expected a share of one device in (0, 1] or a whole number of devices"
+    )
+
+
+def check_limits(n: int, c: int = 1, d: int = 1) -> tuple[int, int, int]:
+    """``(n, c, d)``, devices, packing and scaling limit, as ints; ValueError unless whole numbers >= 1."""
+    checked = []
+    for name, what, value in (("n", "devices", n), ("c", "packing limit", c), ("d", "scaling limit", d)):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = 0
+        if number < 1 or isinstance(value, bool):
+            raise ValueError(f"{name} ({what}) is {value!r}, expected a whole number >= 1")
+        checked.append(number)
+    return checked[0], checked[1], checked[2]
+
+
+def check_unique(loads: Iterable[TrialLoad]) -> list[TrialLoad]:
+    """The loads as a list. Raises ValueError where two have the same trial_id."""
+    listed = list(loads)
+    seen: set[str] = set()
+    for load in listed:
+        if load.trial_id in seen:
+            raise ValueError(f"trial {load.trial_id!r} is given twice; pass one TrialLoad a trial")
+        seen.add(load.trial_id)
+    return listed
+
+
+def runtime(load: TrialLoad, width: Width) -> float:
+    """Seconds that the whole of ``load`` takes at ``width`` (eq. 3.2).
+
+    ``h1 * alpha**(1/w - 1)`` on a share w < 1 of a device, ``h1 / w * beta**(w - 1)`` on w whole devices;
+    infinite where the overhead is beyond what a float holds. Raises ValueError for an impossible width.
+    """
+    exact = as_width(width)
+    if load.height == 0:
+        return 0.0
+    try:
+        if isinstance(exact, Fraction):
+            return load.height * load.alpha ** (exact.denominator / exact.numerator - 1)
+        return load.height / exact * load.beta ** (exact - 1.0)
+    except OverflowError:
+        return math.inf
+
+
+def packing_limit(times: Mapping[int, float | Sequence[float]], threshold: float) -> int:
+    """The largest number of trials that one device should hold (eq. 3.1).
+
+    ``times[p]``: seconds per iteration when p trials are packed on one device, either their mean or one
+    number a trial. ``O(p) = 1 - (p-1)/p * mean(T_p) / mean(T_{p-1})`` is what the p-th trial adds: 1/p when
+    packing is free, 0 when it is useless. The answer is the largest p such that O stays above ``threshold``
+    for 2 to p; the search ends at the first p that was not measured.
+    Raises ValueError when p = 1 is missing, a key is not a whole number >= 1, a time is not finite and > 0,
+    or the threshold is not finite.
+    """
+    if not math.isfinite(threshold):
+        raise ValueError(f"threshold is {threshold!r}, expected a finite number, for example 0.05")
+    means: dict[int, float] = {}
+    for p, given in times.items():
+        if isinstance(p, bool) or not isinstance(p, int) or p < 1:
+            raise ValueError(f"times has the key {p!r}, expected a number of packed trials, 1 or more")
+        values = [float(given)] if isinstance(given, (int, float)) else [float(value) for value in given]
+        if not values or not all(math.isfinite(value) and value > 0 for value in values):
+            raise ValueError(
+                f"times[{p}] is {given!r}, expected seconds per iteration, finite and > 0; "
+                "leave out what was not measured"
+            )
+        means[p] = math.fsum(values) / len(values)
+    if 1 not in means:
+        raise ValueError(f"times has {sorted(means)!r} but not 1; measure one trial alone first")
+    limit = 1
+    while limit + 1 in means:
+        p = limit + 1
+        if not 1 - (p - 1) / p * means[p] / means[limit] > threshold:
+            break
+        limit = p
+    return limit

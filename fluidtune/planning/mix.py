@@ -1,0 +1,175 @@
+"""Changing widths over time: schedules as mixtures of configurations.
+
+In this model a resize is free, so only how long each *configuration* (a mode for every trial that runs, all
+fitting on the n devices at once) is held matters, not the order. The best mixture solves a linear programme
+with one variable a configuration. `hedge` approximates it by running the group in short steps, each with the
+configuration that best serves the trials furthest behind (multiplicative weights); `simplex` solves it by
+column generation and is meant for up to a few dozen trials. Both ask `Pricer` for the configuration that is
+worth most under given weights. This module decides widths over time; which devices is `realise`'s matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fluidtune.planning.bounds import Floats, Modes
+
+#: The mode (see `Modes`) of each trial, -1 where it does not run.
+Configuration = np.ndarray[Any, np.dtype[np.int64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One configuration, held for so many seconds."""
+
+    seconds: float
+    configuration: Configuration
+
+
+class Pricer:
+    """Finds the configuration with the largest sum of weight * gain.
+
+    The trials of largest weight get whole devices, always where one more adds most (gains are concave in
+    whole devices for as long as another one pays); the next ones share the remaining devices as evenly as a
+    packing limit of 2, 3, ... c allows. Every split of the devices between the two kinds is valued at once.
+    That is nearly, not always, the best one: trials that differ in alpha may want another order.
+    """
+
+    def __init__(self, modes: Modes) -> None:
+        self.modes = modes
+        #: What each further whole device adds, by trial.
+        self.steps: Floats = np.diff(modes.gains[:, modes.c - 1 :], axis=1, prepend=0.0)
+        #: Row p - 1 holds every trial's gain on a share 1/p.
+        self.share_gains: Floats = np.ascontiguousarray(modes.gains[:, modes.c - 1 :: -1][:, : modes.c].T)
+        self._sums: Floats = np.zeros((modes.c, len(modes.ids) + 1))
+
+    def best(self, weights: Floats) -> tuple[float, Configuration, Floats]:
+        """(value, configuration, every trial's gain in it), for weights >= 0 a unit of work."""
+        modes, n, c = self.modes, self.modes.n, self.modes.c
+        trials, widest = self.steps.shape
+        order = np.argsort(-weights, kind="stable")
+        steps = (self.steps * weights[:, None])[order].ravel()
+        ranked = np.argpartition(-steps, n - 1)[:n] if len(steps) > n else np.arange(len(steps))
+        ranked = ranked[np.argsort(-steps[ranked], kind="stable")]
+        ranked = ranked[steps[ranked] > 0]
+        # By the number of devices given out whole: what they are worth, the trials on them, what is left.
+        worth = np.concatenate([[0.0], np.cumsum(steps[ranked])])
+        served = np.concatenate([[0], np.cumsum(ranked % widest == 0)])
+        rest = n - np.arange(len(worth))
+        np.cumsum(self.share_gains[:, order] * weights[order], axis=1, out=self._sums[:, 1:])
+        value, whole, shared = float(worth[-1]), len(ranked), (0, 0, 0)
+        for most in range(2, c + 1):
+            sharing = np.minimum(trials - served, most * rest)
+            fewer = sharing // np.maximum(rest, 1)
+            # Devices with `fewer` trials each come first, with the larger weights; the others hold one more.
+            roomy = np.minimum((rest * (fewer + 1) - sharing) * fewer, sharing)
+            middle = served + roomy
+            total = worth + self._sum(fewer, served, middle) + self._sum(fewer + 1, middle, served + sharing)
+            at = int(total.argmax())
+            if total[at] > value * (1 + 1e-13):
+                value, whole, shared = (
+                    float(total[at]),
+                    at,
+                    (int(fewer[at]), int(roomy[at]), int(sharing[at])),
+                )
+        configuration: Configuration = np.full(trials, -1)
+        widths = np.bincount(ranked[:whole] // widest, minlength=trials)
+        configuration[order] = np.where(widths > 0, widths + c - 2, -1)
+        (fewer_at, roomy_at, sharing_at), begin = shared, int(served[whole])
+        configuration[order[begin : begin + roomy_at]] = c - fewer_at
+        configuration[order[begin + roomy_at : begin + sharing_at]] = c - fewer_at - 1
+        gains = np.where(configuration >= 0, modes.gains[np.arange(trials), configuration], 0.0)
+        return value, configuration, gains
+
+    def _sum(self, packed: Integers, begin: Integers, end: Integers) -> Floats:
+        """Worth of the trials from rank ``begin`` to ``end`` on shares 1/packed."""
+        row = np.clip(packed - 1, 0, self.modes.c - 1)
+        summed: Floats = self._sums[row, end] - self._sums[row, begin]
+        return summed
+
+
+def hedge(
+    modes: Modes, pricer: Pricer, step: float, eagerness: float, prior: Floats
+) -> tuple[list[Step], Floats]:
+    """Run the group in steps of at most ``step`` seconds; returns them and the most telling weights.
+
+    A trial's weight is ``prior * exp(eagerness * part of its work left) / height``: a large eagerness keeps
+    all trials abreast, a small one lets the prior speak. Dual to the makespan: the returned weights (to be
+    used as a prior) are those that gave the largest lower bound on it.
+    """
+    left = np.ones(len(modes.ids))
+    steps: list[Step] = []
+    bound, telling = 0.0, prior
+    while True:
+        open_ = left > 0
+        if not open_.any():
+            return steps, telling
+        push = np.exp(eagerness * (left - left.max())) * prior * open_
+        value, configuration, gains = pricer.best(push / modes.heights)
+        if push.sum() / value > bound:
+            bound, telling = float(push.sum() / value), push
+        runs = np.flatnonzero((configuration >= 0) & open_ & (gains > 0))
+        rates = gains[runs] / modes.heights[runs]
+        until_done = left[runs] / rates
+        seconds = float(min(step, until_done.max()))
+        left[runs] = np.where(until_done <= seconds * (1 + 1e-12), 0.0, left[runs] - seconds * rates)
+        configuration[~open_] = -1
+        steps.append(Step(seconds, configuration))
+
+
+def simplex(modes: Modes, pricer: Pricer, *, pivots: int, close: float) -> list[Step]:
+    """The mixture of configurations of least total time: column generation on a dense revised simplex.
+
+    Ends when the mixture is within ``close`` (relative) of its dual bound, or after ``pivots``. Returns at
+    most one step a trial; they do all work but for rounding.
+    """
+    trials = len(modes.ids)
+    scale = float(modes.heights.max())
+    fastest = modes.gains.argmax(axis=1)
+    # At first, one trial at a time, each at its fastest.
+    peak = modes.gains[np.arange(trials), fastest]
+    inverse = np.diag(1.0 / peak)
+    amounts = modes.heights / scale / peak
+    costs = np.ones(trials)
+    basis: list[Configuration | None] = []
+    for i in range(trials):
+        alone: Configuration = np.full(trials, -1)
+        alone[i] = fastest[i]
+        basis.append(alone)
+    bound = 0.0
+    for _ in range(pivots):
+        duals = costs @ inverse
+        lowest = int(duals.argmin())
+        entering: Configuration | None = None
+        if duals[lowest] < -1e-9 * np.abs(duals).max():
+            # Doing more than all of this trial's work would be cheaper: its surplus enters, at no cost.
+            direction, cost = -inverse[:, lowest], 0.0
+        else:
+            duals = np.maximum(duals, 0.0)
+            value, entering, gains = pricer.best(duals)
+            bound = max(bound, float(duals @ modes.heights) / scale / value)
+            if costs @ amounts <= bound * (1 + close):
+                break
+            direction, cost = inverse @ gains, 1.0
+        rising = direction > 1e-11 * np.abs(direction).max()
+        if not rising.any():
+            break
+        ratios = np.where(rising, amounts / np.where(rising, direction, 1.0), np.inf)
+        row = int(ratios.argmin())
+        amount = float(ratios[row])
+        amounts = np.maximum(amounts - amount * direction, 0.0)
+        amounts[row] = amount
+        pivot = inverse[row] / direction[row]
+        inverse = inverse - np.outer(direction, pivot)
+        inverse[row] = pivot
+        costs[row] = cost
+        basis[row] = entering
+    return [
+        Step(float(amount) * scale, configuration)
+        for amount, configuration in zip(amounts, basis, strict=True)
+        if configuration is not None and amount > 0
+    ]

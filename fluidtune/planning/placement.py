@@ -1,0 +1,109 @@
+"""Widths to devices: list scheduling, largest first.
+
+Given how wide every trial runs, this module decides which devices it gets and when it starts. It never
+changes a width. What does not fit queues, and whenever something frees, the largest trial that fits starts:
+a wide trial that waits does not hold up a narrow one, which is what keeps devices from idling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from heapq import heapify, heappop, heappush, heapreplace
+
+from fluidtune.planning.loads import TrialLoad, Width, as_width, check_limits, check_unique, runtime
+from fluidtune.planning.schedule import Schedule, Segment
+
+
+def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Schedule:
+    """Run every trial once, at its width, on ``n`` devices: larger heights first, ties in the given order.
+
+    A share goes to the fullest device that still has room for it (the shares of one device never exceed 1),
+    a width w >= 1 takes w whole devices. ``widths[trial_id]`` must exist and be at most n, else ValueError.
+    Takes O(trials * log(trials)) for a handful of distinct widths.
+    """
+    n, _, _ = check_limits(n)
+    queues: dict[Fraction | int, deque[tuple[int, TrialLoad]]] = {}
+    for rank, load in enumerate(sorted(check_unique(loads), key=lambda load: -load.height)):
+        if load.trial_id not in widths:
+            raise ValueError(f"trial {load.trial_id!r} has no width; give one to every trial")
+        width = as_width(widths[load.trial_id])
+        if load.height > 0:
+            queues.setdefault(width, deque()).append((rank, load))
+    if queues and max(queues) > n:
+        raise ValueError(f"a trial has width {max(queues)}, but there are {n} devices; narrow it")
+    whole = math.lcm(*(Fraction(width).denominator for width in queues))
+    rooms = _Rooms(n, whole)
+    #: By width, how many devices it takes and how much of each.
+    sizes = {width: (max(1, int(width)), min(whole, int(width * whole))) for width in queues}
+    running: list[tuple[float, int, tuple[int, ...], int]] = []
+    segments: list[Segment] = []
+    now = 0.0
+    while queues or running:
+        # Widths are asked in the order of their largest trial; one that does not fit now is not asked again
+        # until something frees.
+        waiting = [(queue[0][0], width) for width, queue in queues.items()]
+        heapify(waiting)
+        while waiting:
+            rank, width = waiting[0]
+            count, units = sizes[width]
+            taken = rooms.take(count, units)
+            if taken is None:
+                heappop(waiting)
+                continue
+            queue = queues[width]
+            load = queue.popleft()[1]
+            end = now + runtime(load, width)
+            segments.append(Segment(load.trial_id, taken, width, now, end))
+            heappush(running, (end, rank, taken, units))
+            if queue:
+                heapreplace(waiting, (queue[0][0], width))
+            else:
+                heappop(waiting)
+                del queues[width]
+        now = running[0][0]
+        while running and running[0][0] == now:
+            _, _, taken, units = heappop(running)
+            rooms.give(taken, units)
+    return Schedule(tuple(segments))
+
+
+class _Rooms:
+    """How much of each device is free, in units of which a whole device has ``whole``."""
+
+    def __init__(self, n: int, whole: int) -> None:
+        self.whole = whole
+        self.free = [whole] * n
+        self.empty = n
+        #: By free units, the devices that had them when pushed; an entry counts while `free` still agrees.
+        self.heaps: dict[int, list[int]] = {whole: list(range(n))}
+
+    def take(self, count: int, units: int) -> tuple[int, ...] | None:
+        """``units`` of ``count`` devices each, the fullest that have them; None when they do not fit now."""
+        if units == self.whole and self.empty < count:
+            return None
+        taken: list[int] = []
+        for room in sorted(self.heaps):
+            if room < units:
+                continue
+            heap = self.heaps[room]
+            while heap and len(taken) < count:
+                device = heappop(heap)
+                # Taking changes `free` at once, so a stale double of an entry cannot be taken twice.
+                if self.free[device] == room:
+                    taken.append(device)
+                    self._set(device, room - units)
+        return tuple(taken) or None
+
+    def give(self, devices: tuple[int, ...], units: int) -> None:
+        """Back to the devices what `take` took."""
+        for device in devices:
+            self._set(device, self.free[device] + units)
+
+    def _set(self, device: int, room: int) -> None:
+        self.empty += (room == self.whole) - (self.free[device] == self.whole)
+        self.free[device] = room
+        if room:
+            heappush(self.heaps.setdefault(room, []), device)

@@ -1,0 +1,138 @@
+"""Filling devices up to a target time: McNaughton's wrap-around rule with widths.
+
+For a target T every trial takes the width that costs the fewest device-seconds among those that finish
+within T. Trials on several devices start first; the rest fill what is left of the devices, share by share,
+up to T, and a trial that does not fit is cut and goes on elsewhere, earlier in time. The smallest T that can
+be filled is searched for. No trial changes its width, so this is near the best when trials are many, and
+poor when they are too few to fill the devices at one width; that is `mix`'s case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fluidtune.planning.bounds import Floats, Modes
+from fluidtune.planning.schedule import Schedule, Segment
+
+#: The search for T starts this far above the bound and doubles; it ends when T is known to half of it.
+_STEP = 0.001
+
+
+def wrap(modes: Modes, bound: float) -> Schedule | None:
+    """A schedule whose makespan is the smallest target found, given that ``bound`` seconds is a lower bound.
+
+    None when nothing was found within a few times the bound.
+    """
+    found = None
+    low, excess = bound, 0.0
+    while found is None and excess < 4:
+        target = bound * (1 + excess + 1e-12)
+        found = _fill(modes, target)
+        if found is None:
+            low, excess = target, 2 * excess or _STEP
+    if found is None:
+        return None
+    high = found.makespan
+    while high > low * (1 + _STEP / 2):
+        middle = (low + high) / 2
+        better = _fill(modes, middle)
+        if better is None:
+            low = middle
+        else:
+            found, high = better, min(middle, better.makespan)
+    return found
+
+
+def _fill(modes: Modes, target: float) -> Schedule | None:
+    """All trials within ``target`` seconds, or None where this rule cannot do it."""
+    fitting = np.where(modes.times <= target, modes.areas, np.inf)
+    chosen = fitting.argmin(axis=1)
+    rows = np.arange(len(chosen))
+    # Without the sum's rounding in mind, a target equal to the bound itself could fail.
+    if fitting[rows, chosen].sum() > modes.n * target * (1 + 1e-9):
+        return None
+    times = modes.times[rows, chosen]
+    order = np.argsort(-times, kind="stable")
+    segments: list[Segment] = []
+    free_at = np.zeros(modes.n)
+    if not _fill_wide(modes, order, chosen, times, target, free_at, segments):
+        return None
+    # One device each first, then halves, and the narrowest, which are the most and the shortest, last.
+    for mode in range(modes.c - 1, -1, -1):
+        trials = order[chosen[order] == mode]
+        if len(trials) and not _fill_shares(modes, mode, trials, times, target, free_at, segments):
+            return None
+    return Schedule(tuple(sorted(segments, key=lambda segment: (segment.start, segment.devices))))
+
+
+def _fill_wide(
+    modes: Modes,
+    order: np.ndarray,
+    chosen: np.ndarray,
+    times: Floats,
+    target: float,
+    free_at: Floats,
+    segments: list[Segment],
+) -> bool:
+    """Trials on two devices and more, longest first, each on the devices that are free soonest."""
+    for i in order[chosen[order] >= modes.c]:
+        width = int(modes.sizes[chosen[i]])
+        devices = np.argsort(free_at, kind="stable")[:width]
+        start = float(free_at[devices[-1]])
+        end = start + float(times[i])
+        if end > target:
+            return False
+        free_at[devices] = end
+        segments.append(Segment(modes.ids[i], tuple(devices.tolist()), width, start, end))
+    return True
+
+
+def _fill_shares(
+    modes: Modes,
+    mode: int,
+    trials: np.ndarray,
+    times: Floats,
+    target: float,
+    free_at: Floats,
+    segments: list[Segment],
+) -> bool:
+    """Trials of one share 1/p, longest first, into p slots a device, up to ``target``."""
+    width, per_device = modes.widths[mode], modes.c - mode
+    slots = _slots(free_at, per_device, target)
+    device, now = -1, target
+    for i, length in zip(trials.tolist(), times[trials].tolist(), strict=True):
+        name, room = modes.ids[i], target - now
+        if length <= room:
+            segments.append(Segment(name, (device,), width, now, now + length))
+            now += length
+            continue
+        device_before, before = device, now
+        device, start = next(slots, (-1, target))
+        if device < 0:
+            return False
+        now = start + length - room
+        if room > 1e-9 * length and now <= before:
+            segments.append(Segment(name, (device_before,), width, before, target))
+        else:
+            # What is left of the slot stays empty: a cut trial would run beside itself.
+            now = start + length
+            if now > target:
+                return False
+        segments.append(Segment(name, (device,), width, start, now))
+    if device >= 0:
+        # One trial a device leaves the rest of the last one free; of a shared one, the rest is given up.
+        free_at[device] = now if per_device == 1 else target
+    return True
+
+
+def _slots(free_at: Floats, per_device: int, target: float) -> Iterator[tuple[int, float]]:
+    """(device, start) of every slot, longest first; a device that is begun is taken up to ``target``."""
+    for device in np.argsort(free_at, kind="stable").tolist():
+        start = float(free_at[device])
+        if start >= target:
+            return
+        free_at[device] = target
+        for _ in range(per_device):
+            yield device, start

@@ -1,0 +1,310 @@
+"""Who held which device when: events in, intervals and the figures over time that follow from them out.
+
+This module decides what an event means for the devices: when a trial begins and ends to hold one, and when a
+device could have been held. Pure: no clock, no files. It does not decide how that looks (pictures.py) and
+does not judge whether it was good (summary.py, gain.py). *Busy* means held by a trial, at its share, whatever
+the trial did with it; a GPU's own counters are not in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fluidtune.report.events import EventDict
+
+
+class Interval(NamedTuple):
+    """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds).
+
+    ``width``: what the trial held of all its devices together in that time.
+    """
+
+    trial: str
+    device: int
+    share: float
+    start: float
+    end: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What a run's devices were used for; times are unix seconds."""
+
+    #: By start; an interval that was open at the end of a killed driver's events ends there.
+    intervals: list[Interval]
+    #: For each device that was ever there, ascending: the disjoint spans in which it was there.
+    available: dict[int, list[tuple[float, float]]]
+    #: The spans in which a driver ran: one, and one more for each time that the experiment was restored.
+    drivers: list[tuple[float, float]]
+
+    @property
+    def start(self) -> float:
+        """When the first driver began; 0 without any event."""
+        return self.drivers[0][0] if self.drivers else 0.0
+
+    @property
+    def end(self) -> float:
+        """When the last driver ended, or what is known of it ends; 0 without any event."""
+        return self.drivers[-1][1] if self.drivers else 0.0
+
+    @property
+    def wall_seconds(self) -> float:
+        """For how long drivers ran, s; the time between a killed driver and the next one is not in it."""
+        return sum(end - start for start, end in self.drivers)
+
+
+class _Replay:
+    """Goes through the events in order and knows who holds what."""
+
+    def __init__(self) -> None:
+        self.intervals: list[Interval] = []
+        self.available: dict[int, list[tuple[float, float]]] = {}
+        self.drivers: list[tuple[float, float]] = []
+        self.now = 0.0
+        #: When the driver that runs began; None before the first event and after run_ended.
+        self.driver_since: float | None = None
+        self.over = False
+        #: device -> since when it is there.
+        self.there: dict[int, float] = {}
+        #: trial -> (devices, share, since).
+        self.held: dict[str, tuple[tuple[int, ...], float, float]] = {}
+        #: Trials with a device on which a worker died, nobody said whose; a trial_started clears it.
+        self.hurt: set[str] = set()
+
+    def begin(self) -> None:
+        self.driver_since = self.now
+        self.over = False
+
+    def finish(self, at: float) -> None:
+        """The driver is gone, and nothing is held or there any more."""
+        for trial in list(self.held):
+            self.release(trial, at)
+        for device in list(self.there):
+            self.lose(device, at)
+        if self.driver_since is not None:
+            self.drivers.append((self.driver_since, at))
+        self.driver_since = None
+
+    def gain(self, device: int, at: float) -> None:
+        self.available.setdefault(device, [])
+        self.there.setdefault(device, at)
+
+    def lose(self, device: int, at: float) -> None:
+        since = self.there.pop(device, at)
+        if at > since:
+            self.available[device].append((since, at))
+
+    def release(self, trial: str, at: float) -> None:
+        self.hurt.discard(trial)
+        devices, share, since = self.held.pop(trial, ((), 0.0, at))
+        if at > since:
+            width = share * len(devices)
+            self.intervals += [Interval(trial, device, share, since, at, width) for device in devices]
+
+    def hold(self, trial: str, devices: Sequence[int], share: float) -> None:
+        self.release(trial, self.now)
+        if not devices or share <= 0:
+            return
+        for device in devices:
+            if device not in self.available:
+                # Nobody said that it was there, so it was from the start: a log whose first lines are gone.
+                assert self.driver_since is not None
+                self.gain(device, self.driver_since)
+        self.held[trial] = (tuple(devices), min(float(share), 1.0), self.now)
+
+    def holders(self, device: int) -> list[str]:
+        return [trial for trial, (devices, _, _) in self.held.items() if device in devices]
+
+    def step(self, event: EventDict) -> None:
+        name = event["event"]
+        before = self.now
+        # The wall clock may be set back while a run goes on; time in a log does not go back.
+        self.now = max(self.now, float(event["t"]))
+        if name == "run_started":
+            self.finish(before)
+            self.begin()
+            for device in event["devices"]:
+                self.gain(int(device["device"]), self.now)
+            return
+        if self.over:
+            return  # what is said after run_ended (workers that go) is about nobody's time
+        if self.driver_since is None:
+            self.begin()
+        if name == "trial_started":
+            self.hold(event["trial"], event["devices"], event["share"])
+        elif name == "resized":
+            self.hold(event["trial"], event["devices"], self.share_after(event))
+        elif name == "resize_failed":
+            held = self.held.get(event["trial"])
+            if held is not None and tuple(event["devices"]) != held[0]:
+                self.hold(event["trial"], event["devices"], self.share_after(event))
+        elif name in ("trial_ended", "trial_suspended"):
+            self.release(event["trial"], self.now)
+        elif name == "device_gained":
+            self.gain(int(event["device"]), self.now)
+        elif name == "device_lost":
+            device = int(event["device"])
+            for trial in self.holders(device):
+                self.release(trial, self.now)
+            self.lose(device, self.now)
+        elif name == "worker_lost":
+            if event.get("trial") is not None:
+                self.release(event["trial"], self.now)
+            else:
+                self.hurt.update(self.holders(event["device"]))
+        elif name == "recovered":
+            if event["trial"] in self.hurt:
+                self.release(event["trial"], self.now)
+        elif name == "run_ended":
+            self.finish(self.now)
+            self.over = True
+
+    def share_after(self, event: EventDict) -> float:
+        if event.get("share") is not None:
+            return float(event["share"])
+        devices, share, _ = self.held.get(event["trial"], ((), 1.0, 0.0))
+        return share if tuple(event["devices"]) == devices else 1.0
+
+
+def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
+    """What the events say of the devices; those that say nothing of them, or are unknown, are passed over."""
+    replay = _Replay()
+    for event in events:
+        replay.step(event)
+    if replay.driver_since is not None:
+        replay.finish(replay.now)
+    replay.intervals.sort(key=lambda interval: (interval.start, interval.device))
+    return Occupancy(
+        replay.intervals,
+        {device: replay.available[device] for device in sorted(replay.available)},
+        replay.drivers,
+    )
+
+
+class Steps(NamedTuple):
+    """A device over time, piecewise constant: entry i holds from times[i] to times[i + 1].
+
+    ``times``: unix seconds, ascending. ``busy``: the share held, never more than is there. ``trials``: how
+    many trials held it. ``there``: 1 when the device was there, else 0. The last entry of each is 0.
+    """
+
+    times: np.ndarray
+    busy: np.ndarray
+    trials: np.ndarray
+    there: np.ndarray
+
+
+def device_steps(use: Occupancy) -> dict[int, Steps]:
+    """Each device's steps, by device, ascending."""
+    by_device: dict[int, list[Interval]] = {device: [] for device in use.available}
+    for interval in use.intervals:
+        by_device.setdefault(interval.device, []).append(interval)
+    return {device: _steps(held, use.available.get(device, ())) for device, held in sorted(by_device.items())}
+
+
+def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> Steps:
+    # One row a change: (time, change of share, of trials, of there); sums over equal times are the steps.
+    changes = [(i.start, i.share, 1.0, 0.0) for i in held] + [(i.end, -i.share, -1.0, 0.0) for i in held]
+    changes += [(start, 0.0, 0.0, 1.0) for start, _ in spans] + [(end, 0.0, 0.0, -1.0) for _, end in spans]
+    if not changes:
+        return Steps(*(np.zeros(0) for _ in range(4)))
+    table = np.array(changes)
+    times, where = np.unique(table[:, 0], return_inverse=True)
+    busy, trials, there = (
+        np.cumsum(np.bincount(where.ravel(), weights=table[:, column], minlength=len(times)))
+        for column in (1, 2, 3)
+    )
+    there = np.round(there)
+    # Adding and taking off 1/3 leaves dust, and a log written while trials change places may say both of
+    # them for an instant: a device is never held more than it is there.
+    busy = np.clip(np.round(busy, 9), 0.0, there)
+    return Steps(times, busy, np.round(trials) * (there > 0), there)
+
+
+def _seconds(steps: Steps, values: np.ndarray) -> float:
+    """The integral of one of the steps' columns over all time, in value seconds."""
+    return float(np.dot(np.diff(steps.times), values[:-1])) if len(values) else 0.0
+
+
+def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The integral of one of the steps' columns between consecutive edges, in value seconds."""
+    if not len(values):
+        return np.zeros(len(edges) - 1)
+    total = np.concatenate([[0.0], np.cumsum(np.diff(steps.times) * values[:-1])])
+    return np.diff(np.interp(edges, steps.times, total))
+
+
+def held_seconds(use: Occupancy) -> float:
+    """Device-seconds that trials held: the sum of share times time, at most what was available."""
+    return sum(_seconds(steps, steps.busy) for steps in device_steps(use).values())
+
+
+def available_seconds(use: Occupancy) -> float:
+    """Device-seconds that were there while a driver ran; gained and lost devices count while they were."""
+    return sum(end - start for spans in use.available.values() for start, end in spans)
+
+
+def utilisation(use: Occupancy) -> float:
+    """`held_seconds` / `available_seconds`, in [0, 1]; 0 where nothing was available."""
+    available = available_seconds(use)
+    return min(1.0, held_seconds(use) / available) if available > 0 else 0.0
+
+
+def device_utilisation(use: Occupancy) -> dict[int, float]:
+    """Each device's busy part of the time that it was there, in [0, 1]; 0 for one that was never there."""
+    result = {}
+    for device, steps in device_steps(use).items():
+        there = _seconds(steps, steps.there)
+        result[device] = min(1.0, _seconds(steps, steps.busy) / there) if there > 0 else 0.0
+    return result
+
+
+def packing_levels(use: Occupancy) -> dict[int, float]:
+    """Device-seconds spent with 0 (idle), 1, 2, ... trials on a device, by that number, ascending."""
+    levels: dict[int, float] = {}
+    for steps in device_steps(use).values():
+        lengths = np.diff(steps.times) * steps.there[:-1] if len(steps.times) else np.zeros(0)
+        for level, seconds in zip(steps.trials[:-1], lengths, strict=True):
+            if seconds > 0:
+                levels[int(level)] = levels.get(int(level), 0.0) + float(seconds)
+    return dict(sorted(levels.items()))
+
+
+@dataclass(frozen=True)
+class BusyOverTime:
+    """Busy fractions averaged over windows; NaN in a window in which there was nothing to be busy."""
+
+    #: Window w is edges[w] to edges[w + 1], unix seconds; shape (windows + 1,).
+    edges: np.ndarray
+    #: device -> its busy part of the time that it was there; shape (windows,).
+    devices: dict[int, np.ndarray]
+    #: Held over available device-seconds of all devices; shape (windows,).
+    total: np.ndarray
+
+
+def busy_over_time(use: Occupancy, edges: np.ndarray | Sequence[float]) -> BusyOverTime:
+    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two)."""
+    edges = np.asarray(edges, dtype=float)
+    if len(edges) < 2 or np.any(np.diff(edges) <= 0):
+        raise ValueError(f"window edges must be two or more ascending times, got {edges.tolist()[:5]}...")
+    busy, there = {}, {}
+    for device, steps in device_steps(use).items():
+        busy[device] = _integral(steps, steps.busy, edges)
+        there[device] = _integral(steps, steps.there, edges)
+    nothing = np.zeros(len(edges) - 1)
+    return BusyOverTime(
+        edges,
+        {device: _fraction(busy[device], there[device]) for device in busy},
+        _fraction(sum(busy.values(), nothing), sum(there.values(), nothing)),
+    )
+
+
+def _fraction(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    # A window that has less than a millionth of its time is rounding at a span's end, not time.
+    enough = whole > 1e-6 * (whole.max() if len(whole) else 0.0)
+    return np.clip(np.divide(part, whole, out=np.full(len(whole), np.nan), where=enough & (whole > 0)), 0, 1)

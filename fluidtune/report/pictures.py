@@ -1,0 +1,469 @@
+"""Two pictures of a run: its trials over its devices in time, and how much of the devices was held.
+
+This module decides what a picture shows and how; what it shows was decided in occupancy.py. It imports
+matplotlib only when a picture is drawn, and never pyplot: no global state, no display, any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fluidtune.report.events import EventDict, Events, load
+from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, occupancy_of, utilisation
+from fluidtune.report.summary import plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+EventSource = Iterable[EventDict] | str | os.PathLike[str]
+
+#: Okabe and Ito's colours, told apart by all common kinds of colour blindness, without black and without
+#: vermillion, which marks losses; then lighter and darker ones of the same hues for what comes after.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
+#: Ours and the other run, in the utilisation picture.
+OURS, OTHER = "#0072B2", "#E69F00"
+LOSS = "#D55E00"
+IDLE = "#ECEFF1"
+INK = "#263238"
+#: Up to so many trials have a legend.
+LEGEND_TRIALS = 12
+#: A picture of more intervals than this is not labelled: no label would fit, and looking takes time.
+LABELLED_INTERVALS = 600
+DPI = 120
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """What to divide seconds by for an axis, and that unit's name."""
+    if seconds > 3 * 3600:
+        return 3600.0, "h"
+    return (60.0, "min") if seconds > 300 else (1.0, "s")
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _polish(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(labelsize=9, colors=INK)
+    axes.set_axisbelow(True)
+
+
+def _device_ticks(axes: Axes, devices: Sequence[int], offset: float) -> None:
+    """Name the rows, device 0 on top; only every n-th name where rows are too low for all of them."""
+    every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 20) if len(devices) <= 40 * step)
+    axes.set_yticks([row + offset for row in range(0, len(devices), every)])
+    axes.set_yticklabels([str(device) for device in devices[::every]])
+    axes.set_ylabel("device", color=INK)
+
+
+def _row_height(devices: int) -> float:
+    """Height of a device's row in inches, so that 1 is no ribbon and 64 fit on a screen."""
+    return float(np.clip(9.0 / max(devices, 1), 0.13, 0.6))
+
+
+def _head(events: Events) -> EventDict:
+    return next((event for event in events if event["event"] == "run_started"), {})
+
+
+def _title(events: Events, use: Occupancy) -> str:
+    head = _head(events)
+    trials = len({interval.trial for interval in use.intervals})
+    noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(
+        str(head.get("kind")), "device"
+    )
+    parts = [
+        str(head.get("run") or "run"),
+        f"{plural(trials, 'trial')} on {plural(len(use.available), noun)}",
+    ]
+    return ", ".join(parts)
+
+
+def _short_names(trials: Sequence[str]) -> dict[str, str]:
+    """Trials without what all their names begin with: 'train_4f2e1_00007' is '7' among its like."""
+    # What the first and the last in order have in common, all have.
+    pairs = zip(min(trials, default=""), max(trials, default=""), strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Only whole words, so that 17 and 18 do not become 7 and 8, and one trial alone keeps a name.
+    prefix = trials[0][: trials[0].rfind("_", 0, common) + 1] if trials else ""
+    names = {}
+    for trial in trials:
+        rest = trial[len(prefix) :]
+        names[trial] = rest.lstrip("0") or "0" if rest.isdigit() else rest
+    return names
+
+
+def _slots(intervals: Sequence[Interval]) -> list[float]:
+    """For each interval of one device the part of the row's height, from 0, at which its share begins.
+
+    A trial keeps its place when it is resized; otherwise it gets the lowest place that is free.
+    """
+    placed: list[float] = []
+    open_now: list[tuple[float, float, float, str]] = []  # end, bottom, top, trial
+    last: dict[str, float] = {}
+    for interval in intervals:
+        # An interval that ends as another starts is in nobody's way.
+        open_now = [slot for slot in open_now if slot[0] > interval.start]
+        bottoms = [last[interval.trial]] if interval.trial in last else []
+        bottoms += sorted({0.0, *(top for _, _, top, _ in open_now)})
+        for bottom in bottoms:
+            top = bottom + interval.share
+            free = all(top <= low + 1e-9 or bottom >= high - 1e-9 for _, low, high, _ in open_now)
+            if free and top <= 1 + 1e-9:
+                break
+        else:
+            # Free, but not in one piece: 1/2 beside two thirds apart. Draw over a neighbour, in the row.
+            bottom = max(0.0, 1 - interval.share)
+        last[interval.trial] = bottom
+        open_now.append((interval.end, bottom, bottom + interval.share, interval.trial))
+        placed.append(bottom)
+    return placed
+
+
+def timeline_figure(events_or_path: EventSource) -> Figure:
+    """The timeline: a row a device, a bar a trial that holds it, as high as its share of the device.
+
+    A trial has one colour; the colours repeat when there are many trials. Grey is a device that is idle,
+    white one that is not there.
+    """
+    events = load(events_or_path)
+    use = occupancy_of(events)
+    devices = list(use.available)
+    rows = {device: row for row, device in enumerate(devices)}
+    unit, unit_name = _time_unit(use.end - use.start)
+    figure = _new_figure(12, 1.5 + _row_height(len(devices)) * max(len(devices), 1))
+    axes = figure.add_subplot()
+    _polish(axes)
+
+    def at(seconds: float) -> float:
+        return (seconds - use.start) / unit
+
+    for device, spans in use.available.items():
+        axes.broken_barh(
+            [(at(start), (end - start) / unit) for start, end in spans],
+            (rows[device] + 0.06, 0.88),
+            facecolor=IDLE,
+            linewidth=0,
+            zorder=1,
+        )
+    colours = _colours(use)
+    boxes = _boxes(use, rows)
+    _draw_boxes(axes, boxes, colours, at)
+    _draw_marks(axes, events, use, rows, at)
+    for start, _ in use.drivers[1:]:
+        axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
+    axes.set_xlim(0, max(at(use.end), 1e-9))
+    axes.set_ylim(max(len(devices), 1), 0)
+    _device_ticks(axes, devices, 0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"time since start ({unit_name})", color=INK)
+    axes.set_title(
+        f"{_title(events, use)}, {utilisation(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10
+    )
+    names = _short_names(list(colours))
+    _draw_labels(figure, axes, boxes, names, colours, at)
+    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1)
+    return figure
+
+
+def _colours(use: Occupancy) -> dict[str, str]:
+    """Each trial's colour, by first start: the next of the palette that its neighbours do not have."""
+    colours: dict[str, str] = {}
+    recent: dict[int, list[str]] = defaultdict(list)  # device -> its last few trials
+    for interval in use.intervals:
+        trials = recent[interval.device]
+        if interval.trial not in colours:
+            taken = {colours[trial] for trial in trials}
+            first = len(colours)
+            turns = [PALETTE[(first + step) % len(PALETTE)] for step in range(len(PALETTE))]
+            colours[interval.trial] = next((colour for colour in turns if colour not in taken), turns[0])
+        recent[interval.device] = [*(trial for trial in trials if trial != interval.trial), interval.trial][
+            -4:
+        ]
+    return colours
+
+
+#: An interval and where it is drawn: bottom and top on the y axis.
+_Box = tuple[Interval, float, float]
+
+
+def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
+    by_device: dict[int, list[Interval]] = defaultdict(list)
+    for interval in use.intervals:
+        by_device[interval.device].append(interval)
+    boxes: list[_Box] = []
+    for device, intervals in by_device.items():
+        for interval, bottom in zip(intervals, _slots(intervals), strict=True):
+            low = rows[device] + 0.06 + 0.88 * bottom
+            boxes.append((interval, low, low + 0.88 * interval.share))
+    return boxes
+
+
+def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: Any) -> None:
+    # One collection for all: 10,000 rectangles of their own would take minutes.
+    from matplotlib.collections import PolyCollection
+
+    corners = [
+        [(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)]
+        for i, low, high in boxes
+    ]
+    faces = [colours[interval.trial] for interval, _, _ in boxes]
+    # White seams keep equal neighbours apart, but must not eat bars that are a pixel wide.
+    seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
+    bars = PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
+    bars.set_gid("trials")
+    axes.add_collection(bars, autolim=False)
+
+
+def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: Any) -> None:
+    """Triangles where a trial grew (up) or shrank (down), crosses where something was lost."""
+    marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
+    width: dict[str, int] = {}
+    for event in events:
+        name = event["event"]
+        if name == "trial_started":
+            width[event["trial"]] = len(event["devices"])
+        elif name == "resized" and event["devices"]:
+            before, now = width.get(event["trial"], 0), len(event["devices"])
+            width[event["trial"]] = now
+            row = rows.get(event["devices"][0])
+            if row is not None:
+                marks["grown" if now >= before else "shrunk"].append((at(event["t"]), row + 0.5))
+        elif name in ("worker_lost", "device_lost"):
+            row = rows.get(event["device"])
+            if row is not None and use.start <= event["t"] <= use.end:
+                marks["lost"].append((at(event["t"]), row + 0.5))
+    many = sum(len(points) for points in marks.values()) > 150 or len(rows) > 32
+    size = 9 if many else 30
+    for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
+        if marks[name]:
+            x, y = zip(*marks[name], strict=True)
+            axes.scatter(
+                x,
+                y,
+                marker=marker,
+                s=size * (2.2 if name == "lost" else 1),
+                c=LOSS if name == "lost" else "white",
+                edgecolors="white" if name == "lost" else INK,
+                linewidths=0.4 if many else 0.8,
+                zorder=6,
+                clip_on=False,
+                gid=name,
+            )
+
+
+def _readable_on(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
+
+
+def _draw_labels(
+    figure: Figure,
+    axes: Axes,
+    boxes: Sequence[_Box],
+    names: Mapping[str, str],
+    colours: Mapping[str, str],
+    at: Any,
+) -> None:
+    """A trial's short name in each of its bars that has room for it."""
+    if len(boxes) > LABELLED_INTERVALS or not boxes:
+        return
+    figure.draw_without_rendering()  # the layout, so that we know how many points a bar has
+    to_points = 72 / figure.dpi
+    for interval, low, high in boxes:
+        colour = colours[interval.trial]
+        (left, top), (right, bottom) = axes.transData.transform(
+            [(at(interval.start), low), (at(interval.end), high)]
+        )
+        wide, tall = (right - left) * to_points, abs(bottom - top) * to_points
+        size = min(8.5, tall * 0.72)
+        # A digit is about 0.6 em wide. Small triangles may sit on the bar's start: leave room for one.
+        if size >= 5 and len(names[interval.trial]) * 0.62 * size + 14 <= wide:
+            axes.text(
+                at((interval.start + interval.end) / 2),
+                (low + high) / 2,
+                names[interval.trial],
+                ha="center",
+                va="center_baseline",
+                fontsize=size,
+                color=_readable_on(colour),
+                zorder=5,
+                clip_on=True,
+            )
+
+
+def _draw_legend(
+    figure: Figure, names: Mapping[str, str], colours: Mapping[str, str], axes: Axes, restored: bool
+) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[Any] = []
+    if len(colours) <= LEGEND_TRIALS:
+        entries += [
+            Patch(color=colour, label=f"trial {names[trial]}"[:28]) for trial, colour in colours.items()
+        ]
+    else:
+        entries.append(Patch(color=PALETTE[0], label="a trial (colours repeat)"))
+    entries.append(Patch(color=IDLE, label="idle"))
+    drawn = {collection.get_gid() for collection in axes.collections}
+    for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
+        if name in drawn:
+            face, edge = (LOSS, "white") if name == "lost" else ("white", INK)
+            label = {
+                "grown": "resize: more devices",
+                "shrunk": "resize: fewer devices",
+                "lost": "worker or device lost",
+            }
+            entries.append(
+                Line2D(
+                    [],
+                    [],
+                    linestyle="",
+                    marker=marker,
+                    markersize=7,
+                    markerfacecolor=face,
+                    markeredgecolor=edge,
+                    label=label[name],
+                )
+            )
+    if restored:
+        entries.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="driver restored"))
+    # Matplotlib fills columns; read line by line, they should go on in the same order.
+    columns = min(len(entries), 7)
+    entries = [entry for column in range(columns) for entry in entries[column::columns]]
+    figure.legend(handles=entries, loc="outside lower left", ncols=columns, fontsize=8.5, frameon=False)
+
+
+def _window(seconds: float) -> float:
+    """The width of a window in seconds: round, and at most 150 of them; an hour gets figure 3.2's 30 s."""
+    for window in (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600):
+        if seconds <= 150 * window:
+            return float(window)
+    return float(np.ceil(seconds / 150 / 3600) * 3600)
+
+
+def utilisation_figure(
+    events: EventSource,
+    compare: EventSource | None = None,
+    *,
+    label: str = "FluidTune",
+    compare_label: str = "stock Ray Tune",
+) -> Figure:
+    """Held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
+
+    ``compare``: another run's events, drawn as lines on the same axes, its time since its own start; its
+    devices are matched with ours by their order.
+    """
+    ours = load(events)
+    runs = [(ours, label, OURS)]
+    if compare is not None:
+        runs.append((load(compare), compare_label, OTHER))
+    uses = [occupancy_of(run) for run, _, _ in runs]
+    longest = max(use.end - use.start for use in uses)
+    window = _window(longest)
+    unit, unit_name = _time_unit(longest)
+    rows = max(1, *(len(use.available) for use in uses))
+    low = _row_height(rows) * rows
+    figure = _new_figure(12, 4.2 + low)
+    above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.6, max(low, 0.6)]})
+    for number, ((_, name, colour), use) in enumerate(zip(runs, uses, strict=True)):
+        length = use.end - use.start
+        if length <= 0:
+            continue
+        inside = np.arange(1, np.ceil(length / window - 1e-9)) * window
+        edges = use.start + np.concatenate([[0.0], inside, [length]])
+        busy = busy_over_time(use, edges)
+        x = (edges - use.start) / unit
+        text = f"{name}: {utilisation(use):.0%} held, {length / unit:.3g} {unit_name}"
+        _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
+        for row, device in enumerate(busy.devices):
+            _draw_use(below, x, busy.devices[device], rows - 1 - row, 0.86, colour, number == 0, None)
+    names = list(max(uses, key=lambda use: len(use.available)).available)
+    _finish_above(above, f"{_title(ours, uses[0])}: devices held by trials")
+    _device_ticks(below, names, 0.0)
+    # Device 0 is on top, as in the timeline; a row's baseline is its whole number.
+    below.set_yticks(
+        [rows - 1 - tick + 0.43 for tick in below.get_yticks()],
+        [t.get_text() for t in below.get_yticklabels()],
+    )
+    below.set_ylim(-0.05, rows)
+    below.set_xlim(0, max(longest / unit, 1e-9))
+    below.set_xlabel(f"time since start ({unit_name}), averaged over {window:g} s", color=INK)
+    below.set_title("each device, a row is 0 to 100 %", loc="left", fontsize=10, color=INK)
+    for row in range(rows):
+        below.axhline(row, color="#CFD8DC", linewidth=0.6, zorder=0)
+    _polish(below)
+    below.tick_params(axis="y", length=0)
+    return figure
+
+
+def _finish_above(axes: Axes, title: str) -> None:
+    axes.set_ylim(0, 104)
+    axes.set_yticks([0, 25, 50, 75, 100])
+    axes.set_ylabel("all devices, held (%)", color=INK)
+    axes.grid(axis="y", color="#CFD8DC", linewidth=0.6)
+    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2
+        )
+    _polish(axes)
+
+
+def _draw_use(
+    axes: Axes,
+    edges: np.ndarray,
+    part: np.ndarray,
+    base: float,
+    height: float,
+    colour: str,
+    area: bool,
+    label: str | None,
+) -> None:
+    """One step curve: ``part`` (0 to 1, or NaN for not there) in the windows between ``edges``."""
+    values = base + height * part
+    if area:
+        axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.35, linewidth=0, zorder=2)
+    line = 1.6 if label else 0.8
+    axes.stairs(
+        values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4
+    )
+
+
+def _save(figure: Figure, out: str | os.PathLike[str]) -> Path:
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, format="png")
+    return out
+
+
+def timeline_png(events_or_path: EventSource, out: str | os.PathLike[str]) -> Path:
+    """Write `timeline_figure` as a PNG to ``out`` and return where it is."""
+    return _save(timeline_figure(events_or_path), out)
+
+
+def utilisation_png(
+    events: EventSource,
+    out: str | os.PathLike[str],
+    compare: EventSource | None = None,
+    *,
+    label: str = "FluidTune",
+    compare_label: str = "stock Ray Tune",
+) -> Path:
+    """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
+    return _save(utilisation_figure(events, compare, label=label, compare_label=compare_label), out)

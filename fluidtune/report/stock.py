@@ -1,0 +1,130 @@
+"""A stock Ray Tune run as events, so that it can be drawn beside ours.
+
+Stock Tune writes no event log; what is known of it is when each trial ran, and mostly not on which device.
+This module decides only how that becomes the events that occupancy.py reads: a trial has its device alone
+from its start to its end, and where nobody knows which device it was, it gets the lowest that is free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import EventDict, EventLogError, Events
+
+_EXPECTED = 'expected {"trial": id, "start": unix seconds, "end": unix seconds, "device": number or list}'
+
+
+def events_from_tune_results(
+    records: Iterable[Mapping[str, Any] | str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    devices: int | Sequence[int] | None = None,
+    run: str = "stock Ray Tune",
+    kind: str = "",
+) -> Events:
+    """run_started, trial_started, trial_ended and run_ended of a run that has no event log.
+
+    ``records``: {"trial", "start", "end", "device"} each, times in unix seconds; "device" is a number, a list
+    of them, or left out; "share" (default 1) may be given; a trial may have several. Or paths instead: a JSON
+    file with a list of these, a JSON-lines file of them, the ``result.json`` that Ray Tune keeps for each
+    trial, or a run's directory with such in it.
+    ``devices``: how many the cluster had, or their numbers, so that those never used count as idle; None: as
+    many as are needed. Raises `EventLogError` for a record without what is needed.
+    """
+    if isinstance(records, (str, os.PathLike)):
+        records = [records]
+    rows: list[Mapping[str, Any]] = []
+    for record in records:
+        rows += [record] if isinstance(record, Mapping) else _rows_of(Path(record))
+    for row in rows:
+        if not {"trial", "start", "end"} <= row.keys() or row["end"] < row["start"]:
+            raise EventLogError(f"{dict(row)!r} is no record of a trial's time: {_EXPECTED}, end >= start")
+    # What took no time held nothing.
+    rows = sorted((row for row in rows if row["end"] > row["start"]), key=lambda row: row["start"])
+    given = range(devices) if isinstance(devices, int) else devices
+    placed = _place(rows, given)
+    names = sorted({device for held in placed for device in held} | set(given or ()))
+
+    timed: list[tuple[float, int, EventDict]] = []
+    for row, held in zip(rows, placed, strict=True):
+        start, end = float(row["start"]), float(row["end"])
+        share = float(row.get("share", 1.0))
+        started = {"trial": str(row["trial"]), "devices": list(held), "share": share, "resumed": False}
+        timed.append((start, 1, {"t": start, "event": "trial_started", **started}))
+        ended = {"trial": str(row["trial"]), "ending": row.get("ending", "stopped")}
+        timed.append((end, 0, {"t": end, "event": "trial_ended", **ended}))
+    # At one instant what ends goes before what starts, so that a device changes hands without an overlap.
+    timed.sort(key=lambda item: item[:2])
+    begin = timed[0][0] if timed else 0.0
+    over = timed[-1][0] if timed else 0.0
+    head: EventDict = {
+        "run": run,
+        "ray": None,
+        "fluidtune": None,
+        "python": None,
+        "machine": "",
+        "kind": kind,
+        "devices": [{"device": device, "node": "local"} for device in names],
+        "settings": {},
+        "algorithm": "",
+        "metric": None,
+        "mode": None,
+    }
+    tail = {"seconds": over - begin, "trials": len({row["trial"] for row in rows}), "best": None}
+    return Events(
+        [
+            {"t": begin, "event": "run_started", **head},
+            *(event for _, _, event in timed),
+            {"t": over, "event": "run_ended", **tail},
+        ]
+    )
+
+
+def _place(rows: Sequence[Mapping[str, Any]], devices: Sequence[int] | None) -> list[tuple[int, ...]]:
+    """Each row's devices; rows are by start."""
+    #: device -> when the last trial that was put on it ends.
+    free_at: dict[int, float] = dict.fromkeys(devices or (), float("-inf"))
+    placed = []
+    for row in rows:
+        device = row.get("device")
+        if device is None:
+            free = [name for name in sorted(free_at) if free_at[name] <= row["start"]]
+            if free:
+                device = free[0]
+            elif devices:
+                # The times that Tune keeps are of results, not of actors, and may overlap a little.
+                device = min(free_at, key=lambda name: (free_at[name], name))
+            else:
+                device = len(free_at)
+        held = (int(device),) if isinstance(device, (int, float)) else tuple(int(name) for name in device)
+        for name in held:
+            free_at[name] = max(free_at.get(name, float("-inf")), row["end"])
+        placed.append(held)
+    return placed
+
+
+def _rows_of(path: Path) -> list[Mapping[str, Any]]:
+    if path.is_dir():
+        return [row for file in sorted(path.rglob("result.json")) for row in _rows_of(file)]
+    text = path.read_text()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
+            raise EventLogError(f"{path} is neither JSON nor JSON lines: {_EXPECTED}") from None
+    rows = found if isinstance(found, list) else [found]
+    if rows and all(
+        isinstance(row, dict) and {"timestamp", "time_this_iter_s"} <= row.keys() for row in rows
+    ):
+        # Tune's own: a trial's results. The first iteration began that much before its result.
+        start = rows[0]["timestamp"] - rows[0]["time_this_iter_s"]
+        trial = rows[0].get("trial_id", path.parent.name)
+        return [{"trial": trial, "start": start, "end": rows[-1]["timestamp"]}]
+    if not all(isinstance(row, dict) for row in rows):
+        raise EventLogError(f"{path} holds no records of trials: {_EXPECTED}")
+    return rows

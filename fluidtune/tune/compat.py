@@ -1,0 +1,68 @@
+"""The one list of everything that FluidTune uses of Ray beyond its public API.
+
+Each entry says what is used and why; tests/tune/test_compat.py fails when a Ray release changes it.
+Nothing else in the project may import a Ray module with an underscore in its path.
+
+- ``TuneController._actor_manager``: replaced by ours on the first trial. Ray took its pluggable executor
+  away in 2.7; this attribute, with `RayActorManager`'s methods, is where it stood.
+- ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
+- ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
+- ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
+- The train session of a function trainable: a follower's is muted, so that only the leader reports.
+- ``HyperBandScheduler._hyperbands`` and ``_Bracket``'s fields: what rung a trial is in and how long it is.
+- ``AsyncHyperBandScheduler._max_t``, ``_time_attr`` of both: how long a trial may train.
+- ``Tuner._local_tuner``: where a restored Tuner keeps its `TuneConfig`.
+- ``Trainable._iteration``, ``_time_total``: continued when a trial resumes from a commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from packaging.version import Version
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
+from ray.train._internal.session import get_session
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.result import RESULT_DUPLICATE, TRIAL_INFO
+
+from fluidtune.errors import FluidTuneError
+
+#: The Ray versions that the tests run on, oldest and newest; pyproject claims the same range.
+OLDEST_RAY = "2.44"
+NEWEST_RAY = "2.60"
+
+__all__ = [
+    "RESULT_DUPLICATE",
+    "TRIAL_INFO",
+    "TrackedActor",
+    "TrainingResult",
+    "TuneController",
+    "check_ray_version",
+    "controller_of",
+    "get_session",
+]
+
+
+def check_ray_version(version: str | None = None) -> None:
+    """Raise FluidTuneError for a Ray that the tests have never run on."""
+    found = Version(version or ray.__version__)
+    low, high = Version(OLDEST_RAY), Version(NEWEST_RAY)
+    if not (low.release <= found.release[:2] and found.release[:2] <= high.release):
+        raise FluidTuneError(
+            f"Ray {found} is outside the versions FluidTune is tested on ({OLDEST_RAY} to {NEWEST_RAY}); "
+            f'install one of them: pip install "ray[tune]>={OLDEST_RAY},<2.{high.minor + 1}"'
+        )
+
+
+def controller_of(handed: Any) -> TuneController:
+    """The TuneController behind what a scheduler is handed (the controller itself or a wrapper of it)."""
+    return getattr(handed, "_tune_controller", handed)
+
+
+def mute_session() -> None:
+    """Make this process' function-trainable session swallow reports: it belongs to a follower."""
+    session = get_session()
+    if session is not None:
+        session.report = lambda *args, **kwargs: None

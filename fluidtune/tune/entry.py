@@ -1,0 +1,128 @@
+"""`fluidtune.run` and `fluidtune.Tuner`: Ray Tune's own entry points, with an executor.
+
+Both are Ray's, called with a scheduler that carries FluidTune's executor. What can be checked is checked
+here, before a process is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ray
+import ray.tune
+from ray import cloudpickle
+from ray.tune import TuneConfig
+
+from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune.executor import FluidExecutor
+from fluidtune.tune.scheduler import FluidScheduler
+
+# The originals: the launcher puts ours in their place.
+_RAY_RUN = ray.tune.run
+_RAY_TUNER = ray.tune.Tuner
+
+
+def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
+    """``ray.tune.run`` under FluidTune.
+
+    Args:
+        run_or_experiment: as in ``ray.tune.run``; so is every other parameter, and what is returned.
+        executor: the execution settings; None for the defaults.
+
+    Raises:
+        FluidTuneError: the settings cannot work here, or the trainable cannot be sent to a worker.
+    """
+    executor = executor or FluidExecutor()
+    if callable(run_or_experiment):
+        _check_picklable(run_or_experiment)
+    kwargs["scheduler"] = _wrapped(kwargs.get("scheduler"), executor)
+    _ready(executor)
+    return _RAY_RUN(run_or_experiment, **kwargs)
+
+
+class Tuner(_RAY_TUNER):
+    """``ray.tune.Tuner`` under FluidTune: its parameters, plus ``executor``."""
+
+    def __init__(
+        self,
+        trainable: Any = None,
+        *,
+        executor: FluidExecutor | None = None,
+        tune_config: TuneConfig | None = None,
+        **kwargs: Any,
+    ):
+        executor = executor or FluidExecutor()
+        if callable(trainable):
+            _check_picklable(trainable)
+        tune_config = tune_config or TuneConfig()
+        tune_config = dataclasses.replace(tune_config, scheduler=_wrapped(tune_config.scheduler, executor))
+        super().__init__(trainable, tune_config=tune_config, **kwargs)
+
+    @classmethod
+    def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
+        """``ray.tune.Tuner.restore``; the executor is the saved one unless another is given.
+
+        Works for an experiment that stock Ray Tune began, too.
+        """
+        stock = _RAY_TUNER.restore(path, trainable, **kwargs)
+        tuner = cls.__new__(cls)
+        tuner.__dict__.update(stock.__dict__)
+        config = tuner._local_tuner._tune_config
+        scheduler = config.scheduler
+        if isinstance(scheduler, FluidScheduler):
+            if executor is not None:
+                scheduler.executor = executor
+        else:
+            config.scheduler = _wrapped(scheduler, executor or FluidExecutor())
+        return tuner
+
+    def fit(self) -> Any:
+        scheduler = self._local_tuner._tune_config.scheduler
+        _ready(scheduler.executor)
+        return super().fit()
+
+
+def _wrapped(scheduler: Any, executor: FluidExecutor) -> FluidScheduler:
+    if isinstance(scheduler, FluidScheduler):
+        return scheduler
+    return FluidScheduler(scheduler, executor)
+
+
+def _ready(executor: FluidExecutor) -> None:
+    """Start Ray as Tune would, and refuse settings that this cluster cannot satisfy."""
+    if not ray.is_initialized():
+        ray.init()
+    spec = DeviceSpec.parse(executor.devices)
+    if spec is not None:
+        layout(spec, {}, ray.cluster_resources(), max_packing=1)
+
+
+def _check_picklable(trainable: Any) -> None:
+    name = getattr(trainable, "__name__", repr(trainable))
+    try:
+        cloudpickle.dumps(trainable)
+    except Exception as error:
+        culprit = _culprit(trainable)
+        raise FluidTuneError(
+            f"the trainable {name} cannot be sent to a worker: {error}"
+            + (f" (it uses {culprit} from outside itself)" if culprit else "")
+            + "; create such objects inside the trainable, or pass data with tune.with_parameters"
+        ) from None
+
+
+def _culprit(trainable: Any) -> str | None:
+    """The name of a global or closure variable of the function that cannot be pickled."""
+    code = getattr(trainable, "__code__", None)
+    if code is None:
+        return None
+    cells = [(n, c) for n, c in zip(code.co_freevars, trainable.__closure__ or (), strict=False)]
+    found = {n: c.cell_contents for n, c in cells}
+    found.update({n: trainable.__globals__[n] for n in code.co_names if n in trainable.__globals__})
+    for name, value in found.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"{name!r} ({type(value).__name__})"
+    return None

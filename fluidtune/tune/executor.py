@@ -1,0 +1,48 @@
+"""The settings of an execution, checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune import compat
+
+_BACKENDS = ("torch",)
+
+
+@dataclass(frozen=True)
+class FluidExecutor:
+    """How FluidTune executes a tuning job.
+
+    Args:
+        devices: what the job runs on: "gpu" or "gpu:N" (whole GPUs), "cpu" or "cpu:N" (cores). None: GPUs if the
+            script's trials ask for them, else cores; all that the Ray cluster has.
+        max_packing: the packing limit c, how many trials may share one device when trials are many. None: what
+            the script itself asks for (a trial that asks for half a GPU is packed in twos, others not).
+        max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
+        backend: the collective library of elastic trials, "torch".
+
+    Raises:
+        FluidTuneError: a setting is impossible, or Ray is not of a version that is tested.
+    """
+
+    devices: str | None = None
+    max_packing: int | None = None
+    max_workers: int | None = None
+    backend: str = "torch"
+
+    def __post_init__(self) -> None:
+        compat.check_ray_version()
+        spec = DeviceSpec.parse(self.devices)
+        for name in ("max_packing", "max_workers"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
+        if self.backend not in _BACKENDS:
+            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(_BACKENDS)}")
+        if self.max_workers and spec and spec.count and self.max_workers > spec.count:
+            raise FluidTuneError(
+                f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "
+                f"use at most {spec.count}, or leave it out"
+            )

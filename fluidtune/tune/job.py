@@ -1,0 +1,330 @@
+"""One tuning job's belongings: its devices, its workers, its engine and its event log.
+
+It is made when Tune adds the job's first trial, and closed when Tune cleans up. It carries no messages (the
+manager does) and takes no scheduling decision (the engine does).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.tune.experiment import Trial
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.util.metrics import Counter, Gauge
+
+import fluidtune
+from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
+from fluidtune.cluster.pool import PooledWorker, WorkerPool
+from fluidtune.cluster.worker import Info, Outcome
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
+from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
+from fluidtune.tune.run import Run
+
+logger = logging.getLogger(__name__)
+
+#: A worker that was told to clean up and has not within this time is killed, seconds.
+CLEAN_DEADLINE_S = 30.0
+
+
+class Job:
+    """See the module. Made by `for_controller`."""
+
+    @classmethod
+    def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> Job | None:
+        """The job that the controller's first trial shows; None when only Ray can place its trials."""
+        request = trial.placement_group_factory
+        if len(request.bundles) != 1 or request.head_bundle_is_empty:
+            logger.warning(
+                "FluidTune: trials of this job ask for %d bundles (%s); their placement is left to Ray Tune",
+                len(request.bundles),
+                request.bundles,
+            )
+            return None
+        return cls(controller, scheduler, dict(request.bundles[0]))
+
+    def __init__(self, controller: Any, scheduler: Any, request: dict[str, float]):
+        settings = scheduler.executor
+        self._controller = controller
+        self._scheduler = scheduler
+        self._concurrency = _asked_concurrency(controller.search_alg)
+        stream = not scheduler.synchronous
+        self.layout = layout(
+            DeviceSpec.parse(settings.devices),
+            request,
+            ray.cluster_resources(),
+            max_packing=settings.max_packing or 1,
+            concurrency=self._concurrency if stream else None,
+        )
+        self.backend = settings.backend
+        self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
+        self.name = uuid.uuid4().hex[:8]
+        self.reservation = Reservation(self.layout)
+        self.pool = WorkerPool(self.layout, self.reservation, self.name)
+        self.engine = Engine(
+            max_packing=settings.max_packing or 1,
+            max_workers=settings.max_workers,
+        )
+        self._groups: set[str] = set()
+        self._refs: dict[Any, Any] = {}
+        self._kinds: dict[str, m.Kind] = {}
+        self._in_use: dict[str, tuple[int, ...]] = {}
+        self._started = time.time()
+        self._watched: dict[str, float] = {}
+        directory = self._directory(controller)
+        self._log = EventLog(directory / EVENT_LOG_NAME)
+        self._busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
+        self._waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
+        self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
+        self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
+        self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
+
+    @staticmethod
+    def _directory(controller: Any) -> Path:
+        """Where the event log goes: the experiment's directory, or what Tune uploads to it."""
+        storage = controller._storage
+        local = storage.storage_filesystem.type_name in ("local", "subtree")
+        path = Path(storage.experiment_fs_path if local else storage.experiment_driver_staging_path)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    # --- devices
+
+    def devices_there(self, wait_s: float) -> list[tuple[int, str]]:
+        """Wait a little for the first devices, begin the event log, and name those that are there."""
+        came, _ = self.reservation.poll(wait_s)
+        scheduler = self._scheduler
+        self._log.write(
+            "run_started",
+            run=self._controller._storage.experiment_dir_name,
+            ray=ray.__version__,
+            fluidtune=fluidtune.__version__,
+            python=platform.python_version(),
+            machine=f"{platform.node()}, {os.cpu_count()} cores",
+            kind=self.layout.kind,
+            devices=[{"device": d, "node": node} for d, node in came.items()],
+            settings={k: getattr(scheduler.executor, k) for k in scheduler.executor.__dataclass_fields__},
+            algorithm=type(scheduler.base_scheduler).__name__,
+            metric=scheduler.metric,
+            mode=scheduler.mode,
+        )
+        return list(came.items())
+
+    def poll_devices(self) -> tuple[list[tuple[int, str]], list[int]]:
+        came, gone = self.reservation.poll()
+        for device in gone:
+            self._log.write("device_lost", device=device)
+        for device, node in came.items():
+            self._log.write("device_gained", device=device, node=node)
+        self._kill_overdue()
+        return list(came.items()), gone
+
+    def resources_in_use(self) -> dict[str, float]:
+        """Logical resources of the devices that trials hold, for Tune's display."""
+        held = {device for devices in self._in_use.values() for device in devices}
+        return {name: amount * len(held) for name, amount in self.layout.bundle.items()}
+
+    def status_line(self, trials: int) -> str:
+        held = {device for devices in self._in_use.values() for device in devices}
+        wide = sum(1 for devices in self._in_use.values() if len(devices) > 1)
+        return (
+            f"FluidTune: {len(held)}/{len(self.reservation.nodes)} {self.layout.kind} devices busy, "
+            f"{len(self._in_use)} trials on them ({wide} on several), {max(0, trials - len(self._in_use))} waiting"
+        )
+
+    # --- trials
+
+    def trainable_ref(self, trial: Trial) -> Any:
+        """The trial's trainable in Ray's object store, put there once."""
+        trainable = trial.get_trainable_cls()
+        if trainable not in self._refs:
+            self._refs[trainable] = ray.put(trainable)
+        return self._refs[trainable]
+
+    def arrival(self, trial: Trial) -> list[m.Event]:
+        """What the engine is told when Tune wants this trial to run."""
+        member = self._scheduler.membership(trial)
+        events: list[m.Event] = []
+        if member.group not in self._groups:
+            self._groups.add(member.group)
+            concurrency = None if member.synchronous else self._concurrency
+            events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency))
+            self._log.write(
+                "group_announced",
+                group=member.group,
+                synchronous=member.synchronous,
+                algorithm=type(self._scheduler.base_scheduler).__name__,
+                concurrency=concurrency,
+            )
+        done = float((trial.last_result or {}).get("training_iteration") or 0.0)
+        left = None if member.target is None else max(0.0, member.target - done)
+        # What one trial of a trainable turned out to be, the next one will be too, until it shows otherwise.
+        kind = self._kinds.get(trial.trainable_name, "plain")
+        share = self.layout.share
+        self._log.write("trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left)
+        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share))
+        return events
+
+    def kind_found(self, trial: Trial, kind: m.Kind) -> None:
+        self._kinds[trial.trainable_name] = kind
+        self._log.write("kind_found", trial=trial.trial_id, kind=kind)
+
+    def decide(self, events: list[m.Event]) -> list[m.Instruction]:
+        """Hand a batch of events to the engine; log what it says and what it means for who holds what."""
+        for event in events:
+            if isinstance(event, m.TrialEnded):
+                self._in_use.pop(event.trial, None)
+                self._log.write("trial_ended", trial=event.trial, ending=event.ending)
+            elif isinstance(event, m.WorkerLost):
+                self._in_use.pop(event.trial, None)
+                self._log.write("trial_suspended", trial=event.trial)
+            elif isinstance(event, (m.Resized, m.ResizeFailed)) and event.trial in self._in_use:
+                self._in_use[event.trial] = event.devices
+        instructions = self.engine.handle(*events, now=time.time())
+        for instruction in instructions:
+            if isinstance(instruction, m.Start):
+                self._in_use[instruction.trial] = instruction.devices
+                self._log.write(
+                    "trial_started",
+                    trial=instruction.trial,
+                    devices=list(instruction.devices),
+                    share=float(instruction.share),
+                    resumed=isinstance(instruction, m.Resume),
+                )
+        self._busy.set(len({d for devices in self._in_use.values() for d in devices}), {"job": self.name})
+        return instructions
+
+    def result(self, run: Run, outcome: Outcome) -> None:
+        metric = self._scheduler.metric
+        value = outcome.result.get(metric) if metric else None
+        self._log.write(
+            "trial_result",
+            trial=run.id,
+            iteration=run.delivered,
+            seconds=outcome.seconds,
+            width=run.width if run.width > 1 else float(run.share),
+            metric=float(value) if isinstance(value, (int, float)) else None,
+        )
+        self._iterations.inc(1, {"job": self.name})
+
+    def resized(self, run: Run, seconds: float) -> None:
+        self._log.write("resized", trial=run.id, devices=list(run.wanted), seconds=seconds)
+        self._resizes.inc(1, {"job": self.name})
+
+    def log(self, event: str, **fields: Any) -> None:
+        self._log.write(event, **fields)
+
+    # --- workers
+
+    def ready(self, device: int, others: tuple[int, ...]) -> bool:
+        """Whether `take` can serve now."""
+        return self.pool.ready(device, alone=bool(others))
+
+    def take(self, device: int, others: tuple[int, ...]) -> tuple[PooledWorker, bool]:
+        """A worker of the device; True when it is a new process. ``others``: further GPUs that it must see."""
+        warm = self.pool.idle(device) and not others
+        visible = None
+        if others and self.layout.kind == "gpu":
+            visible = [self.gpu_id(d) for d in (device, *others)]
+        return self.pool.take(device, time.time(), visible), not warm
+
+    def gpu_id(self, device: int) -> str:
+        """The id of the GPU that a device's placement group holds, asked of a worker inside it."""
+        for worker in self.pool.workers.values():
+            if worker.device == device and worker.gpus:
+                return worker.gpus[0]
+        probe = self.pool.take(device, time.time())
+        info: Info = ray.get(probe.actor.info.remote())
+        self.pool.discard(probe)
+        return info.gpus[0] if info.gpus else str(device)
+
+    def worker_known(self, worker: PooledWorker, value: Any) -> None:
+        if isinstance(value, Info):
+            worker.pid, worker.gpus = value.pid, value.gpus
+            self._log.write(
+                "worker_started",
+                worker=worker.name,
+                device=worker.device,
+                pid=value.pid,
+                seconds=time.time() - worker.asked,
+            )
+
+    def alive(self, worker: PooledWorker) -> bool:
+        return worker.name in self.pool.workers
+
+    def watch(self, worker: PooledWorker) -> None:
+        """Kill the worker if it has not cleaned up in time."""
+        self._watched.setdefault(worker.name, time.monotonic() + CLEAN_DEADLINE_S)
+
+    def _kill_overdue(self) -> None:
+        for name, deadline in list(self._watched.items()):
+            if time.monotonic() > deadline:
+                del self._watched[name]
+                worker = self.pool.workers.get(name)
+                if worker is not None and worker.busy:
+                    self._replace(worker, "it did not clean up in time")
+
+    def cleaned(self, worker: PooledWorker, value: Any) -> None:
+        """A worker has unloaded a trial: it is free, or it is replaced."""
+        self._watched.pop(worker.name, None)
+        if not self.alive(worker):
+            return
+        if value is None:
+            self.pool.give_back(worker)
+        else:
+            self._replace(worker, str(value))
+
+    def _replace(self, worker: PooledWorker, reason: str) -> None:
+        self._log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:500])
+        self.pool.discard(worker)
+
+    def worker_lost(self, worker: PooledWorker, reason: str) -> None:
+        if self.alive(worker):
+            self._log.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:500])
+            self._losses.inc(1, {"job": self.name})
+            self.pool.discard(worker)
+
+    # --- the end
+
+    def close(self, trials: Iterable[Trial]) -> None:
+        """Kill the workers, give the devices back, end the log and draw the pictures."""
+        self.pool.close()
+        self.reservation.remove()
+        trials = list(trials)
+        metric = self._scheduler.metric
+        values = {
+            t.trial_id: float(t.last_result[metric])
+            for t in trials
+            if metric and isinstance((t.last_result or {}).get(metric), (int, float))
+        }
+        best = None
+        if values:
+            trial = (min if self._scheduler.mode == "min" else max)(values, key=lambda name: values[name])
+            best = {"trial": trial, "metric": values[trial]}
+        self._log.write("run_ended", seconds=time.time() - self._started, trials=len(trials), best=best)
+        self._log.close()
+        try:
+            write_report(self._log.path)
+        except Exception:
+            # The run's results are safe; a picture that cannot be drawn must not take them down.
+            logger.exception("FluidTune: the report of this run could not be written")
+
+
+def _asked_concurrency(search_alg: Any) -> int | None:
+    """How many trials the script wants in flight (``max_concurrent_trials``, a ConcurrencyLimiter), if it says."""
+    if isinstance(search_alg, BasicVariantGenerator):
+        return search_alg.max_concurrent or None
+    searcher = getattr(search_alg, "searcher", None)
+    while searcher is not None:
+        if isinstance(searcher, ConcurrencyLimiter):
+            return searcher.max_concurrent
+        searcher = getattr(searcher, "searcher", None)
+    return None

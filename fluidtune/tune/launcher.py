@@ -1,0 +1,86 @@
+"""`fluidtune run SCRIPT`: run an unmodified Ray Tune script under FluidTune.
+
+The script runs as ``python SCRIPT`` would run it, with ``ray.tune.run`` and ``ray.tune.Tuner`` replaced by
+ours beforehand. Nothing else of the script or of Ray is touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray.tune
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune import entry
+from fluidtune.tune.executor import FluidExecutor
+
+# `ray.tune.tune` and `ray.tune.tuner` are modules of the same names as what they hold.
+_PLACES = ("ray.tune", "ray.tune.tune", "ray.tune.tuner")
+
+
+@contextmanager
+def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
+    """While this is open, ``ray.tune.run`` and ``ray.tune.Tuner`` are FluidTune's. Yields the names called so far."""
+    called: list[str] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        called.append("ray.tune.run")
+        return entry.run(*args, executor=executor, **kwargs)
+
+    class Tuner(entry.Tuner):
+        def __init__(self, *args: Any, **kwargs: Any):
+            kwargs.setdefault("executor", executor)
+            super().__init__(*args, **kwargs)
+
+        @classmethod
+        def restore(cls, path: str, trainable: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("executor", executor)
+            return super().restore(path, trainable, **kwargs)
+
+        def fit(self) -> Any:
+            called.append("ray.tune.Tuner")
+            return super().fit()
+
+    replaced = []
+    for place in _PLACES:
+        module = importlib.import_module(place)
+        for name, ours, original in (("run", run, entry._RAY_RUN), ("Tuner", Tuner, entry._RAY_TUNER)):
+            if getattr(module, name, None) is original:
+                replaced.append((module, name, original))
+                setattr(module, name, ours)
+    try:
+        yield called
+    finally:
+        for module, name, original in replaced:
+            setattr(module, name, original)
+
+
+def run_script(script: str, args: Sequence[str], executor: FluidExecutor) -> None:
+    """Run the script as ``__main__`` with its arguments.
+
+    Raises:
+        FluidTuneError: there is no such script, or it called neither ``ray.tune.run`` nor ``ray.tune.Tuner.fit``.
+        Whatever the script raises.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise FluidTuneError(f"there is no script {script!r}; give the path of a Python file")
+    argv, search = sys.argv, list(sys.path)
+    sys.argv = [str(path), *args]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with standing_in(executor) as called:
+            runpy.run_path(str(path), run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, search
+    if not called:
+        raise FluidTuneError(
+            f"{script} ended without calling ray.tune.run or ray.tune.Tuner(...).fit(), so there was nothing "
+            "for FluidTune to execute; is the call behind a condition or an argument?"
+        )

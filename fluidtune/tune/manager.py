@@ -1,0 +1,574 @@
+"""The shell between Tune's controller, the engine and the workers.
+
+It has the interface of Ray's own `RayActorManager`, so Tune's controller drives it as it drives that one: "add an
+actor for this trial, run ``train`` on it, tell me the result". But an actor here is a place in a queue: the
+engine decides when a trial starts, on which devices and how wide; a warm worker hosts it; a worker that dies
+is replaced under the trial without Tune noticing. Nothing is decided here but the order in which messages
+are carried.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.tune.experiment import Trial
+from ray.tune.result import TRAINING_ITERATION
+
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.worker import LoadSpec, Outcome
+from fluidtune.elastic import Reform
+from fluidtune.engine import messages as m
+from fluidtune.tune import compat
+from fluidtune.tune.job import Job
+from fluidtune.tune.run import MAX_DEATHS, Run, Task
+
+logger = logging.getLogger(__name__)
+
+
+def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager | None:
+    """Put FluidTune's executor under this controller, once; the first trial shows what the job needs.
+
+    Returns None for a job whose trials Ray alone can place (several bundles): it runs as under stock Tune.
+    """
+    manager = controller._actor_manager
+    if isinstance(manager, FluidActorManager):
+        manager.note_trial(trial)
+        return manager
+    job = Job.for_controller(controller, scheduler, trial)
+    if job is None:
+        return None
+    controller._reuse_actors = False
+    manager = controller._actor_manager = FluidActorManager(job)
+    manager.note_trial(trial)
+    return manager
+
+
+class FluidActorManager:
+    """Ray Tune's actor manager, with FluidTune's engine behind it. See `RayActorManager` for the methods' meaning."""
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._engine = job.engine
+        self._trials: dict[str, Trial] = {}
+        #: Runs that Tune has asked for and not let go of, by ticket.
+        self._runs: dict[compat.TrackedActor, Run] = {}
+        self._by_trial: dict[str, Run] = {}
+        self._failed: set[int] = set()
+        #: Runs that Tune let go of in this step; why is read from the trial when the step is over.
+        self._released: list[Run] = []
+        self._events: list[m.Event] = []
+        #: Callbacks into Tune that are due, one a step.
+        self._due: deque[Callable[[], None]] = deque()
+        #: Ray futures and who handles them: (value or exception) -> None.
+        self._futures: dict[Any, Callable[[Any], None]] = {}
+        #: Who waits for a worker that is still cleaning up: (device, further devices, what to do with the worker).
+        self._wanting: list[tuple[int, tuple[int, ...], Callable[[PooledWorker], None]]] = []
+        self._polled = 0.0
+        #: What Tune's controller reads directly: ticket -> (handle of the worker's actor, None).
+        self._live_actors_to_ray_actors_resources: dict[compat.TrackedActor, tuple[Any, None]] = {}
+        self._actor_task_events = self
+        for device, node in job.devices_there(wait_s=5.0):
+            self._events.append(m.DeviceGained(device, node))
+
+    # --- what the scheduler tells
+
+    def note_trial(self, trial: Trial) -> None:
+        self._trials[trial.trial_id] = trial
+
+    def budget_changed(self, trial_id: str, iterations: float | None) -> None:
+        if trial_id in self._by_trial:
+            self._events.append(m.BudgetChanged(trial_id, iterations))
+
+    def status_line(self) -> str:
+        """One line for Tune's progress display."""
+        return self._job.status_line(len(self._runs))
+
+    # --- RayActorManager's interface
+
+    def add_actor(
+        self,
+        cls: Any,
+        kwargs: dict[str, Any],
+        resource_request: Any,
+        *,
+        on_start: Callable[..., None] | None = None,
+        on_stop: Callable[..., None] | None = None,
+        on_error: Callable[..., None] | None = None,
+    ) -> compat.TrackedActor:
+        tracked = compat.TrackedActor(
+            uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error
+        )
+        trial = self._trials[kwargs["config"][compat.TRIAL_INFO].trial_id]
+        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial))
+        self._runs[tracked] = run
+        # The same trial may still be on its way out (paused and promoted in one step): say so first.
+        self._tell_released()
+        self._by_trial[trial.trial_id] = run
+        self._events.extend(self._job.arrival(trial))
+        return tracked
+
+    def remove_actor(self, tracked_actor: Any, kill: bool = False, stop_future: Any = None) -> bool:
+        if tracked_actor.actor_id in self._failed:
+            return False
+        run = self._runs.pop(tracked_actor)
+        was_live = self._live_actors_to_ray_actors_resources.pop(tracked_actor, None) is not None
+        self._forget(run)
+        self._released.append(run)
+        if was_live:
+            self._due.append(lambda: tracked_actor._on_stop and tracked_actor._on_stop(tracked_actor))
+        return was_live
+
+    def is_actor_started(self, tracked_actor: Any) -> bool:
+        return tracked_actor in self._live_actors_to_ray_actors_resources
+
+    def is_actor_failed(self, tracked_actor: Any) -> bool:
+        return tracked_actor.actor_id in self._failed
+
+    def schedule_actor_task(
+        self,
+        tracked_actor: Any,
+        method_name: str,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        on_result: Callable[..., None] | None = None,
+        on_error: Callable[..., None] | None = None,
+        _return_future: bool = False,
+    ) -> Any:
+        if tracked_actor.actor_id in self._failed:
+            return None
+        run = self._runs[tracked_actor]
+        if method_name == "stop":
+            return None  # remove_actor follows and unloads the worker
+        task = Task(method_name, args or (), kwargs or {}, on_result, on_error)
+        run.tasks.append(task)
+        self._issue(run)
+        return task.future if _return_future else None
+
+    def clear_actor_task_futures(self, tracked_actor: Any) -> None:
+        run = self._runs.get(tracked_actor)
+        if run is not None:
+            for task in run.tasks:
+                self._futures.pop(task.future, None)
+                if task.future is not None:
+                    self._futures[task.future] = lambda value: None
+            run.tasks.clear()
+
+    def get_live_actors_resources(self) -> dict[str, float]:
+        return self._job.resources_in_use()
+
+    @property
+    def num_live_actors(self) -> int:
+        return len(self._live_actors_to_ray_actors_resources)
+
+    @property
+    def num_pending_actors(self) -> int:
+        return len(self._runs) - self.num_live_actors
+
+    @property
+    def num_total_actors(self) -> int:
+        return len(self._runs) + len(self._due)
+
+    @property
+    def num_actor_tasks(self) -> int:
+        return sum(len(run.tasks) for run in self._runs.values())
+
+    def resolve_future(self, future: Any) -> None:
+        """Wait for one task and handle it now (Tune does so for a trial's export)."""
+        self._handle(future)
+
+    def next(self, timeout: float | None = None) -> bool:
+        """Carry out what is due, wait for at most one event, and call back into Tune for it."""
+        self._advance()
+        if not self._due:
+            self._wait(timeout)
+            self._advance()
+        if self._due:
+            self._due.popleft()()
+            return True
+        return False
+
+    def cleanup(self) -> None:
+        """The run is over: give every process and device back."""
+        self._futures.clear()
+        self._tell_released()
+        self._job.close(self._trials.values())
+
+    # --- carrying out
+
+    def _advance(self) -> None:
+        """Tell the engine what happened and do what it says, until there is nothing more to tell."""
+        self._poll_devices()
+        self._tell_released()
+        while self._events:
+            events, self._events = self._events, []
+            for instruction in self._job.decide(events):
+                self._carry_out(instruction)
+        wanting, self._wanting = self._wanting, []
+        for device, others, then in wanting:
+            self._take(device, others, then)
+
+    def _poll_devices(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and (self._job.reservation.complete or now - self._polled < 0.5):
+            return
+        self._polled = now
+        came, gone = self._job.poll_devices()
+        self._events.extend(m.DeviceLost(device) for device in gone)
+        self._events.extend(m.DeviceGained(device, node) for device, node in came)
+
+    def _tell_released(self) -> None:
+        for run in self._released:
+            if run.trial.status == Trial.ERROR:
+                ending: m.Ending = "failed"
+            else:
+                ending = "stopped" if run.trial.status == Trial.TERMINATED else "paused"
+            self._unload(run, finished=ending != "paused")
+            self._events.append(m.TrialEnded(run.id, ending))
+        self._released.clear()
+
+    def _carry_out(self, instruction: m.Instruction) -> None:
+        if isinstance(instruction, m.Start):
+            run = self._by_trial[instruction.trial]
+            run.devices, run.share, run.width = instruction.devices, instruction.share, 1
+            run.wanted = instruction.devices
+            self._place(run)
+        elif isinstance(instruction, m.Resize):
+            run = self._by_trial[instruction.trial]
+            run.wanted = instruction.devices
+            self._begin_resize(run)
+        elif isinstance(instruction, m.Suspend):
+            self._by_trial[instruction.trial].suspend = True
+        # Release needs nothing: workers go back to the pool when they have cleaned up.
+
+    # --- a trial's leader
+
+    def _place(self, run: Run) -> None:
+        """Load the trial into a worker of its first device."""
+        placement = run.placement = object()
+
+        def load(worker: PooledWorker) -> None:
+            if run.placement is not placement:
+                self._job.pool.give_back(worker)  # the trial ended while it waited for a worker
+                return
+            run.leader = worker
+            self._track(
+                worker.actor.load.remote(run.trainable_ref, self._spec(run)),
+                lambda value: self._loaded(run, worker, value),
+            )
+
+        # Several devices and not elastic: one process that sees them all.
+        self._take(run.devices[0], run.devices[1:] if self._job.layout.share > 1 else (), load)
+
+    def _take(self, device: int, others: tuple[int, ...], then: Callable[[PooledWorker], None]) -> None:
+        """Call ``then`` with a worker of the device, at once or when one has cleaned up."""
+        if not self._job.ready(device, others):
+            self._wanting.append((device, others, then))
+            return
+        worker, fresh = self._job.take(device, others)
+        if fresh:
+            self._track(worker.actor.info.remote(), lambda value: self._job.worker_known(worker, value))
+        then(worker)
+
+    def _spec(self, run: Run) -> LoadSpec:
+        result = run.trial.last_result or {}
+        kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
+        return LoadSpec(
+            trial=run.id,
+            kwargs=kwargs,
+            delivered=run.delivered,
+            time_total=float(result.get("time_total_s") or 0.0),
+            backend=self._job.backend,
+            device=self._job.torch_device,
+        )
+
+    def _loaded(self, run: Run, worker: PooledWorker, value: Any) -> None:
+        if run.leader is not worker:
+            return  # the trial ended while it was being loaded
+        if isinstance(value, RayActorError):
+            self._worker_died(run, worker, value)
+        elif isinstance(value, Exception):
+            self._fail(run, value)
+        elif run.started:
+            self._recovered(run)
+        else:
+            run.live = run.started = True
+            tracked = run.tracked
+            self._live_actors_to_ray_actors_resources[tracked] = (worker.actor, None)
+            self._due.append(lambda: tracked._on_start and tracked._on_start(tracked))
+
+    def _recovered(self, run: Run) -> None:
+        """The trial stands in a new worker where its last commit or checkpoint left it; go on with what was asked."""
+        run.live = True
+        assert run.leader is not None
+        self._live_actors_to_ray_actors_resources[run.tracked] = (run.leader.actor, None)
+        run.trial.temporary_state.ray_actor = run.leader.actor
+        self._job.log("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
+        checkpoint = run.trial.latest_checkpoint_result
+        if checkpoint and not (run.tasks and run.tasks[0].method == "restore"):
+            run.tasks.appendleft(Task("restore", (checkpoint,), {}, None, None))
+        self._issue(run)
+
+    def _issue(self, run: Run) -> None:
+        """Send the trial's next task to its leader, one at a time and in order."""
+        if not run.live or not run.tasks or run.tasks[0].issued or run.leader is None:
+            return
+        task = run.tasks[0]
+        if run.suspend and task.method == "train" and run.at_own_checkpoint():
+            self._move(run)
+            return
+        task.issued = True
+        method = getattr(run.leader.actor, task.method)
+        if task.method == "train":
+            # The leader keeps it until a boundary at which the new workers have announced themselves.
+            reform, run.reform = run.reform, None
+            run.reforming = run.reforming or reform is not None
+            task.future = method.remote(reform) if reform is not None else method.remote()
+        else:
+            task.future = method.remote(*task.args, **task.kwargs)
+        self._track(task.future, lambda value: self._answered(run, task, value))
+
+    def _answered(self, run: Run, task: Task, value: Any) -> None:
+        if task not in run.tasks:
+            return
+        if isinstance(value, RayActorError):
+            self._worker_died(run, run.leader, value)
+            return
+        if isinstance(value, Outcome) and value.lost:
+            self._recover(run, f"its group broke: {value.lost}")
+            return
+        run.tasks.remove(task)
+        self._issue(run)
+        if isinstance(value, Exception):
+            self._due.append(lambda: task.on_error and task.on_error(run.tracked, value))
+            return
+        if isinstance(value, Outcome):
+            self._iteration_done(run, value)
+            value = value.result
+        self._due.append(lambda: task.on_result and task.on_result(run.tracked, value))
+
+    def _iteration_done(self, run: Run, outcome: Outcome) -> None:
+        run.deaths = 0
+        run.address = outcome.address
+        if outcome.kind != run.kind:
+            run.kind = outcome.kind
+            self._job.kind_found(run.trial, outcome.kind)
+            self._events.append(m.KindFound(run.id, outcome.kind))
+        if outcome.reformed is not None:
+            self._finish_resize(run, outcome.reformed)
+        if compat.RESULT_DUPLICATE not in outcome.result:
+            run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
+            self._events.append(m.Result(run.id, outcome.seconds, run.width if run.width > 1 else run.share))
+            self._job.result(run, outcome)
+        if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
+            # It was started on several devices before its loop could say where the others find it.
+            self._begin_resize(run)
+
+    def _move(self, run: Run) -> None:
+        """Take a trial off its device at its own checkpoint; it goes on from there where the engine says."""
+        run.suspend = run.live = False
+        run.loss = "moved to a device of its own"
+        self._unload(run, finished=False)
+        self._events.append(m.TrialEnded(run.id, "paused"))
+        self._events.extend(self._job.arrival(run.trial))
+
+    # --- resizing
+
+    def _begin_resize(self, run: Run) -> None:
+        """Bring the workers of an elastic trial to those of ``run.wanted``: warm them up while the trial trains."""
+        new = [device for device in run.wanted if device not in run.workers()]
+        if run.address is None and new:
+            return  # not known to be elastic yet, or its leader has not said where to be found
+        self._job.log(
+            "resize_started",
+            trial=run.id,
+            devices_from=list(run.workers()),
+            devices_to=list(run.wanted),
+            reason="grow" if len(run.wanted) > run.width else "shrink",
+        )
+        run.generation += 1
+        generation = run.generation
+        run.ready = set()
+        run.awaited = set(new)
+
+        def join(worker: PooledWorker) -> None:
+            if run.generation != generation or worker.device not in run.awaited:
+                self._job.pool.give_back(worker)  # the resize was called off meanwhile
+                return
+            run.joining[worker.device] = worker
+            self._track(
+                worker.actor.join.remote(run.trainable_ref, self._spec(run)),
+                lambda value: self._joined(run, worker, value),
+            )
+
+        for device in new:
+            self._take(device, (), join)
+        if not new:
+            self._all_ready(run)
+
+    def _joined(self, run: Run, worker: PooledWorker, value: Any) -> None:
+        if run.joining.get(worker.device) is not worker:
+            return
+        if value is not True:
+            reason = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else "its loop ended early"
+            if isinstance(value, RayActorError):
+                del run.joining[worker.device]
+                self._lost_worker(worker, value)
+            self._cancel_join(run, reason)
+            return
+        run.ready.add(worker.device)
+        if run.ready == run.awaited:
+            self._all_ready(run)
+
+    def _all_ready(self, run: Run) -> None:
+        """Every new worker stands at the loop's entrance: let them in at the leader's next boundary."""
+        assert run.address is not None
+        workers = {**run.workers(), **run.joining}
+        members = tuple(workers[device].name for device in run.wanted)
+        reform = run.reform = Reform(run.generation, members, run.address)
+        for device, worker in run.joining.items():
+            run.followers[device] = worker
+            self._track(
+                worker.actor.enter.remote(reform),
+                lambda value, worker=worker: self._follower_ended(run, worker, value),
+            )
+        run.joining, run.awaited = {}, set()
+
+    def _cancel_join(self, run: Run, reason: str) -> None:
+        for worker in run.joining.values():
+            self._clean(worker)
+        run.joining, run.awaited = {}, set()
+        devices = tuple(run.workers())
+        run.wanted = devices
+        self._job.log("resize_failed", trial=run.id, devices=list(devices), reason=reason[:500])
+        self._events.append(m.ResizeFailed(run.id, devices))
+
+    def _finish_resize(self, run: Run, reformed: tuple[int, float]) -> None:
+        generation, seconds = reformed
+        if generation != run.generation or not run.reforming:
+            return
+        run.reforming = False
+        run.followers = {d: w for d, w in run.followers.items() if d in run.wanted}
+        run.width = len(run.wanted)
+        run.devices = run.wanted
+        self._job.resized(run, seconds)
+        self._events.append(m.Resized(run.id, run.wanted, seconds))
+
+    def _follower_ended(self, run: Run, worker: PooledWorker, value: Any) -> None:
+        """A follower's loop is over: it was told to leave, its group broke, or its process died."""
+        died = isinstance(value, RayActorError)
+        expected = run.leader is None or worker.device not in run.wanted or run.followers.get(worker.device) is not worker
+        if died:
+            self._lost_worker(worker, value)
+        else:
+            self._clean(worker)
+        if not expected:
+            run.followers.pop(worker.device, None)
+            self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}")
+
+    # --- losses
+
+    def _worker_died(self, run: Run, worker: PooledWorker | None, error: Exception) -> None:
+        if worker is not None:
+            self._lost_worker(worker, error)
+            run.leader = None if run.leader is worker else run.leader
+        run.deaths += 1
+        if run.deaths >= MAX_DEATHS:
+            self._fail(run, error)
+        else:
+            self._recover(run, f"its worker died: {str(error).strip().splitlines()[0]}")
+
+    def _recover(self, run: Run, reason: str) -> None:
+        """Take the trial off what is left of its workers; the engine gives it new devices."""
+        if run.tracked not in self._runs:
+            return
+        run.live, run.loss = False, reason
+        for task in run.tasks:
+            self._futures.pop(task.future, None)
+            task.issued, task.future = False, None
+        # A restore that was issued and not answered is part of getting back, not of what Tune still waits for.
+        while run.tasks and run.tasks[0].method == "restore" and run.tasks[0].on_result is None:
+            run.tasks.popleft()
+        self._unload(run, finished=False)
+        self._poll_devices(force=True)
+        self._events.append(m.WorkerLost(run.id))
+
+    def _fail(self, run: Run, error: Exception) -> None:
+        """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
+        tracked = run.tracked
+        self._failed.add(tracked.actor_id)
+        tasks = list(run.tasks)
+        self._runs.pop(tracked, None)
+        self._live_actors_to_ray_actors_resources.pop(tracked, None)
+        self._forget(run)
+        self._unload(run, finished=False)
+        self._events.append(m.TrialEnded(run.id, "failed"))
+
+        def tell() -> None:
+            if tracked._on_error:
+                tracked._on_error(tracked, error)
+            for task in tasks:
+                if task.on_error:
+                    task.on_error(tracked, error)
+
+        self._due.append(tell)
+
+    def _forget(self, run: Run) -> None:
+        if self._by_trial.get(run.id) is run:
+            del self._by_trial[run.id]
+        for task in run.tasks:
+            self._futures.pop(task.future, None)
+
+    def _unload(self, run: Run, finished: bool) -> None:
+        """Let every worker of the trial clean up, leader first so that it can dismiss the others."""
+        leader, run.leader = run.leader, None
+        followers, run.followers = run.followers, {}
+        joining, run.joining = run.joining, {}
+        run.placement, run.awaited, run.reform, run.reforming = None, set(), None, False
+        if leader is not None:
+            self._clean(leader, finished)
+        for worker in joining.values():
+            self._clean(worker)
+        # Followers clean up when their `enter` returns, see _follower_ended.
+        for worker in followers.values():
+            self._job.watch(worker)
+
+    def _clean(self, worker: PooledWorker, finished: bool = False) -> None:
+        if not self._job.alive(worker):
+            return
+        self._track(
+            worker.actor.unload.remote(finished),
+            lambda value: self._job.cleaned(worker, value),
+        )
+
+    def _lost_worker(self, worker: PooledWorker, error: Exception) -> None:
+        self._job.worker_lost(worker, str(error).strip().splitlines()[0])
+        self._poll_devices(force=True)
+
+    # --- futures
+
+    def _track(self, future: Any, handler: Callable[[Any], None]) -> None:
+        self._futures[future] = handler
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._futures:
+            if timeout:
+                time.sleep(min(timeout, 0.1))
+            return
+        ready, _ = ray.wait(list(self._futures), num_returns=1, timeout=timeout)
+        for future in ready:
+            self._handle(future)
+
+    def _handle(self, future: Any) -> None:
+        handler = self._futures.pop(future)
+        try:
+            value = ray.get(future)
+        except Exception as error:
+            value = error
+        handler(value)

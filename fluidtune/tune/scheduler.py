@@ -1,0 +1,127 @@
+"""A trial scheduler that leaves every decision to the one it wraps, and every execution to FluidTune.
+
+Promotions, pauses and stops are the base scheduler's. What is added: on the first trial it puts FluidTune's
+executor under Tune's controller, and it tells the engine about groups and budgets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.result import TRAINING_ITERATION
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune import compat
+from fluidtune.tune.executor import FluidExecutor
+from fluidtune.tune.groups import adapter_for
+
+
+class FluidScheduler(TrialScheduler):
+    """Runs any stock Ray Tune scheduler's trials under FluidTune, in a stock ``ray.tune.Tuner``.
+
+    Args:
+        base_scheduler: the scheduler of the script; None is Tune's own default, FIFO.
+        executor: the execution settings; None for the defaults.
+    """
+
+    _supports_buffered_results = False
+
+    def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
+        super().__init__()
+        if isinstance(base_scheduler, str):
+            from ray.tune.schedulers import create_scheduler
+
+            base_scheduler = create_scheduler(base_scheduler)
+        base_scheduler = base_scheduler if base_scheduler is not None else FIFOScheduler()
+        if isinstance(base_scheduler, FluidScheduler):
+            raise FluidTuneError("the scheduler is a FluidScheduler already; wrap it once")
+        if not isinstance(base_scheduler, TrialScheduler):
+            raise FluidTuneError(
+                f"base_scheduler={base_scheduler!r} is not a ray.tune scheduler; pass one, or None for FIFO"
+            )
+        self.base_scheduler = base_scheduler
+        self.executor = executor or FluidExecutor()
+        self._manager: Any = None
+        self._mode: str | None = None
+        #: trial id -> the iteration at which the engine believes its budget to end.
+        self._targets: dict[str, float | None] = {}
+        self._adapter = adapter_for(base_scheduler)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tuner pickles its configuration before the run, for a later restore; a running executor stays behind.
+        state = dict(self.__dict__)
+        state.update(_manager=None, _targets={})
+        return state
+
+    @property
+    def metric(self) -> str | None:
+        return self.base_scheduler.metric
+
+    @property
+    def mode(self) -> str | None:
+        """The script's "min" or "max", if it said so anywhere."""
+        return getattr(self.base_scheduler, "_mode", None) or self._mode
+
+    @property
+    def synchronous(self) -> bool:
+        """The algorithm's groups are batches whose makespan counts."""
+        return self._adapter.synchronous
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        self._mode = mode
+        return self.base_scheduler.set_search_properties(metric, mode, **spec)
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        from fluidtune.tune.manager import install
+
+        controller = compat.controller_of(tune_controller)
+        self._manager = install(controller, self, trial)
+        self.base_scheduler.on_trial_add(tune_controller, trial)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        self.base_scheduler.on_trial_error(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
+        if decision == TrialScheduler.CONTINUE and self._manager is not None:
+            target = self._adapter.membership(trial).target
+            if target != self._targets.get(trial.trial_id):
+                self._targets[trial.trial_id] = target
+                left = None if target is None else max(0.0, target - result.get(TRAINING_ITERATION, 0))
+                self._manager.budget_changed(trial.trial_id, left)
+        return decision
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        self.base_scheduler.on_trial_complete(tune_controller, trial, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        self.base_scheduler.on_trial_remove(tune_controller, trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        for trial in self._adapter.promoted():
+            tune_controller._set_trial_status(trial, Trial.PENDING)
+        chosen = self.base_scheduler.choose_trial_to_run(tune_controller)
+        if chosen is not None and chosen.status == Trial.PENDING:
+            # Tune offers every pending trial to the executor by itself; which one starts is the engine's choice.
+            return None
+        return chosen
+
+    def debug_string(self) -> str:
+        lines = self.base_scheduler.debug_string()
+        return f"{lines}\n{self._manager.status_line()}" if self._manager is not None else lines
+
+    def save(self, checkpoint_path: str) -> None:
+        self.base_scheduler.save(checkpoint_path)
+
+    def restore(self, checkpoint_path: str) -> None:
+        self.base_scheduler.restore(checkpoint_path)
+
+    # --- for the executor
+
+    def membership(self, trial: Trial) -> Any:
+        """The trial's group and budget, remembered as what the engine was told."""
+        member = self._adapter.membership(trial)
+        self._targets[trial.trial_id] = member.target
+        return member

@@ -1,0 +1,278 @@
+"""The contract of a collective backend, as tests. A backend's test file is a fixture and an import:
+
+from .backend_contract import BackendContract
+
+def make(host="127.0.0.1", form_timeout=30.0): return MyBackend(host, form_timeout=form_timeout)
+
+class TestMyBackend(BackendContract):
+    make = staticmethod(make)       # a module-level function: it is sent to the worker processes
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from fluidtune.elastic import GroupLost
+from fluidtune.elastic.backends import CollectiveBackend
+from fluidtune.elastic.state import broadcast_tree
+
+from .processes import Worker, workers
+
+HERE: dict[str, Any] = {}
+
+
+def build(make: Callable[..., CollectiveBackend], *args: Any) -> None:
+    HERE["backend"] = make(*args)
+
+
+def ask(name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(HERE["backend"], name)(*args, **kwargs)
+
+
+def place() -> tuple[int, int]:
+    return HERE["backend"].rank, HERE["backend"].world
+
+
+def summed(value: float, size: int) -> list[float]:
+    tensor = torch.full((size,), value)
+    HERE["backend"].allreduce_(tensor)
+    return tensor.unique().tolist()
+
+
+def spread(value: Any) -> Any:
+    tensor = torch.tensor(value)
+    HERE["backend"].broadcast_(tensor)
+    return tensor.tolist()
+
+
+def share_tree(tree: Any) -> Any:
+    return broadcast_tree(tree, HERE["backend"])
+
+
+def die_in_tree() -> None:
+    """Take part in a broadcast of tensors, and die after the first piece of them."""
+    backend = HERE["backend"]
+    real, seen = backend._broadcast_, []
+
+    def dying(tensor: torch.Tensor) -> None:
+        real(tensor)
+        seen.append(tensor)
+        if len(seen) == 2:  # the object, then the first piece
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    backend._broadcast_ = dying
+    broadcast_tree([torch.zeros(2**22) for _ in range(6)], backend)
+
+
+def lost_after(name: str, *args: Any) -> tuple[float, str]:
+    """Seconds until the call raised GroupLost, and what it said."""
+    started = time.monotonic()
+    try:
+        if name == "tree":
+            broadcast_tree([torch.zeros(2**22) for _ in range(6)], HERE["backend"])
+        else:
+            ask(name, *args)
+    except GroupLost as error:
+        return time.monotonic() - started, str(error)
+    raise AssertionError(f"{name} did not raise GroupLost")
+
+
+def quick_resizes(count: int, address: Any, rank: int) -> float:
+    """Form, use and dissolve a group of two again and again; seconds for each."""
+    started = time.monotonic()
+    for generation in range(100, 100 + count):
+        ask("form", address, generation, rank, 2)
+        assert summed(1.0, 10) == [2.0]
+        ask("dissolve", orderly=True)
+    return (time.monotonic() - started) / count
+
+
+def everyone(pool: list[Worker], fn: Callable[..., Any], *args: Any) -> list[Any]:
+    for worker in pool:
+        worker.send(fn, *args)
+    return [worker.result() for worker in pool]
+
+
+def form(pool: list[Worker], generation: int) -> None:
+    address = pool[0].call(ask, "serve")
+    for rank, worker in enumerate(pool):
+        worker.send(ask, "form", address, generation, rank, len(pool))
+    for worker in pool:
+        worker.result()
+
+
+class BackendContract:
+    make: Callable[..., CollectiveBackend]
+
+    @pytest.fixture
+    def pool(self) -> Iterator[list[Worker]]:
+        with workers(3) as started:
+            everyone(started, build, type(self).make)
+            yield started
+
+    def test_a_world_of_one_needs_nobody(self):
+        backend = type(self).make()
+        backend.form(("127.0.0.1", 1), 0, 0, 1)
+        tensor = torch.ones(3)
+        backend.allreduce_(tensor)
+        backend.broadcast_(tensor)
+        backend.barrier()
+        assert tensor.tolist() == [1, 1, 1]
+        assert backend.broadcast_object("me") == "me"
+        assert (backend.rank, backend.world) == (0, 1)
+        backend.dissolve()
+
+    def test_collectives(self, pool):
+        form(pool, 1)
+        assert everyone(pool, place) == [(0, 3), (1, 3), (2, 3)]
+        for size in (1, 1000, 3_000_000):
+            for rank, worker in enumerate(pool):
+                worker.send(summed, 10.0**rank, size)
+            assert [worker.result() for worker in pool] == [[111.0]] * 3
+        for rank, worker in enumerate(pool):
+            worker.send(spread, [[rank, rank + 5]])
+        assert [worker.result() for worker in pool] == [[[0, 5]]] * 3
+        everyone(pool, ask, "barrier")
+
+    @pytest.mark.parametrize("size", [0, 4000, 4088, 100_000])
+    def test_objects_of_every_size(self, pool, size):
+        form(pool, 1)
+        value = {"text": "x" * size, "where": (1, None)}
+        pool[0].send(ask, "broadcast_object", value)
+        for worker in pool[1:]:
+            worker.send(ask, "broadcast_object", None)
+        assert [worker.result() for worker in pool] == [value] * 3
+
+    def test_trees_of_tensors(self, pool):
+        form(pool[:2], 1)
+        tree = {
+            "odd": torch.arange(7, dtype=torch.uint8),
+            "half": torch.ones(3, dtype=torch.bfloat16),
+            "flag": torch.tensor(True),
+            "none": torch.empty(0, 4),
+            "turned": torch.arange(6.0).reshape(2, 3).T,
+            "rest": [1, ("a", None), torch.randn(3, 5, dtype=torch.float64)],
+            "large": torch.arange(5_000_000.0).reshape(2, -1),
+            "larger": torch.arange(6_000_000),
+        }
+        pool[0].send(share_tree, tree)
+        pool[1].send(share_tree, None)
+        ours, theirs = pool[0].result(), pool[1].result()
+        for got in (ours, theirs):
+            assert got["rest"][:2] == tree["rest"][:2]
+            for a, b in [(got[k], tree[k]) for k in tree if k != "rest"] + [
+                (got["rest"][2], tree["rest"][2])
+            ]:
+                assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+    def test_generations_of_different_sizes_follow_each_other(self, pool):
+        for generation, width in enumerate([2, 3, 1, 2, 3, 2], start=1):
+            form(pool[:width], generation)
+            assert everyone(pool[:width], summed, 1.0, 4) == [[float(width)]] * width
+            everyone_dissolves(pool[:width])
+        assert everyone(pool, place) == [(0, 1)] * 3
+
+    def test_dissolving_in_order_never_breaks_a_slower_peer(self, pool):
+        address = pool[0].call(ask, "serve")
+        for rank, worker in enumerate(pool[:2]):
+            worker.send(quick_resizes, 25, address, rank)
+        seconds = [worker.result() for worker in pool[:2]]
+        print(f"form, one allreduce, dissolve: {max(seconds) * 1000:.0f} ms")
+
+    def test_a_joiner_waits_until_it_is_called(self, pool):
+        leader, joiner, _ = pool
+        address = leader.call(ask, "serve")
+        assert leader.call(ask, "serve") == address
+        assert not leader.call(ask, "announced", 4, [1])
+        joiner.call(ask, "announce", address, 4, 1)
+        assert leader.call(ask, "announced", 4, [1])
+        assert leader.call(ask, "announced", 4, [])
+        assert not leader.call(ask, "announced", 4, [1, 2])
+        assert not leader.call(ask, "announced", 5, [1])
+        assert joiner.call(ask, "called", address, 4, 0.05) is False
+        joiner.send(ask, "called", address, 4, 20.0)
+        time.sleep(0.1)
+        leader.call(ask, "call", 4)
+        assert joiner.result() is True
+
+    def test_a_killed_peer_raises_in_all_collectives(self, pool):
+        form(pool, 1)
+        for worker in pool[:2]:
+            worker.send(lost_after, "allreduce_", torch.ones(4))
+        time.sleep(0.3)
+        pool[2].kill()
+        for worker in pool[:2]:
+            seconds, _ = worker.result(10)
+            assert seconds < 5
+            for name, *args in [("barrier",), ("broadcast_", torch.ones(4)), ("allreduce_", torch.ones(4))]:
+                assert worker.call(lost_after, name, *args)[0] < 1
+        assert everyone_dissolves(pool[:2], orderly=False) == [None, None]
+        form(pool[:2], 2)
+        assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+
+    @pytest.mark.parametrize("dying", [0, 1])
+    def test_a_peer_killed_while_state_is_sent(self, pool, dying):
+        form(pool[:2], 1)
+        pool[dying].send(die_in_tree)
+        seconds, _ = pool[1 - dying].call(lost_after, "tree", timeout=15)
+        assert seconds < 10
+
+    def test_a_leader_killed_while_a_joiner_waits(self, pool):
+        address = pool[0].call(ask, "serve")
+        pool[1].call(ask, "announce", address, 1, 1)
+        pool[1].send(lost_after, "called", address, 1, 60.0)
+        time.sleep(0.2)
+        pool[0].kill()
+        assert pool[1].result(10)[0] < 5
+        assert pool[2].call(lost_after, "announce", address, 1, 2, timeout=60)
+
+    def test_a_member_that_never_comes(self, pool):
+        pool[0].call(build, type(self).make, "127.0.0.1", 1.5)
+        address = pool[0].call(ask, "serve")
+        seconds, message = pool[0].call(lost_after, "form", address, 1, 0, 2)
+        assert 1 < seconds < 10
+        assert "generation 1" in message
+        pool[0].call(build, type(self).make)
+        form(pool[:2], 2)
+        assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+
+    def test_an_address_other_than_loopback(self, pool):
+        host = outer_address()
+        if host is None:
+            pytest.skip("this machine has no other address")
+        everyone(pool[:2], build, type(self).make, host)
+        form(pool[:2], 1)
+        assert pool[0].call(ask, "serve")[0] == host
+        assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+
+    def test_wrong_places_are_refused(self):
+        backend = type(self).make()
+        with pytest.raises(ValueError, match="rank 2"):
+            backend.form(("127.0.0.1", 1), 0, 2, 2)
+
+
+def everyone_dissolves(pool: list[Worker], orderly: bool = True) -> list[Any]:
+    for worker in pool:
+        worker.send(dissolve, orderly)
+    return [worker.result() for worker in pool]
+
+
+def dissolve(orderly: bool) -> None:
+    HERE["backend"].dissolve(orderly=orderly)
+
+
+def outer_address() -> str | None:
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    return None

@@ -1,0 +1,46 @@
+"""A trial's result does not depend on its width: the same losses, iterations and weights, resized or not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from . import trials
+from .driving import run
+from .processes import workers
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with workers(3) as started:
+        yield started
+
+
+def same(ours, reports, weights):
+    got_reports, got_weights = ours
+    assert got_reports == pytest.approx(reports, rel=1e-4)
+    assert len(got_reports) == len(reports)
+    for worker in got_weights:
+        for name, value in weights.items():
+            torch.testing.assert_close(worker[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
+@pytest.mark.parametrize("widths", list(product([1, 2], repeat=3)))
+def test_every_sequence_of_widths_gives_the_result_of_one_worker(pool, trial, widths):
+    same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
+
+
+@pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
+@pytest.mark.parametrize("widths", [(3, 2, 1), (3, 1, 3), (2, 3, 3)])
+def test_three_workers(pool, trial, widths):
+    same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
+
+
+def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):
+    for trial in (trials.mlp, trials.normed):
+        (reports, [weights]), plain = run(pool, trial, {}, (1, 1, 1)), trials.plain(trial, {})
+        assert reports == plain[0]
+        assert all(torch.equal(weights[name], value) for name, value in plain[1].items())

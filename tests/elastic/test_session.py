@@ -1,0 +1,268 @@
+"""What a host sees of a session: entering, leaving, stopping, losing peers, in real processes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from fluidtune import elastic
+from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
+from fluidtune.elastic.backends import TorchBackend
+
+from . import trials
+from .driving import Driver
+from .processes import until, workers
+
+
+@pytest.fixture
+def pool():
+    with workers(2) as started:
+        yield started
+
+
+def lost(worker, within=10.0):
+    """Seconds until the worker's loop ended with GroupLost."""
+    started = time.monotonic()
+    kind, value = worker.call(trials.outcome, within)
+    assert kind == "lost", value
+    return time.monotonic() - started
+
+
+def at_width_two(pool, config=None):
+    """A trial whose two workers are in turn 1; the leader stands at its report, which is the second one."""
+    driver = Driver(pool, trials.mlp, {"stop": 10_000, **(config or {})})
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    return driver
+
+
+def test_what_the_host_reads(pool):
+    driver = Driver(pool, trials.mlp, {})
+    driver.turn(1)
+    assert pool[0].call(trials.facts) == {
+        "is_elastic": True,
+        "iteration": 0,
+        "generation": -1,
+        "last_reform": None,
+        "width": 1,
+    }
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    leader, follower = (worker.call(trials.facts) for worker in pool)
+    assert leader["iteration"] == follower["iteration"] == 1
+    assert leader["width"] == follower["width"] == 2
+    assert leader["generation"] == 1
+    generation, seconds = leader["last_reform"]
+    assert generation == 1
+    assert 0 < seconds < 5
+
+
+def test_a_worker_that_is_left_out_leaves_and_another_can_come(pool):
+    driver = at_width_two(pool)
+    driver.resize(1)
+    pool[0].call(trials.allow)
+    driver.turn(3)
+    assert pool[1].call(trials.outcome)[0] == "left"
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(4)
+    assert pool[0].call(trials.facts)["width"] == 2
+
+
+def test_a_leader_that_leaves_commits_and_stops_all(pool, tmp_path):
+    at_width_two(pool, {"commits": str(tmp_path), "budget": 0.0})
+    pool[0].call(trials.leave)
+    pool[0].call(trials.leave)
+    assert pool[0].call(trials.outcome, 0.2)[0] == "runs"  # it stands in the user's code
+    pool[0].call(trials.allow)
+    for worker in pool:
+        assert worker.call(trials.outcome)[0] == "left"
+    assert CommitStore(str(tmp_path)).load().iteration == 2
+
+
+def test_a_follower_that_waits_to_enter_leaves_at_once(pool):
+    for reform in (False, True):
+        driver = Driver(pool, trials.mlp, {})
+        pool[1].call(trials.start, trials.mlp, {}, False, "w1")
+        if reform:
+            pool[1].call(trials.enter, Reform(1, ("w0", "w1"), pool[0].call(trials.address)))
+        pool[1].call(trials.leave)
+        assert pool[1].call(trials.outcome, 5)[0] == "left"
+        del driver
+
+
+def test_the_leader_goes_on_while_a_joiner_is_not_there(pool):
+    driver = Driver(pool, trials.mlp, {"stop": 5})
+    driver.turn(1)
+    pool[0].call(trials.direct, Reform(1, ("w0", "w1"), pool[0].call(trials.address)))
+    for turn in (2, 3):
+        pool[0].call(trials.allow)
+        driver.turn(turn)
+        assert pool[0].call(trials.facts)["width"] == 1
+    driver.generation = 1
+    driver.resize(2)  # another generation replaces it
+    pool[0].call(trials.allow)
+    driver.turn(4)
+    assert pool[0].call(trials.facts)["generation"] == 2
+
+
+def test_a_directive_can_be_taken_back(pool):
+    driver = Driver(pool, trials.mlp, {})
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.direct, None)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    assert pool[0].call(trials.facts)["width"] == 1
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_worker_killed_in_training(pool, dies):
+    driver = at_width_two(pool)
+    pool[0].call(trials.allow, 5000)
+    time.sleep(0.2)
+    pool[dies].kill()
+    assert lost(pool[1 - dies]) < 5
+    del driver
+
+
+def test_a_leader_killed_while_its_follower_waits_at_the_boundary(pool):
+    at_width_two(pool)
+    time.sleep(0.3)  # the follower's report waits for nobody: it stands at the boundary
+    pool[0].kill()
+    assert lost(pool[1]) < 5
+
+
+def test_a_follower_killed_while_its_leader_is_in_user_code(pool):
+    at_width_two(pool)
+    pool[1].kill()
+    pool[0].call(trials.allow)
+    assert lost(pool[0]) < 5
+
+
+def test_a_follower_that_was_told_to_leave_does_not_complain_of_its_leader(pool):
+    at_width_two(pool)
+    pool[1].call(trials.leave)
+    pool[0].kill()
+    assert pool[1].call(trials.outcome, 10)[0] == "left"
+
+
+def test_user_code_that_catches_exceptions_does_not_keep_a_loop_alive(pool):
+    driver = Driver(pool, trials.stubborn, {"stop": 10_000})
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    pool[1].kill()
+    pool[0].call(trials.allow)
+    assert lost(pool[0]) < 5
+
+
+def test_a_leader_that_breaks_out_ends_its_followers(pool):
+    driver = Driver(pool, trials.breaking, {"stop": 10})
+    driver.turn(1)
+    driver.resize(2)
+    for turn in (2, 3):
+        pool[0].call(trials.allow)
+        driver.turn(turn)
+    pool[0].call(trials.allow)
+    assert pool[0].call(trials.outcome)[0] == "returned"
+    assert pool[1].call(trials.outcome)[0] == "left"
+
+
+def test_a_leader_that_fails_takes_its_followers_with_it(pool):
+    driver = Driver(pool, trials.failing, {"stop": 10})
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    pool[0].call(trials.allow)
+    kind, value = pool[0].call(trials.outcome)
+    assert kind == "failed" and "user's own" in value
+    assert pool[1].call(trials.outcome)[0] == "lost"
+
+
+def test_two_loops_in_one_function(pool):
+    for first in (True, False):  # the follower joins in the first loop, or in the second
+        driver = Driver(pool, trials.two_loops, {})
+        for turn in range(1, 5):
+            driver.turn(turn)
+            if turn == (1 if first else 3):
+                driver.resize(2)
+            pool[0].call(trials.allow)
+        endings = [worker.call(trials.outcome) for worker in pool]
+        assert [kind for kind, _ in endings] == ["returned"] * 2, endings
+        assert pool[0].call(trials.reports) == pytest.approx(trials.plain(trials.two_loops, {})[0], rel=1e-4)
+
+
+def test_class_trainables_come_to_a_boundary_before_each_step(pool, tmp_path):
+    reports = []
+    trials.plain(trials.mlp, {}), reports.extend(trials.plain(trials.mlp, {})[0])
+    driver = Driver(pool, trials.stepping, {"commits": str(tmp_path), "budget": 1e9})
+    for turn in range(1, 5):
+        driver.turn(turn)
+        if turn == 2:
+            driver.resize(2)
+        pool[0].call(trials.allow)
+    for worker in pool:
+        assert worker.call(trials.outcome)[0] == "left"
+    assert pool[0].call(trials.reports) == pytest.approx(reports, rel=1e-4)
+    assert CommitStore(str(tmp_path)).load().iteration == 4
+
+
+def session(**more):
+    given = {"trial": "t", "worker": "w", "leader": True, "backend": TorchBackend(), **more}
+    return ElasticSession(**given)
+
+
+def test_threads_end():
+    import threading
+
+    ours = session()
+    elastic.use(ours)
+    try:
+        loop = LoopThread(ours, lambda: list(elastic.epochs(0, 3))).start()
+        assert loop.join(10).value == [0, 1, 2]
+    finally:
+        elastic.use(None)
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("elastic", "commit"))])
+
+
+def test_mistakes_are_named():
+    leader, follower = session(), session(leader=False)
+    there = ("127.0.0.1", 1)
+    with pytest.raises(ValueError, match="different workers"):
+        Reform(1, ("a", "a"), there)
+    with pytest.raises(ValueError, match=r"members\[0\]"):
+        leader.direct(Reform(1, ("x", "w"), there))
+    with pytest.raises(ValueError, match="only the leader"):
+        follower.direct(Reform(1, ("w",), there))
+    with pytest.raises(ValueError, match="above"):
+        leader.direct(Reform(-1, ("w",), there))
+    with pytest.raises(ValueError, match="cannot enter"):
+        leader.enter(Reform(1, ("w", "x"), there))
+    with pytest.raises(ValueError, match="cannot enter"):
+        follower.enter(Reform(1, ("x", "y"), there))
+    elastic.use(leader)
+    try:
+        with pytest.raises(RuntimeError, match="already runs"):
+            elastic.use(follower)
+        assert elastic.current() is leader
+    finally:
+        elastic.use(None)
+    assert elastic.current() is None
+
+
+def test_a_follower_whose_function_fails_is_never_ready():
+    follower = session(leader=False)
+    elastic.use(follower)
+    try:
+        loop = LoopThread(follower, lambda: 1 / 0).start()
+        assert not follower.wait_ready(10)
+        assert loop.join(10).kind == "failed"
+    finally:
+        elastic.use(None)

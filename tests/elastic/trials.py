@@ -1,0 +1,247 @@
+"""Trials for the tests, written as users write them, and the host's side of them in a worker process.
+
+The functions below ``Hosted`` are sent to `processes.Worker`. A trial calls ``report(loss)`` at the end of
+each turn; in a leader that waits until the test allows the next turn, so that a test decides at which
+boundary what happens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fluidtune import elastic
+from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
+from fluidtune.elastic.backends import TorchBackend
+
+Report = Callable[[float], None]
+
+
+def data(samples: int, seed: int = 0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 6, generator=generator)
+    return TensorDataset(x, (x.sum(1, keepdim=True) > 0).float() + 0.1 * x[:, :1])
+
+
+def mlp(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
+    """SGD with momentum, shuffled from the process' own random stream, a ragged last batch."""
+    torch.manual_seed(config.get("seed", 1))
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(config.get("start", 0), config.get("stop", 4)):
+        total, count = 0.0, 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        report(elastic.mean(total, count))
+    return dict(model.state_dict())
+
+
+def normed(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
+    """Batch norm, Adam, StepLR, clipping, accumulation over two batches, a generator of its own.
+
+    No bias before batch norm: its gradient is rounding errors, which Adam would turn into steps.
+    """
+    torch.manual_seed(config.get("seed", 1))
+    model = nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
+    loader = DataLoader(data(53), batch_size=10, shuffle=True, generator=torch.Generator().manual_seed(7))
+    model, optimizer, scheduler, loader = elastic.prepare(model, optimizer, scheduler, loader)
+    for _ in elastic.epochs(0, config.get("stop", 4)):
+        total, count = 0.0, 0
+        for step, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if step % 2 or step == len(loader) - 1:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+                optimizer.step()
+                optimizer.zero_grad()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        scheduler.step()
+        report(elastic.mean(total, count))
+    return dict(model.state_dict())
+
+
+def stubborn(config: dict[str, Any], report: Report) -> None:
+    """Catches all exceptions of its training steps."""
+    model = nn.Linear(6, 1)
+    model, loader = elastic.prepare(model, DataLoader(data(32), batch_size=8))
+    for _ in elastic.epochs(0, config["stop"]):
+        for x, y in loader:
+            try:
+                nn.functional.mse_loss(model(x), y).backward()
+            except Exception:
+                continue
+        report(0.0)
+
+
+def breaking(config: dict[str, Any], report: Report) -> None:
+    """Its leader stops early, and does not tell."""
+    elastic.prepare(nn.Linear(6, 1))
+    for epoch in elastic.epochs(0, config["stop"]):
+        report(0.0)
+        if epoch == 2 and here().session.leader:
+            break
+
+
+def failing(config: dict[str, Any], report: Report) -> None:
+    elastic.prepare(nn.Linear(6, 1))
+    for epoch in elastic.epochs(0, config["stop"]):
+        report(0.0)
+        if epoch == 1 and here().session.leader:
+            raise ValueError("the user's own mistake")
+
+
+def two_loops(config: dict[str, Any], report: Report) -> None:
+    """Train, then fine-tune with another optimizer that is prepared in between."""
+    torch.manual_seed(3)
+    model = nn.Linear(6, 1)
+    model, loader = elastic.prepare(model, DataLoader(data(36), batch_size=9, shuffle=True))
+    for lr in (0.1, 0.01):
+        optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9))
+        for _ in elastic.epochs(0, 2):
+            total, count = 0.0, 0
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                total, count = total + loss.item() * len(x), count + len(x)
+            report(elastic.mean(total, count))
+
+
+def stepping(config: dict[str, Any], report: Report) -> None:
+    """`mlp` as a class trainable and its host would run it."""
+    torch.manual_seed(config.get("seed", 1))
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(data(51), batch_size=16, shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    session = here().session
+    while True:
+        if session.boundary() == 3 and session.leader:
+            session.leave()
+        total, count = 0.0, 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total, count = total + loss.item() * len(x), count + len(x)
+        report(elastic.mean(total, count))
+
+
+def plain(trial: Callable[..., Any], config: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The trial outside any session: (its reports, its weights)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        reports: list[float] = []
+        return reports, trial(config, reports.append)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Hosted:
+    """One trial's worker in this process."""
+
+    now: Hosted | None = None
+
+    def __init__(self, trial: Callable[..., Any], config: dict[str, Any], leader: bool, name: str) -> None:
+        self.reports: list[float] = []
+        self.turns = threading.Semaphore(0 if leader and not config.get("free") else 10**9)
+        folder = config.get("commits")
+        commits = CommitStore(folder, budget=config.get("budget", 1e9)) if folder and leader else None
+        self.session = ElasticSession(
+            trial="trial",
+            worker=name,
+            leader=leader,
+            backend=TorchBackend(),
+            commits=commits,
+            resume=commits.load() if commits is not None else None,
+            fingerprint="f",
+        )
+        elastic.use(self.session)
+        Hosted.now = self
+        self.loop = LoopThread(self.session, self._gated, trial, config).start()
+
+    def _gated(self, trial: Callable[..., Any], config: dict[str, Any]) -> Any:
+        return trial(config, self._report)
+
+    def _report(self, loss: float) -> None:
+        self.reports.append(loss)
+        self.turns.acquire()
+
+
+def here() -> Hosted:
+    assert Hosted.now is not None
+    return Hosted.now
+
+
+def start(trial: Callable[..., Any], config: dict[str, Any], leader: bool, name: str) -> None:
+    elastic.use(None)
+    Hosted(trial, config, leader, name)
+
+
+def address() -> Any:
+    return here().session.address
+
+
+def reports() -> list[float]:
+    return list(here().reports)
+
+
+def allow(turns: int = 1) -> None:
+    for _ in range(turns):
+        here().turns.release()
+
+
+def direct(reform: Reform | None) -> None:
+    here().session.direct(reform)
+
+
+def enter(reform: Reform) -> bool:
+    ready = here().session.wait_ready(30)
+    if ready:
+        here().session.enter(reform)
+    return ready
+
+
+def announced(generation: int, ranks: list[int]) -> bool:
+    return here().session._backend.announced(generation, ranks)
+
+
+def leave() -> None:
+    here().session.leave()
+
+
+def facts() -> dict[str, Any]:
+    session = here().session
+    return {
+        "is_elastic": session.is_elastic,
+        "iteration": session.iteration,
+        "generation": session.generation,
+        "last_reform": session.last_reform,
+        "width": session.width,
+    }
+
+
+def outcome(timeout: float = 30.0) -> tuple[str, Any]:
+    """How the loop ended: (kind, value or the error's text); ("runs", None) if it has not."""
+    found = here().loop.join(timeout)
+    if found is None:
+        return "runs", None
+    return found.kind, found.value if found.kind == "returned" else repr(found.error)

@@ -1,0 +1,36 @@
+"""An engine with what most tests need around it."""
+
+from __future__ import annotations
+
+from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Instruction, Result, TrialAdded
+from fluidtune.engine.messages import Event
+
+
+class Bench:
+    """An engine that is validated after every batch; ``at`` counts the batches and serves as the time."""
+
+    def __init__(self, devices: int = 0, *, per_node: int = 100, synchronous: bool = True, **settings):
+        self.engine = Engine(**settings)
+        self.at = 0.0
+        gained = [DeviceGained(d, f"node{d // per_node}") for d in range(devices)]
+        assert self(*gained, GroupAnnounced("g", synchronous)) == []
+
+    def __call__(self, *events: Event) -> list[Instruction]:
+        self.at += 1
+        out = self.engine.handle(*events, now=self.at)
+        self.engine.validate_state()
+        return out
+
+    def results(self, trial: str, seconds: float, count: int, width: float = 1) -> list[Instruction]:
+        out = []
+        for _ in range(count):
+            out += self(Result(trial, seconds, width))
+        return out
+
+
+def elastic(trial: str, iterations: float | None = 100, group: str = "g") -> TrialAdded:
+    return TrialAdded(trial, group, "elastic", iterations)
+
+
+def plain(trial: str, iterations: float | None = 100, share: float = 1.0, group: str = "g") -> TrialAdded:
+    return TrialAdded(trial, group, "plain", iterations, share)

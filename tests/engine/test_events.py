@@ -1,0 +1,169 @@
+"""What the engine refuses, what it ignores, and what its views say."""
+
+import pytest
+
+from fluidtune.engine import (
+    BudgetChanged,
+    DeviceGained,
+    DeviceLost,
+    Engine,
+    EngineError,
+    GroupAnnounced,
+    Release,
+    Resize,
+    Resized,
+    ResizeFailed,
+    Result,
+    Resume,
+    Start,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+from tests.engine.helpers import Bench, elastic, plain
+
+
+@pytest.mark.parametrize(
+    "event, named",
+    [
+        (Result("x", 1.0, 1), "'x'"),
+        (TrialEnded("x", "stopped"), "'x'"),
+        (TrialAdded("a", "nowhere"), "'nowhere'"),
+        (TrialAdded("run", "g"), "running"),
+        (TrialAdded("wait", "g"), "waiting"),
+        (TrialAdded("a", "g", share=0), "share is 0"),
+        (TrialAdded("a", "g", share=1.5), "share is 1.5"),
+        (TrialAdded("a", "g", iterations=-1), "iterations is -1"),
+        (BudgetChanged("run", float("nan")), "nan"),
+        (Result("wait", 1.0, 1), "never started"),
+        (Result("run", 0.0, 1), "0.0"),
+        (Result("run", 1.0, 0), "width=0"),
+        (WorkerLost("wait"), "never started"),
+        (Resized("run", (0,), 0.1), "told to change to None"),
+        (Resized("run", (0,), -1.0), "-1.0"),
+        (ResizeFailed("run", (0, 5)), "(0, 5)"),
+        (DeviceGained(0), "device 0 was gained twice"),
+        (DeviceLost(7), "device 7"),
+        (GroupAnnounced("g", synchronous=False), "'g'"),
+        (GroupAnnounced("h", concurrency=0), "concurrency 0"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_what_cannot_be_true_is_refused_by_name_and_changes_nothing(event, named):
+    bench = Bench(1)
+    bench(plain("run", 200), plain("wait"))
+    before = bench.engine.trials, bench.engine.devices
+    with pytest.raises(EngineError, match="(?s)") as error:
+        bench.engine.handle(event, now=9)
+    assert named in str(error.value)
+    bench.engine.validate_state()
+    assert (bench.engine.trials, bench.engine.devices) == before
+
+
+@pytest.mark.parametrize("setting", [{"max_packing": 0}, {"max_workers": 0}, {"resize_seconds": -1.0}])
+def test_settings_that_cannot_work(setting):
+    with pytest.raises(EngineError, match=next(iter(setting))):
+        Engine(**setting)
+
+
+def test_nothing_is_lost_when_a_batch_is_refused_halfway():
+    bench = Bench(1)
+    bench(plain("a"), plain("b"))
+    with pytest.raises(EngineError):
+        bench(TrialEnded("a", "stopped"), Result("x", 1.0, 1), TrialEnded("b", "stopped"))
+    assert bench() == [Release("a", (0,)), Start("b", (0,), 1.0)]
+
+
+def test_late_answers_are_ignored():
+    bench = Bench(2)
+    assert bench(elastic("a")) == [Start("a", (0, 1), 1.0)]
+    assert bench(WorkerLost("a")) == [Release("a", (0, 1)), Resume("a", (0, 1), 1.0)]
+    assert bench(ResizeFailed("a", (0,))) == [Release("a", (1,))]
+    assert bench(Resized("a", (0, 1), 0.1)) == []  # to the first start
+    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,))]
+    late = [Result("a", 1.0, 1), Resized("a", (0,), 0.1), ResizeFailed("a", (0,)), WorkerLost("a")]
+    assert bench(*late, TrialEnded("a", "stopped")) == []
+    assert bench.engine.trial("a").done == 0
+    assert bench.engine.epsilon == 0.2
+
+
+def test_worker_lost_while_it_waits_already():
+    bench = Bench(1)
+    bench(plain("a"))
+    assert bench(DeviceLost(0), WorkerLost("a"), Result("a", 1.0, 1)) == []
+    assert bench.engine.waiting == ("a",)
+
+
+def test_views():
+    bench = Bench(2)
+    bench(plain("a", 10), plain("b", None), plain("c", 3))
+    assert bench.engine.trial("c").height == 3.0  # nothing measured: 1 s an iteration
+    bench.results("a", 7.0, 1)
+    assert bench.engine.trial("a").seconds == {1: 7.0}
+    bench.results("a", 2.0, 3)
+    view = bench.engine.trial("a")
+    assert (view.status, view.devices, view.share, view.width) == ("running", (0,), 1.0, 1)
+    assert (view.iterations, view.done, view.height, view.since) == (6, 4, 12.0, 2.0)
+    assert view.seconds == {1: 2.0}  # the warm-up is forgotten
+    assert bench.engine.trial("c").height == 6.0  # the group's median
+    assert bench.engine.trial("b").height == 2.0
+    assert bench.engine.trial("c").status == "running"
+    assert bench.engine.waiting == ("b",)
+    assert bench.engine.devices == {0: ("a",), 1: ("c",)}
+    assert bench.engine.idle_devices == ()
+    assert bench.engine.group_seconds("g") == {1: 2.0}
+    assert bench.engine.group_overheads("g") == (1.0, 1.0)
+    with pytest.raises(EngineError, match="'nobody'"):
+        bench.engine.trial("nobody")
+
+
+def test_unknown_budget_is_estimated_by_those_that_finished_then_by_what_was_done():
+    bench = Bench(2)
+    bench(plain("a", None), plain("b", None))
+    bench.results("b", 1.0, 3)
+    assert bench.engine.trial("b").height == 3.0
+    bench.results("a", 1.0, 10)
+    bench(TrialEnded("a", "stopped"))
+    assert bench.engine.trial("b").height == 7.0
+    bench.results("b", 1.0, 9)
+    assert bench.engine.trial("b").height == 12.0
+
+
+def test_results_count_down_never_below_zero():
+    bench = Bench(1)
+    bench(plain("a", 1))
+    bench.results("a", 1.0, 3)
+    assert bench.engine.trial("a").iterations == 0
+
+
+def test_median_of_recent_results_forgets_outliers_and_old_times():
+    bench = Bench(1)
+    bench(plain("a", 100))
+    bench.results("a", 1.0, 5)
+    bench.results("a", 50.0, 1)
+    assert bench.engine.trial("a").seconds == {1: 1.0}
+    bench.results("a", 3.0, 7)
+    assert bench.engine.trial("a").seconds == {1: 3.0}
+
+
+def test_same_events_same_instructions():
+    def run():
+        bench = Bench(4, max_packing=2)
+        out = bench(*[elastic(f"t{k}", 10 + k % 5) for k in range(9)])
+        for instruction in list(out):
+            out += bench(Result(instruction.trial, 1.0, instruction.share))
+        return out + bench(*[TrialEnded(name, "stopped") for name in bench.engine.running])
+
+    assert run() == run()
+
+
+def test_a_group_may_change_its_concurrency():
+    bench = Bench(2)
+    bench(GroupAnnounced("n", False, 1), plain("a", group="n"), plain("b", group="n"))
+    assert bench(GroupAnnounced("n", False, 2)) == [Start("b", (1,), 1.0)]
+
+
+def test_what_waits_for_concurrency_leaves_idle_devices_to_growth():
+    bench = Bench(2)
+    bench(GroupAnnounced("n", False, 1), elastic("a", 50, "n"), elastic("b", 50, "n"))
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]

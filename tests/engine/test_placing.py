@@ -1,0 +1,176 @@
+"""What starts, where and in which order."""
+
+from fluidtune.engine import (
+    DeviceGained,
+    DeviceLost,
+    GroupAnnounced,
+    Release,
+    Resized,
+    Result,
+    Resume,
+    Start,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+from tests.engine.helpers import Bench, elastic, plain
+
+
+def test_figure_3_5_five_devices_widths_3_1_and_two_halves():
+    bench = Bench(5, max_packing=2)
+    out = bench(elastic("a", 4), elastic("b", 4), elastic("c", 12), elastic("d", 30))
+    assert out == [
+        Start("d", (0, 1, 2), 1.0),
+        Start("c", (3,), 1.0),
+        Start("a", (4,), 0.5),
+        Start("b", (4,), 0.5),
+    ]
+
+
+def test_synchronous_largest_first_ties_in_order_added():
+    bench = Bench(2)
+    out = bench(plain("s", 5), plain("l", 9), plain("m1", 7), plain("m2", 7))
+    assert out == [Start("l", (0,), 1.0), Start("m1", (1,), 1.0)]
+    assert bench.engine.waiting == ("m2", "s")
+    assert bench(TrialEnded("l", "stopped")) == [Release("l", (0,)), Start("m2", (0,), 1.0)]
+
+
+def test_asynchronous_first_come_first_served_and_one_per_device():
+    bench = Bench(2, synchronous=False)
+    assert bench(plain("s", 5), plain("l", 9), plain("m", 7)) == [Start("s", (0,), 1.0), Start("l", (1,), 1.0)]
+    assert bench.engine.waiting == ("m",)
+
+
+def test_concurrency_below_the_devices_limits_and_above_them_packs():
+    bench = Bench(2)
+    bench(GroupAnnounced("few", False, concurrency=1))
+    assert bench(plain("a", group="few"), plain("b", group="few")) == [Start("a", (0,), 1.0)]
+    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("b", (0,), 1.0)]
+    bench = Bench(2)
+    bench(GroupAnnounced("many", False, concurrency=3))
+    assert bench(*[plain(name, group="many") for name in "abcd"]) == [
+        Start("a", (0,), 0.5),
+        Start("b", (1,), 0.5),
+        Start("c", (0,), 0.5),
+    ]
+
+
+def test_explicit_packing_is_not_exceeded_by_concurrency():
+    bench = Bench(1, max_packing=2)
+    bench(GroupAnnounced("many", False, concurrency=4))
+    assert bench(*[plain(name, group="many") for name in "abcd"]) == [
+        Start("a", (0,), 0.5),
+        Start("b", (0,), 0.5),
+    ]
+
+
+def test_share_below_one_packs_without_max_packing_but_not_while_a_device_is_idle():
+    bench = Bench(2)
+    out = bench(*[plain(name, share=0.5) for name in "abcde"])
+    assert out == [
+        Start("a", (0,), 0.5),
+        Start("b", (1,), 0.5),
+        Start("c", (0,), 0.5),
+        Start("d", (1,), 0.5),
+    ]
+    assert bench.engine.waiting == ("e",)
+    assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [
+        Start(name, (0,), 1 / 3) for name in "abc"
+    ]
+
+
+def test_plain_trials_start_on_one_device_however_large():
+    assert Bench(4)(plain("a", 1000), plain("b", 1)) == [Start("a", (0,), 1.0), Start("b", (1,), 1.0)]
+
+
+def test_trials_that_cannot_be_packed_do_not_join_a_packed_device():
+    bench = Bench(1)
+    assert bench(plain("half", share=0.5)) == [Start("half", (0,), 0.5)]
+    assert bench(plain("whole")) == []
+    assert bench(TrialEnded("half", "stopped")) == [Release("half", (0,)), Start("whole", (0,), 1.0)]
+
+
+def test_wide_start_stays_on_one_node_and_leaves_one_device_for_everyone():
+    bench = Bench(6, per_node=4)
+    out = bench(elastic("big", 60), elastic("s1", 1), elastic("s2", 1))
+    assert out == [Start("big", (0, 1, 2, 3), 1.0), Start("s1", (4,), 1.0), Start("s2", (5,), 1.0)]
+
+
+def test_wide_start_respects_max_workers():
+    assert Bench(4, max_workers=2)(elastic("a")) == [Start("a", (0, 1), 1.0)]
+
+
+def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
+    bench = Bench(4, per_node=2)
+    bench(plain("a", 9), plain("b", 8), plain("c", 7))
+    # One device is idle; the head needs two of one node, so that node1 is held for it: the others wait.
+    assert bench(plain("gang", 100, share=2), plain("d", 6)) == []
+    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("d", (0,), 1.0)]
+    assert bench(TrialEnded("c", "stopped")) == [Release("c", (2,)), Start("gang", (2, 3), 1.0)]
+    assert bench(TrialEnded("gang", "stopped")) == [Release("gang", (2, 3))]
+
+
+def test_a_trial_larger_than_any_node_waits_and_holds_nothing_back():
+    bench = Bench(2, per_node=1)
+    assert bench(plain("gang", 100, share=2), plain("a", 1)) == [Start("a", (0,), 1.0)]
+    assert bench(elastic("b", 50)) == [Start("b", (1,), 1.0)]
+    assert bench(DeviceGained(7, "node0")) == []
+    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("gang", (0, 7), 1.0)]
+
+
+def test_lost_worker_goes_first_and_resumes():
+    bench = Bench(1)
+    bench(plain("a", 10), plain("b", 99))
+    assert bench(WorkerLost("b")) == [Release("b", (0,)), Resume("b", (0,), 1.0)]
+    bench(TrialEnded("b", "stopped"), plain("c", 1000))
+    assert bench.engine.running == ("c",)
+    assert bench.engine.waiting == ("a",)
+    # Both lost at once would wait; the lost one is before the taller.
+    assert bench(plain("d", 5000), WorkerLost("c")) == [Release("c", (0,)), Resume("c", (0,), 1.0)]
+
+
+def test_lost_device_is_forgotten_and_its_trials_wait_in_front():
+    bench = Bench(2)
+    bench(plain("a", 10), plain("b", 9), plain("c", 99))
+    assert bench.engine.running == ("c", "a")
+    assert bench(DeviceLost(0)) == []
+    assert bench.engine.waiting == ("c", "b")
+    assert bench(TrialEnded("a", "stopped")) == [Release("a", (1,)), Resume("c", (1,), 1.0)]
+    assert set(bench.engine.devices) == {1}
+
+
+def test_lost_device_of_a_wide_trial_gives_back_the_others():
+    bench = Bench(2)
+    assert bench(elastic("a")) == [Start("a", (0, 1), 1.0)]
+    assert bench(Resized("a", (0, 1), 0.1)) == []
+    assert bench(DeviceLost(0)) == [Release("a", (1,)), Resume("a", (1,), 1.0)]
+
+
+def test_paused_comes_back_with_resume_and_what_was_found():
+    bench = Bench(1)
+    bench(elastic("a", 5))
+    bench(Result("a", 2.0, 1))
+    assert bench(TrialEnded("a", "paused")) == [Release("a", (0,))]
+    assert bench(TrialAdded("a", "g", "plain", 3)) == [Resume("a", (0,), 1.0)]
+    view = bench.engine.trial("a")
+    assert (view.kind, view.iterations, view.height, view.done) == ("elastic", 3, 6.0, 1)
+
+
+def test_a_group_that_is_passed_over_too_often_comes_first():
+    bench = Bench(1)
+    bench(GroupAnnounced("async", False), plain("first", 50))
+    bench(plain("patient", group="async"))
+    current = "first"
+    for turn in range(20):
+        out = bench(plain(f"tall{turn}", 1000), TrialEnded(current, "stopped"))
+        current = out[-1].trial
+        if current == "patient":
+            break
+    assert current == "patient" and turn == 4
+
+
+def test_few_newcomers_do_not_reorder_but_find_their_place():
+    bench = Bench(1)
+    bench(*[plain(f"t{k}", 100 - k) for k in range(40)])
+    bench(plain("new", 97.5))
+    assert bench.engine.waiting[:4] == ("t1", "t2", "new", "t3")

@@ -1,0 +1,243 @@
+"""What changes its width while it runs."""
+
+import pytest
+
+from fluidtune.engine import (
+    BudgetChanged,
+    DeviceGained,
+    GroupAnnounced,
+    KindFound,
+    Release,
+    Resize,
+    Resized,
+    ResizeFailed,
+    Result,
+    Resume,
+    Start,
+    Suspend,
+    TrialAdded,
+    TrialEnded,
+)
+from tests.engine.helpers import Bench, elastic, plain
+
+
+def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
+    """One elastic trial on device 0 of several idle ones, found to be elastic only now, not measured."""
+    bench = Bench(devices, **settings)
+    assert bench(plain("a", iterations)) == [Start("a", (0,), 1.0)]
+    assert bench(KindFound("a", "elastic")) == []
+    return bench
+
+
+def test_grows_after_the_first_result_and_not_before():
+    bench = alone(4)
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1, 2, 3))]
+    assert bench.engine.idle_devices == ()
+    assert bench.engine.trial("a").devices == (0,)
+    assert bench(Resized("a", (0, 1, 2, 3), 0.5)) == []
+    assert bench.engine.epsilon == 0.5
+    assert bench.engine.trial("a").width == 4
+
+
+def test_does_not_grow_when_too_little_is_left_to_pay_or_plain():
+    assert alone(iterations=2).results("a", 1.0, 1) == []
+    assert alone(resize_seconds=60).results("a", 1.0, 5) == []
+    bench = alone()
+    assert bench(KindFound("a", "plain"), Result("a", 1.0, 1)) == []
+    assert bench(KindFound("a", "elastic")) == [Resize("a", (0, 1))]
+
+
+def test_a_new_budget_is_a_reason_to_grow():
+    bench = alone(iterations=2)
+    assert bench(Result("a", 1.0, 1)) == []
+    assert bench(BudgetChanged("a", 50)) == [Resize("a", (0, 1))]
+
+
+def test_freed_device_goes_to_what_waits_else_to_growth():
+    bench = Bench(2)
+    bench(elastic("a", 50), elastic("b", 40), elastic("c", 30))
+    assert bench(Result("a", 1.0, 1), Result("b", 1.0, 1)) == []
+    assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,)), Start("c", (1,), 1.0)]
+    assert bench(TrialEnded("c", "stopped")) == [Release("c", (1,)), Resize("a", (0, 1))]
+
+
+def test_growth_prefers_its_own_node():
+    bench = Bench(0)
+    bench(DeviceGained(0, "x"), DeviceGained(1, "y"), DeviceGained(2, "x"), plain("a"), plain("b"))
+    assert bench.engine.devices == {0: ("a",), 1: ("b",), 2: ()}
+    bench(DeviceGained(3, "y"))
+    bench(KindFound("b", "elastic"))
+    assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3, 2))]
+
+
+def test_leftovers_of_the_floor_are_handed_out():
+    """[10, 1, 1] on 4 devices: StaticFluid gives 3, 1, 1; two equal trials on 3: 1, 1. Neither may idle."""
+    bench = Bench(3)
+    bench(plain("a", 100), plain("b", 100))
+    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
+    assert bench(Result("a", 1.0, 1)) == []  # b is the taller now, and may come to grow
+    assert bench(Result("b", 1.0, 1)) == [Resize("a", (0, 2))]
+
+
+def test_a_trial_that_is_not_measured_keeps_its_part_until_it_is():
+    bench = Bench(4)
+    bench(plain("a"), plain("b"))
+    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
+    assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3))]
+
+
+def test_one_resize_at_a_time():
+    bench = alone(2)
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(DeviceGained(2, "node0"), DeviceGained(3, "node0"), Result("a", 1.0, 1)) == []
+    assert bench(Resized("a", (0, 1), 0.1)) == []  # not measured at 2 yet
+    assert bench(Result("a", 0.5, 2)) == [Resize("a", (0, 1, 2, 3))]
+
+
+def test_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
+    bench = alone(3)
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1, 2))]
+    assert bench(Resized("a", (0, 2), 0.1)) == [Release("a", (1,))]
+    assert bench.results("a", 0.5, 2, width=2) == []
+    assert bench(Result("a", 0.5, 2)) == [Resize("a", (0, 2, 1))]
+
+
+def test_failed_resize_is_tried_again_after_three_results():
+    bench = alone(2)
+    bench(Result("a", 1.0, 1))
+    assert bench(ResizeFailed("a", (0,))) == [Release("a", (1,))]
+    assert bench.results("a", 1.0, 2) == []
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+
+
+def test_shrinks_back_to_the_best_width_when_slower():
+    bench = alone(2)
+    bench.results("a", 1.0, 1)
+    bench(Resized("a", (0, 1), 0.1))
+    assert bench(Result("a", 9.0, 2)) == []  # warm-up
+    assert bench(Result("a", 1.5, 2)) == []
+    assert bench(Result("a", 1.5, 2)) == [Resize("a", (0,))]
+    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,))]
+    assert bench.results("a", 1.0, 10) == []
+    assert bench.engine.gained == pytest.approx((1 - 9) + (1 - 1.5) + (1 - 1.5) - 0.2)
+
+
+def test_one_trials_bad_experience_keeps_the_others_from_trying_but_one_sample_does_not():
+    bench = alone(2)
+    bench.results("a", 1.0, 1)
+    bench(Resized("a", (0, 1), 0.1))
+    bench.results("a", 2.0, 2, width=2)  # a warm-up and one sample
+    bench(TrialEnded("a", "stopped"))
+    bench(plain("b"))
+    bench(KindFound("b", "elastic"))
+    assert bench(Result("b", 1.0, 1)) == [Resize("b", (0, 1))]
+    bench(Resized("b", (0, 1), 0.1))
+    assert bench.results("b", 2.0, 3, width=2) == [Resize("b", (0,))]
+    bench(Resized("b", (0,), 0.1))
+    bench(TrialEnded("b", "stopped"), plain("c"))
+    assert bench(KindFound("c", "elastic"), Result("c", 1.0, 1)) == []
+    # The next rung is another group of the same job; it knows.
+    bench(TrialEnded("c", "stopped"), GroupAnnounced("rung2"))
+    assert bench(TrialAdded("d", "rung2", "elastic", 100)) == [Start("d", (0,), 1.0)]
+    assert bench.results("d", 1.0, 5) == []
+    assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
+    assert bench.engine.group_seconds("g") == pytest.approx({1: 1.0, 2: 2.0})
+
+
+def test_scaling_limit_by_what_was_measured():
+    """beta 1.3 pays up to width 4 (h(5) > h(4)): of 8 devices, 4 are used."""
+    bench = alone(8, iterations=1000, max_workers=2)
+    bench.results("a", 1.0, 1)
+    bench(Resized("a", (0, 1), 0.1))
+    bench.results("a", 0.65, 4, width=2)
+    assert bench.engine.group_overheads("g")[1] == pytest.approx(1.3)
+    bench(TrialEnded("a", "stopped"))
+    bench.engine._state.max_workers = None
+    assert bench(elastic("b", 1000)) == [Start("b", (0, 1, 2, 3), 1.0)]
+
+
+def wide_trial(iterations: float | None) -> Bench:
+    bench = alone(4, iterations)
+    bench.results("a", 1.0, 1)
+    bench(Resized("a", (0, 1, 2, 3), 0.1))
+    return bench
+
+
+def test_what_waits_shrinks_the_wide_only_where_that_pays():
+    bench = wide_trial(1000)
+    bench.results("a", 0.25, 3, width=4)  # perfect scaling: nothing to win
+    assert bench(elastic("b")) == []
+    bench.results("a", 0.5, 6, width=4)  # half of it is lost
+    assert bench.engine.trial("a").resizing_to == (0, 1, 2)
+    assert bench(plain("c"), plain("d"), plain("e")) == []
+    assert bench(Resized("a", (0, 1, 2), 0.1))[:2] == [Release("a", (3,)), Start("b", (3,), 1.0)]
+
+
+def test_a_wide_trial_without_a_known_end_makes_room():
+    bench = wide_trial(None)
+    bench.results("a", 0.25, 3, width=4)
+    assert bench(plain("b", 5)) == [Resize("a", (0, 1, 2))]
+    assert bench(Resized("a", (0, 1, 2), 0.1)) == [Release("a", (3,)), Start("b", (3,), 1.0)]
+
+
+def test_wide_start_may_be_partial_or_fail():
+    bench = Bench(4)
+    assert bench(elastic("a")) == [Start("a", (0, 1, 2, 3), 1.0)]
+    assert bench.engine.trial("a").devices == (0,)
+    assert bench(ResizeFailed("a", (0,))) == [Release("a", (1, 2, 3))]
+    assert bench.results("a", 1.0, 2) == []
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1, 2, 3))]
+
+
+def test_dynamic_fluid_takes_from_one_to_give_to_another():
+    """a scales badly and holds 3 of 4, b is as tall: with a device idle and b short, a shrinks."""
+    bench = Bench(4)
+    bench(plain("a", 1000), plain("z", 1))
+    bench(KindFound("a", "elastic"))
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 2, 3))]
+    bench(Resized("a", (0, 2, 3), 0.1))
+    bench.results("a", 0.45, 4, width=3)
+    bench(TrialEnded("z", "stopped"), plain("b", 4000))
+    out = bench(KindFound("b", "elastic"), Result("b", 1.0, 1), DeviceGained(9, "node0"))
+    assert out == [Resize("b", (1, 9)), Resize("a", (0,))]
+    assert bench(Resized("b", (1, 9), 0.1), Resized("a", (0,), 0.1)) == [Release("a", (2, 3))]
+    assert bench(Result("b", 0.6, 2)) == [Resize("b", (1, 9, 2, 3))]
+
+
+def test_alone_on_a_packed_device_it_is_width_one_and_may_grow():
+    bench = Bench(2, max_packing=2)
+    bench(*[elastic(name, 50) for name in "abcd"])
+    assert bench.engine.devices == {0: ("a", "c"), 1: ("b", "d")}
+    bench(Result("a", 1.0, 0.5))
+    assert bench(TrialEnded("b", "stopped"), TrialEnded("d", "stopped"), TrialEnded("c", "stopped"))[-1] == (
+        Release("c", (0,))
+    )
+    assert bench(Result("a", 0.5, 0.5)) == [Resize("a", (0, 1))]
+    assert bench.engine.trial("a").seconds == {0.5: 1.0, 1: 0.5}
+    assert bench.engine.trial("a").share == 1.0
+
+
+def test_suspend_a_packed_checkpointing_trial_for_an_idle_device():
+    bench = Bench(2, max_packing=2)
+    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
+    for name in "abcd":
+        bench.results(name, 3.0, 3, width=0.5)
+    bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
+    assert bench(Result("d", 1.0, 1)) == []  # no idle device yet
+    assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,)), Suspend("a")]
+    assert bench.engine.trial("a").status == "suspending"
+    assert bench(Result("c", 3.0, 0.5), KindFound("c", "elastic"), Result("c", 3.0, 0.5)) == []
+    assert bench(TrialEnded("a", "paused")) == [Release("a", (0,))]  # device 1 stays for it
+    assert bench(TrialAdded("a", "g", "checkpointing", 47)) == [Resume("a", (1,), 1.0)]
+    assert bench.results("c", 1.0, 4) == []
+
+
+def test_no_suspend_where_packing_costs_little():
+    bench = Bench(2, max_packing=2)
+    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
+    for name in "abcd":
+        bench.results(name, 1.01, 3, width=0.5)
+    bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
+    bench(Result("d", 1.0, 1))
+    assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,))]

@@ -1,0 +1,172 @@
+"""The engine on a fake clock: whole tuning jobs, run to their end."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from fluidtune.engine import (
+    DeviceGained,
+    Engine,
+    GroupAnnounced,
+    Release,
+    Resize,
+    Resized,
+    Result,
+    Start,
+    TrialAdded,
+    TrialEnded,
+)
+
+
+@dataclass
+class World:
+    """Trials with a true speed. A resize pauses nothing here but takes ``pause`` seconds to happen."""
+
+    engine: Engine
+    #: Iterations to do and seconds of each on one worker, by trial.
+    todo: dict[str, tuple[int, float]]
+    beta: float = 1.05
+    pause: float = 0.1
+    devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    now: float = 0.0
+    #: Integral of busy devices over time.
+    busy: float = 0.0
+    resizes: int = 0
+    order: count = field(default_factory=count)
+    heap: list = field(default_factory=list)
+
+    def run(self, *events) -> float:
+        """Makespan in seconds."""
+        self.carry_out(self.engine.handle(*events, now=0.0))
+        total = len(self.engine.devices)
+        while self.heap:
+            at, _, kind, trial, devices = heapq.heappop(self.heap)
+            self.busy += (at - self.now) * (total - len(self.engine.idle_devices))
+            self.now = at
+            if self.done.get(trial, 0) >= self.todo[trial][0]:
+                continue
+            if kind == "resized":
+                self.devices[trial] = devices
+                self.resizes += 1
+                self.carry_out(self.engine.handle(Resized(trial, devices, self.pause), now=at))
+                continue
+            width = len(self.devices[trial])
+            self.done[trial] = self.done.get(trial, 0) + 1
+            events = [Result(trial, self.seconds(trial), width)]
+            if self.done[trial] < self.todo[trial][0]:
+                self.push(self.seconds(trial), "result", trial)
+            else:
+                events.append(TrialEnded(trial, "stopped"))
+            self.carry_out(self.engine.handle(*events, now=at))
+        self.engine.validate_state()
+        assert all(self.done[trial] == self.todo[trial][0] for trial in self.todo)
+        assert len(self.engine.idle_devices) == total
+        return self.now
+
+    def seconds(self, trial: str) -> float:
+        width = len(self.devices[trial])
+        return self.todo[trial][1] / width * self.beta ** (width - 1)
+
+    def push(self, after: float, kind: str, trial: str, devices: tuple[int, ...] = ()) -> None:
+        heapq.heappush(self.heap, (self.now + after, next(self.order), kind, trial, devices))
+
+    def carry_out(self, instructions) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Start):
+                self.devices[instruction.trial] = instruction.devices[:1]
+                self.push(self.seconds(instruction.trial), "result", instruction.trial)
+            if isinstance(instruction, Resize) or (
+                isinstance(instruction, Start) and len(instruction.devices) > 1
+            ):
+                self.push(self.pause, "resized", instruction.trial, instruction.devices)
+            assert isinstance(instruction, (Start, Resize, Release))
+
+    def utilisation(self) -> float:
+        return self.busy / (self.now * len(self.engine.devices))
+
+
+def job(trials: int, devices: int, kind: str, iterations=lambda k: 20 + 7 * k % 30, **settings):
+    engine = Engine(**settings)
+    todo = {f"t{k}": (iterations(k), 1.0 + 0.1 * (k % 4)) for k in range(trials)}
+    world = World(engine, todo)
+    makespan = world.run(
+        *[DeviceGained(d, f"n{d // 8}") for d in range(devices)],
+        GroupAnnounced("g"),
+        *[TrialAdded(name, "g", kind, left) for name, (left, _) in todo.items()],
+    )
+    return world, makespan
+
+
+def test_27_trials_on_4_devices_keep_them_busy():
+    world, makespan = job(27, 4, "elastic")
+    work = sum(iterations * seconds for iterations, seconds in world.todo.values())
+    print(f"utilisation {world.utilisation():.3f}, makespan {makespan:.1f} s, work/4 {work / 4:.1f} s")
+    assert world.utilisation() > 0.98
+    assert makespan < 1.03 * work / 4
+
+
+def test_one_long_trial_ends_sooner_than_on_one_device():
+    def iterations(k):
+        return 300 if k == 0 else 10
+
+    fluid, makespan = job(9, 4, "elastic", iterations)
+    stock, stock_makespan = job(9, 4, "plain", iterations)
+    print(f"elastic {makespan:.0f} s at {fluid.utilisation():.2f}, plain {stock_makespan:.0f} s")
+    assert stock_makespan == pytest.approx(300.0)
+    assert makespan < 0.5 * stock_makespan
+    assert fluid.utilisation() > 2 * stock.utilisation()
+
+
+def test_a_model_that_does_not_scale_is_left_alone_after_a_few_tries():
+    engine = Engine()
+    todo = {f"t{k}": (60, 1.0) for k in range(6)}
+    world = World(engine, todo, beta=2.5)
+    makespan = world.run(
+        *[DeviceGained(d) for d in range(16)],
+        GroupAnnounced("g"),
+        *[TrialAdded(name, "g", "plain", 60) for name in todo],
+        *[],
+    )
+    assert makespan == pytest.approx(60.0) and world.resizes == 0
+    world = World(Engine(), todo, beta=2.5)
+    makespan = world.run(
+        *[DeviceGained(d) for d in range(16)],
+        GroupAnnounced("g"),
+        *[TrialAdded(name, "g", "elastic", 60) for name in todo],
+    )
+    assert world.resizes <= 2 * len(todo)
+    assert makespan < 90
+
+
+def test_heavy_load_is_quick():
+    """10,000 trials on 1,000 devices; the limits are several times what it takes on one slow core."""
+    todo = {f"t{k}": (3, 1.0 + 0.1 * (k % 7)) for k in range(10_000)}
+    world = World(Engine(), todo)
+    gained = [DeviceGained(d, f"n{d // 8}") for d in range(1000)]
+    began = time.process_time()
+    first = world.engine.handle(
+        *gained, GroupAnnounced("g"), *[TrialAdded(n, "g", "elastic", 3) for n in todo], now=0.0
+    )
+    batch = time.process_time() - began
+    assert len(first) == 1000
+    world.carry_out(first)
+    world.run()
+    whole = time.process_time() - began
+    print(f"batch of 10,000 {batch:.2f} s, all {whole:.2f} s CPU")
+    assert batch < 2 and whole < 40
+
+
+def test_trials_that_arrive_one_by_one_are_quick():
+    engine = Engine()
+    engine.handle(*[DeviceGained(d) for d in range(100)], GroupAnnounced("g"), now=0.0)
+    began = time.process_time()
+    for k in range(10_000):
+        engine.handle(TrialAdded(f"t{k}", "g", "elastic", k % 100), now=0.0)
+    assert len(engine.running) == 100
+    assert time.process_time() - began < 10

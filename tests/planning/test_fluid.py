@@ -1,0 +1,125 @@
+"""StaticFluid and DynamicFluid, rule by rule."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.planning import TrialLoad, dynamic_fluid, plan, runtime, static_fluid
+from tests.planning.groups import Group, groups
+
+
+def loads_of(*heights: float) -> list[TrialLoad]:
+    return [TrialLoad(f"t{i}", float(height)) for i, height in enumerate(heights)]
+
+
+@pytest.mark.parametrize("d", [3, 4, 8])
+def test_golden_figure_3_5(d: int) -> None:
+    loads = loads_of(4, 4, 12, 30)
+    assert static_fluid(loads, 5, c=2, d=d) == {"t0": 0.5, "t1": 0.5, "t2": 1, "t3": 3}
+    assert plan(loads, 5, c=2, d=d, policy="static").makespan == 12
+    assert plan(loads, 5, c=2, d=d, policy="best").makespan < 12
+
+
+def test_trap_ten_one_one_on_four() -> None:
+    loads = loads_of(10, 1, 1)
+    assert static_fluid(loads, 4, c=2, d=4) == {"t0": 3, "t1": 0.5, "t2": 0.5}
+    # Without packing the widths add up to 5 of 4 devices, so that one trial queues.
+    assert static_fluid(loads, 4, c=1, d=4) == {"t0": 3, "t1": 1, "t2": 1}
+    assert plan(loads, 4, c=1, d=4, policy="static").makespan == pytest.approx(10 / 3)
+
+
+def test_limits_bound_the_widths() -> None:
+    assert static_fluid(loads_of(100, 1), 8, c=3, d=2) == {"t0": 2, "t1": Fraction(1, 3)}
+    assert static_fluid(loads_of(100, 1), 8, c=1, d=1) == {"t0": 1, "t1": 1}
+
+
+def test_nothing_left_to_run_does_not_divide_by_zero() -> None:
+    assert static_fluid(loads_of(0, 0), 4, c=2, d=4) == {"t0": 0.5, "t1": 0.5}
+    assert static_fluid([], 4, c=2, d=4) == {}
+
+
+def test_enormous_heights_do_not_overflow() -> None:
+    assert static_fluid(loads_of(1e308, 1e308, 1e308, 1e308), 4, c=2, d=4) == {f"t{i}": 1 for i in range(4)}
+
+
+@given(st.integers(1, 64), st.floats(1e-3, 1e6))
+def test_as_many_equal_trials_as_devices_get_one_each(n: int, height: float) -> None:
+    assert set(static_fluid(loads_of(*[height] * n), n, c=4, d=4).values()) == {1}
+
+
+@given(groups())
+def test_static_widths_are_the_formula_in_order_of_height(group: Group) -> None:
+    loads, n, c, d = group
+    widths = static_fluid(loads, n, c=c, d=d)
+    heights = {load.trial_id: load.height for load in loads}
+    total = sum(Fraction(height) for height in heights.values())
+    assert [heights[trial] for trial in widths] == sorted(heights.values(), reverse=True)
+    for trial, width in widths.items():
+        fair = Fraction(heights[trial]) * n / total if total else Fraction(0)
+        # Exact but for the tolerance that lets a fair share a rounding below whole count as whole.
+        near = round(fair) if abs(fair - round(fair)) < 1e-9 else math.floor(fair)
+        assert width in {min(max(Fraction(whole), Fraction(1, c)), d) for whole in (math.floor(fair), near)}
+
+
+def test_dynamic_scales_up_what_is_left_alone() -> None:
+    loads = loads_of(30, 12)
+    assert dynamic_fluid(loads, {"t0": 3, "t1": 1}, 6, c=2, d=8, epsilon=0.0) == {"t0": 4, "t1": 1}
+    # 30/3 = 10 s against 30/4 = 7.5 s: a resize of 2.5 s gains nothing.
+    assert dynamic_fluid(loads, {"t0": 3, "t1": 1}, 6, c=2, d=8, epsilon=2.4)["t0"] == 4
+    assert dynamic_fluid(loads, {"t0": 3, "t1": 1}, 6, c=2, d=8, epsilon=2.5)["t0"] == 3
+
+
+def test_dynamic_scales_down_only_where_device_seconds_are_saved() -> None:
+    slow = [TrialLoad("a", 90.0), TrialLoad("b", 10.0, beta=1.4)]
+    widths = {"a": 3, "b": 2}
+    # b alone on one device: 10 device-seconds and the resize, against 2 * 7 = 14.
+    assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=3.9)["b"] == 1
+    assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=4.1)["b"] == 2
+    # Without overheads nothing is saved, so b stays although a grows: 6 of 5 devices, for the caller to grant.
+    free = loads_of(90, 10)
+    assert dynamic_fluid(free, {"t0": 3, "t1": 2}, 5, c=1, d=4, epsilon=0.0) == {"t0": 4, "t1": 2}
+
+
+@settings(deadline=None)
+@given(groups(), st.data(), st.floats(0, 100))
+def test_dynamic_follows_both_rules_of_algorithm_3_2(
+    group: Group, data: st.DataObject, epsilon: float
+) -> None:
+    loads, n, c, d = group
+    allowed = [Fraction(1, p) for p in range(2, c + 1)] + list(range(1, d + 1))
+    widths = {load.trial_id: data.draw(st.sampled_from(allowed)) for load in loads}
+    wanted = static_fluid(loads, n, c=c, d=d)
+    decided = dynamic_fluid(loads, widths, n, c=c, d=d, epsilon=epsilon)
+    assert list(decided) == list(wanted)
+    for load in loads:
+        new, old = wanted[load.trial_id], widths[load.trial_id]
+        after, before = runtime(load, new) + epsilon, runtime(load, old)
+        up, down = new > old and after < before, new < old and float(new) * after < float(old) * before
+        assert decided[load.trial_id] == (new if up or down else old)
+
+
+def test_dynamic_refuses_a_trial_without_a_width_and_a_bad_epsilon() -> None:
+    with pytest.raises(ValueError, match="'t0' has no width"):
+        dynamic_fluid(loads_of(1), {}, 1, c=1, d=1, epsilon=0.0)
+    with pytest.raises(ValueError, match="epsilon is -1"):
+        dynamic_fluid(loads_of(1), {"t0": 1}, 1, c=1, d=1, epsilon=-1)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "d", "name"),
+    [(0, 1, 1, "n"), (1, 0, 1, "c"), (1, 1, 0, "d"), (1.5, 1, 1, "n"), (True, 1, 1, "n")],
+)
+def test_limits_are_whole_numbers_from_one(n: int, c: int, d: int, name: str) -> None:
+    for call in (static_fluid, plan):
+        with pytest.raises(ValueError, match=rf"^{name} \("):
+            call(loads_of(1), n, c=c, d=d)
+
+
+def test_a_trial_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a' is given twice"):
+        static_fluid([TrialLoad("a", 1.0), TrialLoad("a", 2.0)], 1, c=1, d=1)

@@ -1,0 +1,100 @@
+"""Run times, packing limits, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluidtune.planning import TrialLoad, packing_limit, plan, runtime
+
+
+def test_runtime_is_equation_3_2() -> None:
+    load = TrialLoad("a", 100.0, alpha=1.2, beta=1.1)
+    assert runtime(load, 1) == 100
+    assert runtime(load, Fraction(1, 3)) == pytest.approx(100 * 1.2**2)
+    assert runtime(load, 0.5) == pytest.approx(100 * 1.2)
+    assert runtime(load, 1 / 3) == runtime(load, Fraction(1, 3))
+    assert runtime(load, 4) == pytest.approx(25 * 1.1**3)
+    assert runtime(load, 4.0) == runtime(load, 4)
+    assert runtime(TrialLoad("z", 0.0), 3) == 0
+
+
+def test_an_overhead_beyond_floats_is_infinite_not_an_error() -> None:
+    load = TrialLoad("a", 1.0, alpha=1e200)
+    assert runtime(load, Fraction(1, 4)) == math.inf
+    assert plan([load], 1, c=4, d=1, policy="best").makespan == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"height": -1.0}, "height is -1.0"),
+        ({"height": math.nan}, "height is nan"),
+        ({"height": math.inf}, "height is inf"),
+        ({"height": 1.0, "alpha": 0.9}, "alpha is 0.9"),
+        ({"height": 1.0, "beta": 0.5}, "beta is 0.5"),
+        ({"height": 1.0, "beta": math.nan}, "beta is nan"),
+    ],
+)
+def test_a_bad_load_is_refused_with_its_value_and_a_remedy(values: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=f"{words}.*pass"):
+        TrialLoad("a", **values)
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, Fraction(3, 2), math.nan, math.inf, "1"])
+def test_a_width_is_a_share_or_whole_devices(width: object) -> None:
+    with pytest.raises(ValueError, match="width is"):
+        runtime(TrialLoad("a", 1.0), width)  # type: ignore[arg-type]
+
+
+def test_packing_limit_of_free_and_useless_packing() -> None:
+    assert packing_limit({1: 1.0, 2: 1.0, 3: 1.0}, 0.1) == 3  # O(2) = 1/2, O(3) = 1/3
+    assert packing_limit({1: 1.0, 2: 2.0}, 0.0) == 1  # O(2) = 0 is not above 0
+    assert packing_limit({1: [1.0], 2: [1.0, 1.4], 3: [2.0, 2.0, 2.6]}, 0.1) == 2  # O = 0.4, then -0.22
+    assert packing_limit({1: 1.0}, 0.1) == 1
+
+
+def test_packing_limit_stops_at_the_first_p_that_does_not_pay_or_was_not_measured() -> None:
+    assert packing_limit({1: 1.0, 2: 1.0, 4: 1.0}, 0.1) == 2
+    assert packing_limit({1: 1.0, 2: 1.9, 3: 1.9}, 0.1) == 1  # O(3) would be 1/3
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({2: 1.0}, "not 1"),
+        ({}, "not 1"),
+        ({1: math.nan}, r"times\[1\] is nan"),
+        ({1: 1.0, 2: -1.0}, r"times\[2\] is -1.0"),
+        ({1: 0.0}, r"times\[1\] is 0.0"),
+        ({1: 1.0, 2: []}, r"times\[2\] is \[\]"),
+        ({1: 1.0, 2: [1.0, math.inf]}, r"times\[2\]"),
+        ({0: 1.0, 1: 1.0}, "key 0"),
+    ],
+)
+def test_bad_times_are_refused(times: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        packing_limit(times, 0.1)
+
+
+def test_a_bad_threshold_is_refused() -> None:
+    with pytest.raises(ValueError, match="threshold is nan"):
+        packing_limit({1: 1.0}, math.nan)
+
+
+@given(st.floats(1, 3), st.floats(-0.5, 0.9), st.integers(1, 8))
+def test_packing_limit_is_the_largest_p_before_the_first_that_fails(
+    alpha: float, least: float, most: int
+) -> None:
+    times = {p: alpha ** (p - 1) for p in range(1, most + 1)}
+    limit = packing_limit(times, least)
+
+    def pays(p: int) -> bool:
+        return 1 - (p - 1) / p * times[p] / times[p - 1] > least
+
+    assert all(pays(p) for p in range(2, limit + 1))
+    assert limit == most or not pays(limit + 1)

@@ -1,0 +1,130 @@
+"""Events for tests: single ones in a line, and whole runs that obey the rules that a shell obeys."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from typing import Any
+
+from fluidtune.report.events import EventDict, check_event
+
+
+def ev(t: float, event: str, /, **fields: Any) -> EventDict:
+    """One event at ``t`` (s), as the reader would give it; checked against the schema."""
+    check_event(event, fields)
+    return {"t": float(t), "event": event, **fields}
+
+
+def begin(t: float, devices: int, **changes: Any) -> EventDict:
+    fields: dict[str, Any] = {
+        "run": "test",
+        "ray": "2.50",
+        "fluidtune": "0.1",
+        "python": "3.11",
+        "machine": "a test",
+        "kind": "cpu",
+        "devices": [{"device": device, "node": "local"} for device in range(devices)],
+        "settings": {},
+        "algorithm": "grid",
+        "metric": "loss",
+        "mode": "min",
+    }
+    return ev(t, "run_started", **{**fields, **changes})
+
+
+def added(t: float, trial: str, group: str = "g") -> EventDict:
+    return ev(t, "trial_added", trial=trial, group=group, kind="elastic", iterations=10)
+
+
+def group(t: float, name: str = "g", synchronous: bool = True) -> EventDict:
+    return ev(t, "group_announced", group=name, synchronous=synchronous, algorithm="grid")
+
+
+def started(t: float, trial: str, *devices: int, share: float = 1.0, resumed: bool = False) -> EventDict:
+    return ev(t, "trial_started", trial=trial, devices=list(devices), share=share, resumed=resumed)
+
+
+def resized(t: float, trial: str, *devices: int, seconds: float = 0.5) -> EventDict:
+    return ev(t, "resized", trial=trial, devices=list(devices), seconds=seconds)
+
+
+def result(
+    t: float, trial: str, iteration: int, seconds: float, width: float, metric: float | None = None
+) -> EventDict:
+    return ev(
+        t, "trial_result", trial=trial, iteration=iteration, seconds=seconds, width=width, metric=metric
+    )
+
+
+def ended(t: float, trial: str, ending: str = "stopped") -> EventDict:
+    return ev(t, "trial_ended", trial=trial, ending=ending)
+
+
+def over(t: float, seconds: float = 0.0, trials: int = 0, best: Any = None) -> EventDict:
+    return ev(t, "run_ended", seconds=seconds, trials=trials, best=best)
+
+
+def random_run(
+    seed: int, *, devices: int, trials: int, iterations: int = 20, losses: bool = True
+) -> list[EventDict]:
+    """A run on its own clock: trials are packed while many wait and grow when few are left; deterministic."""
+    rng = random.Random(seed)
+    events = [begin(1000.0, devices, kind="emulated", run=f"random {seed}"), group(1000.0)]
+    waiting = [f"train_4f2e1_{number:05d}" for number in range(trials)]
+    events += [added(1000.0, trial) for trial in waiting]
+    load = {trial: rng.uniform(0.5, 1.5) for trial in waiting}
+    left = {trial: rng.randint(1, 2 * iterations) for trial in waiting}
+    held: dict[str, tuple[list[int], float]] = {}
+    room = dict.fromkeys(range(devices), 1.0)
+    due: list[tuple[float, str, float, float]] = []  # when, whose iteration is over, its seconds and width
+    now = 1000.0
+
+    def iterate(trial: str, delay: float = 0.0) -> None:
+        where, share = held[trial]
+        width = share * len(where)
+        seconds = load[trial] * (1.4 if width < 1 else width**-0.8) * rng.uniform(0.95, 1.05)
+        heapq.heappush(due, (now + delay + seconds, trial, seconds, width))
+
+    def release(trial: str) -> None:
+        where, share = held.pop(trial)
+        for device in where:
+            room[device] += share
+
+    while True:
+        share = 0.5 if len(waiting) + len(held) > devices else 1.0
+        for device in room:
+            while waiting and room[device] >= share - 1e-9:
+                trial = waiting.pop(0)
+                held[trial] = ([device], share)
+                room[device] -= share
+                events.append(started(now, trial, device, share=share))
+                iterate(trial)
+        if not due:
+            return [*events, over(now, now - 1000.0, trials)]
+        now, trial, seconds, width = heapq.heappop(due)
+        left[trial] -= 1
+        events.append(result(now, trial, left[trial], seconds, width, rng.random()))
+        idle = [device for device in room if room[device] > 1 - 1e-9]
+        if left[trial] <= 0:
+            release(trial)
+            events.append(ended(now, trial))
+        elif losses and rng.random() < 0.002:
+            lost = held[trial][0][0]
+            release(trial)
+            events.append(
+                ev(now, "worker_lost", worker=f"w{lost}", device=lost, reason="killed", trial=trial)
+            )
+            waiting.insert(0, trial)
+        elif idle and not waiting and room[held[trial][0][0]] + held[trial][1] > 1 - 1e-9:
+            was = held[trial][0]
+            grown = was + idle[: len(was)]
+            events.append(
+                ev(now, "resize_started", trial=trial, devices_from=was, devices_to=grown, reason="idle")
+            )
+            for device in grown:
+                room[device] = 0.0
+            held[trial] = (grown, 1.0)
+            events.append(resized(now, trial, *grown, seconds=0.2))
+            iterate(trial, 0.2)
+        else:
+            iterate(trial)

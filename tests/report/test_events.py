@@ -1,0 +1,194 @@
+"""The event log: its schema, its lines, and what a killed driver leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fluidtune.report.events import (
+    SCHEMA,
+    EventLog,
+    EventLogError,
+    find_log,
+    load,
+    read_events,
+    schema_markdown,
+)
+
+REPO = Path(__file__).parents[2]
+
+
+def test_docs_and_code_are_equal():
+    docs = (REPO / "docs" / "events.md").read_text()
+    assert docs.endswith("\n\n" + schema_markdown()), (
+        "docs/events.md must end with fluidtune.report.events.schema_markdown(); write it there anew"
+    )
+
+
+def test_every_event_of_the_schema_can_be_written_and_read(tmp_path):
+    with EventLog(tmp_path / "run" / "fluid_events.jsonl") as log:
+        for name, schema in SCHEMA.items():
+            log.write(name, **dict.fromkeys([*schema.required, *schema.optional], 1))
+    events = read_events(log.path)
+    assert [event["event"] for event in events] == list(SCHEMA)
+    for event in events:
+        schema = SCHEMA[event["event"]]
+        assert set(event) == {"t", "event", *schema.required, *schema.optional}
+        assert abs(event["t"] - time.time()) < 60
+    assert events.dropped == 0
+
+
+@pytest.mark.parametrize("name", list(SCHEMA))
+def test_each_missing_field_is_refused_by_name(tmp_path, name):
+    log = EventLog(tmp_path / "log")
+    for field in SCHEMA[name].required:
+        rest = dict.fromkeys([other for other in SCHEMA[name].required if other != field], 1)
+        with pytest.raises(EventLogError, match=rf"'{name}' lacks {field};"):
+            log.write(name, **rest)
+    assert log.path.read_bytes() == b""
+
+
+def test_unknown_events_and_fields_are_refused_with_what_is_allowed(tmp_path):
+    log = EventLog(tmp_path / "log")
+    with pytest.raises(EventLogError, match=r"unknown event 'trial_begun'.*trial_started"):
+        log.write("trial_begun", trial="a")
+    with pytest.raises(EventLogError, match=r"no field end; its fields are trial, ending, reason"):
+        log.write("trial_ended", trial="a", ending="failed", end=3)
+    assert log.path.read_bytes() == b""
+
+
+def test_values_become_json(tmp_path):
+    log = EventLog(tmp_path / "log", clock=lambda: 5.0)
+    log.write("trial_started", trial="a", devices=(0, np.int64(1)), share=Fraction(1, 4), resumed=np.bool_(1))
+    log.write("trial_result", trial="a", iteration=1, seconds=np.float32(0.5), width=1, metric=float("nan"))
+    log.write("trial_result", trial="a", iteration=2, seconds=1, width=1, metric=np.array(-np.inf))
+    log.write("trial_result", trial="a", iteration=3, seconds=1, width=1, metric=np.array(2.5))
+    log.write(
+        "run_started",
+        **{
+            **dict.fromkeys(SCHEMA["run_started"].required),
+            "settings": {"p": Path("/x"), "s": {2, 1}, 3: [np.inf]},
+        },
+    )
+    one, two, three, four, five = read_events(log.path)
+    assert one == {
+        "t": 5.0,
+        "event": "trial_started",
+        "trial": "a",
+        "devices": [0, 1],
+        "share": 0.25,
+        "resumed": True,
+    }
+    assert (two["seconds"], two["metric"], three["metric"], four["metric"]) == (0.5, None, None, 2.5)
+    assert five["settings"] == {"p": "/x", "s": [1, 2], "3": [None]}
+
+
+def test_a_restored_experiment_continues_the_file_after_a_cut_line(tmp_path):
+    path = tmp_path / "fluid_events.jsonl"
+    with EventLog(path) as log:
+        log.write("trial_suspended", trial="a")
+    with path.open("ab") as file:
+        file.write(b'{"t": 17.5, "event": "trial_ended", "tri')
+    cut = read_events(path)
+    assert (len(cut), cut.dropped) == (1, 1)
+    with EventLog(path) as log:
+        log.write("trial_suspended", trial="b")
+    again = read_events(path)
+    assert [event["trial"] for event in again] == ["a", "b"]
+    assert again.dropped == 1
+
+
+@pytest.mark.parametrize("size", range(1, 45))
+def test_a_first_line_cut_anywhere_is_an_empty_log(tmp_path, size):
+    with EventLog(tmp_path / "log") as log:
+        log.write("trial_suspended", trial="a")
+    log.path.write_bytes(log.path.read_bytes()[:size])
+    events = read_events(log.path)
+    assert (list(events), events.dropped) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["hello\n", '{"loss": 1.0, "timestamp": 3}\n', "[1, 2]\n", "\x00\x01\n", '{"t": "x", "event": "a"}\n'],
+)
+def test_another_file_is_refused_with_its_name(tmp_path, content):
+    path = tmp_path / "result.json"
+    path.write_text(content)
+    with pytest.raises(EventLogError, match=r"result\.json is not a FluidTune event log: line 1"):
+        read_events(path)
+
+
+def test_find_log_and_load(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"fluid_events\.jsonl"):
+        find_log(tmp_path)
+    with EventLog(tmp_path / "fluid_events.jsonl") as log:
+        log.write("trial_suspended", trial="a")
+    assert find_log(tmp_path) == find_log(log.path) == log.path
+    assert list(load(tmp_path)) == list(load(str(log.path))) == list(load(read_events(log.path)))
+
+
+def test_a_closed_log_refuses(tmp_path):
+    log = EventLog(tmp_path / "log")
+    log.close()
+    log.close()
+    with pytest.raises(EventLogError, match="closed"):
+        log.write("trial_suspended", trial="a")
+
+
+def test_lines_of_several_threads_do_not_mix(tmp_path):
+    log = EventLog(tmp_path / "log")
+
+    def write(name: str) -> None:
+        for _ in range(200):
+            log.write("trial_suspended", trial=name * 300)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events = read_events(log.path)
+    assert (len(events), events.dropped) == (800, 0)
+    times = [event["t"] for event in events]
+    assert times == sorted(times)
+
+
+WRITER = """
+import sys
+from fluidtune.report.events import EventLog
+log = EventLog(sys.argv[1])
+for number in range(10**9):
+    log.write("trial_suspended", trial=f"{number}-" + "x" * 30000)
+    print(number, flush=True)
+"""
+
+
+def test_a_driver_killed_while_it_writes_loses_at_most_one_line(tmp_path):
+    path = tmp_path / "fluid_events.jsonl"
+    for round_ in range(3):
+        before = len(read_events(path)) if path.exists() else 0
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=REPO, text=True
+        )
+        assert writer.stdout is not None
+        said = [writer.stdout.readline() for _ in range(50)]
+        time.sleep(0.003 * round_)
+        os.kill(writer.pid, signal.SIGKILL)
+        said += writer.stdout.readlines()
+        writer.wait()
+        written = int(next(line for line in reversed(said) if line.endswith("\n"))) + 1
+        events = read_events(path)
+        # Whatever write() had returned from is there, in order, whole.
+        numbers = [int(event["trial"].split("-")[0]) for event in events[before:]]
+        assert numbers == list(range(len(numbers)))
+        assert written <= len(numbers) <= written + 1
+        assert events.dropped <= round_ + 1  # one a kill, and kept as a line of its own

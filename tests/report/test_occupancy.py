@@ -1,0 +1,293 @@
+"""Who held what when: cases worked by hand, and what holds of every run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.report.events import EventDict
+from fluidtune.report.occupancy import (
+    Interval,
+    available_seconds,
+    busy_over_time,
+    device_steps,
+    device_utilisation,
+    held_seconds,
+    occupancy_of,
+    packing_levels,
+    utilisation,
+)
+from tests.report.makers import begin, ended, ev, over, random_run, resized, started
+
+
+def test_two_halves_on_one_device():
+    use = occupancy_of(
+        [
+            begin(0, 1),
+            started(1, "a", 0, share=0.5),
+            started(2, "b", 0, share=0.5),
+            ended(6, "a"),
+            ended(8, "b"),
+            over(10),
+        ]
+    )
+    assert use.intervals == [Interval("a", 0, 0.5, 1, 6, 0.5), Interval("b", 0, 0.5, 2, 8, 0.5)]
+    assert utilisation(use) == pytest.approx((0.5 * 5 + 0.5 * 6) / 10)
+    assert packing_levels(use) == {0: 3, 1: 3, 2: 4}
+    busy = busy_over_time(use, [0, 2, 4, 10])
+    assert busy.devices[0] == pytest.approx([0.25, 1.0, (2 * 1 + 2 * 0.5) / 6])
+    assert busy.total == pytest.approx(busy.devices[0])
+
+
+def test_a_trial_that_grows_and_shrinks():
+    use = occupancy_of(
+        [
+            begin(0, 2),
+            started(0, "a", 0),
+            ev(3, "resize_started", trial="a", devices_from=[0], devices_to=[0, 1], reason="idle"),
+            resized(4, "a", 0, 1),
+            resized(8, "a", 0),
+            ended(10, "a"),
+            over(10),
+        ]
+    )
+    assert use.intervals == [
+        Interval("a", 0, 1, 0, 4, 1),
+        Interval("a", 0, 1, 4, 8, 2),
+        Interval("a", 1, 1, 4, 8, 2),
+        Interval("a", 0, 1, 8, 10, 1),
+    ]
+    assert device_utilisation(use) == pytest.approx({0: 1.0, 1: 0.4})
+    assert utilisation(use) == pytest.approx(14 / 20)
+
+
+def test_a_packed_trial_has_the_device_to_itself_once_it_grows():
+    events = [begin(0, 2), started(0, "a", 0, share=0.5), resized(2, "a", 0, 1), over(4)]
+    assert [i.share for i in occupancy_of(events).intervals] == [0.5, 1, 1]
+    # A resize to the devices that it has changes nothing, unless it says so.
+    events[2] = resized(2, "a", 0)
+    assert [i.share for i in occupancy_of(events).intervals] == [0.5, 0.5]
+    events[2] = {**events[2], "share": 1.0}
+    assert [i.share for i in occupancy_of(events).intervals] == [0.5, 1.0]
+
+
+def test_a_failed_resize():
+    fail = ev(5, "resize_failed", trial="a", devices=[0], reason="x")
+    use = occupancy_of([begin(0, 2), started(0, "a", 0), fail, over(10)])
+    assert use.intervals == [Interval("a", 0, 1, 0, 10, 1)]
+    use = occupancy_of([begin(0, 2), started(0, "a", 0, 1), fail, over(10)])
+    assert use.intervals[2:] == [Interval("a", 0, 1, 5, 10, 1)]
+    use = occupancy_of([begin(0, 2), started(0, "a", 0), ended(3, "a"), fail, over(10)])
+    assert use.intervals == [Interval("a", 0, 1, 0, 3, 1)]
+
+
+def test_a_lost_device_frees_all_that_the_trial_held():
+    use = occupancy_of(
+        [
+            begin(0, 2),
+            started(0, "a", 0, 1),
+            ev(4, "device_lost", device=1),
+            started(6, "a", 0, resumed=True),
+            ev(8, "device_gained", device=1, node="n"),
+            ev(8, "device_gained", device=1, node="n"),
+            over(10),
+        ]
+    )
+    assert use.intervals == [
+        Interval("a", 0, 1, 0, 4, 2),
+        Interval("a", 1, 1, 0, 4, 2),
+        Interval("a", 0, 1, 6, 10, 1),
+    ]
+    assert use.available == {0: [(0, 10)], 1: [(0, 4), (8, 10)]}
+    assert available_seconds(use) == 16
+    assert utilisation(use) == pytest.approx(12 / 16)
+    busy = busy_over_time(use, [0, 4, 6, 8, 10])
+    np.testing.assert_allclose(busy.devices[1], [1, np.nan, np.nan, 0])
+    np.testing.assert_allclose(busy.total, [1, 0, 1, 0.5])
+
+
+def lost(t: float, **trial: str) -> EventDict:
+    return ev(t, "worker_lost", worker="w", device=0, reason="killed", **trial)
+
+
+def test_a_lost_worker_of_a_named_trial_ends_its_hold_and_nobody_elses():
+    halves = [begin(0, 1), started(0, "a", 0, share=0.5), started(0, "b", 0, share=0.5)]
+    use = occupancy_of([*halves, lost(4, trial="a"), over(10)])
+    assert [(i.trial, i.end) for i in use.intervals] == [("a", 4), ("b", 10)]
+
+
+def test_a_lost_worker_of_nobody_named_waits_for_the_recovery():
+    recovered = ev(6, "recovered", trial="a", iteration=3, reason="worker lost")
+    head = [begin(0, 1), started(0, "a", 0)]
+    again = started(8, "a", 0, resumed=True)
+    use = occupancy_of([*head, lost(4), recovered, again, over(10)])
+    assert [(i.start, i.end) for i in use.intervals] == [(0, 6), (8, 10)]
+    use = occupancy_of([*head, lost(4), again, {**recovered, "t": 9.0}, over(10)])
+    assert [(i.start, i.end) for i in use.intervals] == [(0, 8), (8, 10)]
+
+
+def test_a_suspended_trial_and_a_killed_driver():
+    suspend = ev(3, "trial_suspended", trial="a")
+    use = occupancy_of([begin(0, 1), started(0, "a", 0), suspend, started(5, "a", 0), lost(7, trial="b")])
+    assert [(i.start, i.end) for i in use.intervals] == [(0, 3), (5, 7)]
+    assert (use.start, use.end, use.wall_seconds) == (0, 7, 7)
+
+
+def test_a_restored_experiment_does_not_count_the_time_between():
+    use = occupancy_of(
+        [
+            begin(0, 2),
+            started(0, "a", 0),
+            ev(10, "trial_suspended", trial="b"),
+            begin(50, 1),
+            started(52, "a", 0),
+            over(60),
+        ]
+    )
+    assert use.drivers == [(0, 10), (50, 60)]
+    assert use.wall_seconds == 20
+    assert use.available == {0: [(0, 10), (50, 60)], 1: [(0, 10)]}
+    assert [(i.start, i.end) for i in use.intervals] == [(0, 10), (52, 60)]
+    assert utilisation(use) == pytest.approx(18 / 30)
+
+
+def test_nothing_and_the_unknown():
+    nothing = occupancy_of([])
+    assert (nothing.intervals, nothing.available, nothing.wall_seconds, utilisation(nothing)) == (
+        [],
+        {},
+        0,
+        0,
+    )
+    later = [begin(0, 1), {"t": 1, "event": "of_a_later_version"}, over(2), started(3, "a", 0)]
+    assert occupancy_of(later).intervals == []
+    # A clock that is set back, and a log whose beginning is gone.
+    headless = occupancy_of([started(5, "a", 3), ended(4, "a"), started(6, "b", 3), ended(9, "b")])
+    assert headless.intervals == [Interval("b", 3, 1, 6, 9, 1)]
+    assert headless.available == {3: [(5, 9)]}
+
+
+def test_edges_must_ascend():
+    with pytest.raises(ValueError, match="ascending"):
+        busy_over_time(occupancy_of([]), [0, 0])
+
+
+@st.composite
+def valid_runs(draw: st.DrawFn) -> list[EventDict]:
+    """Any order of the things that may happen, with no device given away beyond what is free of it."""
+    devices = draw(st.integers(1, 4))
+    there = set(range(devices))
+    held: dict[str, tuple[list[int], float]] = {}
+    events = [begin(0, devices)]
+    now = 0.0
+
+    def free(device: int) -> float:
+        return 1 - sum(share for where, share in held.values() if device in where)
+
+    for _ in range(draw(st.integers(0, 40))):
+        now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
+        what = draw(
+            st.sampled_from(
+                ["start", "start", "resize", "end", "suspend", "worker", "lose", "gain", "killed"]
+            )
+        )
+        trial = draw(st.sampled_from("abcdef"))
+        if what == "start" and trial not in held:
+            share = draw(st.sampled_from([1.0, 1.0, 0.5, 1 / 3, 0.25]))
+            room = sorted(device for device in there if free(device) >= share - 1e-9)
+            if room:
+                where = (
+                    room[: draw(st.integers(1, len(room)))] if share == 1 else [draw(st.sampled_from(room))]
+                )
+                held[trial] = (where, share)
+                events.append(started(now, trial, *where, share=share))
+        elif what == "resize" and trial in held:
+            mine = held.pop(trial)[0]
+            room = sorted(device for device in there if free(device) >= 1 - 1e-9)
+            if not set(mine) <= set(room):
+                held[trial] = (mine, 1.0) if len(mine) > 1 else (mine, events_share(events, trial))
+                continue
+            where = [mine[0], *(device for device in room if device != mine[0] and draw(st.booleans()))]
+            held[trial] = (where, 1.0)
+            events.append({**resized(now, trial, *where), "share": 1.0})
+        elif what in ("end", "suspend", "worker") and trial in held:
+            where = held.pop(trial)[0]
+            events.append(
+                ended(now, trial)
+                if what == "end"
+                else ev(now, "trial_suspended", trial=trial)
+                if what == "suspend"
+                else ev(now, "worker_lost", worker="w", device=where[0], reason="x", trial=trial)
+            )
+        elif what == "lose" and there:
+            gone = draw(st.sampled_from(sorted(there)))
+            there.discard(gone)
+            for other in [other for other, (where, _) in held.items() if gone in where]:
+                del held[other]
+            events.append(ev(now, "device_lost", device=gone))
+        elif what == "gain":
+            new = draw(st.integers(0, devices))
+            there.add(new)
+            events.append(ev(now, "device_gained", device=new, node="n"))
+        elif what == "killed" and draw(st.integers(0, 4)) == 0:
+            held.clear()
+            now += 5
+            there = set(range(devices))
+            events.append(begin(now, devices))
+    if draw(st.booleans()):
+        events.append(over(now + 1))
+    return events
+
+
+def events_share(events: list[EventDict], trial: str) -> float:
+    return next(
+        event["share"]
+        for event in reversed(events)
+        if event["event"] in ("trial_started", "resized") and event["trial"] == trial
+    )
+
+
+@given(valid_runs())
+@settings(max_examples=150, deadline=None)
+def test_no_device_is_held_beyond_what_is_there(events):
+    use = occupancy_of(events)
+    for device, steps in device_steps(use).items():
+        # From the intervals themselves, not from the steps, which are clipped.
+        for left, right in zip(steps.times[:-1], steps.times[1:], strict=True):
+            middle = (left + right) / 2
+            total = sum(i.share for i in use.intervals if i.device == device and i.start <= middle < i.end)
+            there = any(start <= middle < end for start, end in use.available[device])
+            assert total <= there + 1e-9
+    for interval in use.intervals:
+        assert use.start <= interval.start < interval.end <= use.end
+        together = [i for i in use.intervals if (i.trial, i.start) == (interval.trial, interval.start)]
+        assert interval.width == pytest.approx(sum(i.share for i in together))
+    by_hand = sum(i.share * (i.end - i.start) for i in use.intervals)
+    assert held_seconds(use) == pytest.approx(by_hand)
+    assert 0 <= utilisation(use) <= 1
+    assert sum(packing_levels(use).values()) == pytest.approx(available_seconds(use))
+    if use.end > use.start:
+        busy = busy_over_time(use, np.linspace(use.start, use.end, 7))
+        for part in [busy.total, *busy.devices.values()]:
+            assert np.all(np.isnan(part) | ((part >= 0) & (part <= 1)))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 20))
+@settings(max_examples=25, deadline=None)
+def test_the_windows_add_up_to_the_whole(seed, devices, trials):
+    use = occupancy_of(random_run(seed, devices=devices, trials=trials, iterations=3))
+    edges = np.linspace(use.start, use.end, 11)
+    busy = busy_over_time(use, edges)
+    assert np.mean(busy.total) == pytest.approx(utilisation(use))
+    assert {d: np.mean(part) for d, part in busy.devices.items()} == pytest.approx(device_utilisation(use))
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=20), st.data())
+@settings(max_examples=50, deadline=None)
+def test_even_a_log_that_breaks_the_rules_is_used_at_most_fully(trials, data):
+    events = [begin(0, 1)]
+    for t, trial in enumerate(trials):
+        events.append(started(t, trial, 0, share=data.draw(st.sampled_from([0.5, 1.0, 2.0]))))
+    assert 0 <= utilisation(occupancy_of(events)) <= 1

@@ -1,0 +1,299 @@
+"""What is in the pictures, asked of matplotlib's objects, and the files that a report consists of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fluidtune.report.events import EventLog, EventLogError
+from fluidtune.report.occupancy import Interval, occupancy_of, utilisation
+from fluidtune.report.pictures import (
+    _colours,
+    _short_names,
+    _slots,
+    timeline_figure,
+    timeline_png,
+    utilisation_figure,
+    utilisation_png,
+)
+from fluidtune.report.stock import events_from_tune_results
+from fluidtune.report.write import write_report
+from tests.report.makers import begin, ended, ev, over, random_run, resized, started
+
+REPO = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def small() -> list:
+    return [
+        begin(0, 2, kind="emulated"),
+        started(0, "t_00", 0, share=0.5),
+        started(0, "t_01", 0, share=0.5),
+        started(0, "t_02", 1),
+        ended(4, "t_00"),
+        ended(4, "t_01"),
+        resized(5, "t_02", 1, 0),
+        resized(7, "t_02", 1),
+        ev(8, "worker_lost", worker="w", device=1, reason="killed", trial="t_02"),
+        ev(9, "device_lost", device=1),
+        over(10),
+    ]
+
+
+def collection(axes, gid):
+    return next(found for found in axes.collections if found.get_gid() == gid)
+
+
+def boxes(axes) -> list[list[float]]:
+    """left, right, top, bottom of each bar, as drawn."""
+    corners = [path.vertices for path in collection(axes, "trials").get_paths()]
+    return [[*x_y.min(axis=0)[:1], *x_y.max(axis=0)[:1], x_y[:, 1].min(), x_y[:, 1].max()] for x_y in corners]
+
+
+def test_the_timeline_has_a_bar_for_each_interval_in_its_devices_row():
+    (axes,) = timeline_figure(small()).axes
+    intervals = occupancy_of(small()).intervals
+    drawn = sorted(boxes(axes))
+    assert len(drawn) == len(intervals) == 6
+    assert [(left, right) for left, right, _, _ in drawn] == sorted((i.start, i.end) for i in intervals)
+    for left, right, top, bottom in drawn:
+        row = int(top)
+        assert row < top < bottom < row + 1
+        interval = next(i for i in intervals if (i.device, i.start, i.end) == (row, left, right))
+        assert bottom - top == pytest.approx(0.88 * interval.share)
+    # The two halves lie one above the other.
+    half_a, half_b = (box for box in drawn if box[:2] == [0, 4] and box[2] < 1)
+    assert half_a[3] == pytest.approx(half_b[2]) or half_b[3] == pytest.approx(half_a[2])
+
+
+def test_a_wide_trial_has_one_colour_and_neighbours_have_others():
+    events = small()
+    (axes,) = timeline_figure(events).axes
+    colours = [tuple(colour) for colour in collection(axes, "trials").get_facecolors()]
+    assert len(set(colours)) == 3
+    figure = timeline_figure(random_run(3, devices=3, trials=40))
+    (axes,) = figure.axes
+    bars = boxes(axes)
+    colours = [tuple(colour) for colour in collection(axes, "trials").get_facecolors()]
+    names = {round(left, 6): set() for left, _, _, _ in bars}
+    for (left, _, _, _), colour in zip(bars, colours, strict=True):
+        names[round(left, 6)].add(colour)
+    # What begins at one instant on several rows, after the first fill, is one trial grown.
+    assert max(len(found) for left, found in names.items() if left > 0) == 1
+
+
+def test_trials_that_follow_each_other_on_a_device_differ_in_colour():
+    use = occupancy_of(random_run(4, devices=3, trials=60, iterations=4))
+    colours = _colours(use)
+    for device in use.available:
+        trials = [
+            interval.trial for interval in use.intervals if interval.device == device and interval.width < 1
+        ]
+        assert len(trials) > 10
+        for one, other in [*pairwise(trials), *zip(trials, trials[2:], strict=False)]:
+            assert one == other or colours[one] != colours[other]
+
+
+def test_marks_title_labels_and_legend():
+    figure = timeline_figure(small())
+    (axes,) = figure.axes
+    assert collection(axes, "grown").get_offsets().tolist() == [[5, 1.5]]
+    assert collection(axes, "shrunk").get_offsets().tolist() == [[7, 1.5]]
+    assert collection(axes, "lost").get_offsets().tolist() == [[8, 1.5], [9, 1.5]]
+    assert axes.get_title(loc="left") == "test, 3 trials on 2 emulated devices, 74% held"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("time since start (s)", "device")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
+    assert [text.get_text() for text in axes.texts if text.get_text() == "2"], "a long bar has its name"
+    (legend,) = figure.legends
+    texts = {text.get_text() for text in legend.get_texts()}
+    assert {"trial 0", "trial 1", "trial 2", "idle", "worker or device lost"} <= texts
+
+
+def test_many_trials_have_no_legend_each_and_long_runs_other_units():
+    figure = timeline_figure(random_run(1, devices=4, trials=30))
+    (legend,) = figure.legends
+    assert not any(text.get_text().startswith("trial ") for text in legend.get_texts())
+    for end, unit in [(200, "s"), (2000, "min"), (20_000, "h")]:
+        (axes,) = timeline_figure([begin(0, 1), started(0, "a", 0), over(end)]).axes
+        assert axes.get_xlabel() == f"time since start ({unit})"
+
+
+@pytest.mark.parametrize("devices", [1, 8, 64])
+def test_device_names_do_not_overlap(devices):
+    figure = timeline_figure([begin(0, devices), started(0, "a", 0), over(10)])
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    spans = sorted(
+        (box.y0, box.y1) for box in (label.get_window_extent() for label in axes.get_yticklabels())
+    )
+    assert spans
+    assert all(high <= next_low for (_, high), (next_low, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("devices", [4, 26])
+def test_labels_stay_inside_their_bars(devices):
+    figure = timeline_figure(random_run(2, devices=devices, trials=100, iterations=10))
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    assert axes.texts
+    bars = [
+        axes.transData.transform([(left, top), (right, bottom)]) for left, right, top, bottom in boxes(axes)
+    ]
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert any(
+            min(x) <= box.x0 and box.x1 <= max(x) and min(y) - 2 <= box.y0 and box.y1 <= max(y) + 2
+            for x, y in (bar.T for bar in bars)
+        )
+
+
+def test_slots_keep_a_trials_place_and_never_leave_the_row():
+    third = 1 / 3
+    packed = [
+        Interval("a", 0, third, 0, 2, third),
+        Interval("b", 0, third, 0, 9, third),
+        Interval("c", 0, third, 0, 5, third),
+        Interval("d", 0, third, 2, 4, third),
+        Interval("c", 0, third, 5, 9, third),
+        Interval("e", 0, 0.5, 6, 7, 0.5),  # two separate thirds are free, or none
+    ]
+    places = _slots(packed)
+    assert places[:5] == pytest.approx([0, third, 2 * third, 0, 2 * third])
+    assert all(
+        0 <= place <= 1 - interval.share + 1e-9 for place, interval in zip(places, packed, strict=True)
+    )
+
+
+def test_short_names():
+    assert _short_names(["t_4f2_00007", "t_4f2_00012"]) == {"t_4f2_00007": "7", "t_4f2_00012": "12"}
+    assert _short_names(["run_17", "run_18"]) == {"run_17": "17", "run_18": "18"}
+    assert _short_names(["t_00000"]) == {"t_00000": "0"}
+    assert _short_names(["alpha", "beta"]) == {"alpha": "alpha", "beta": "beta"}
+    assert _short_names(["a", "a_b"]) == {"a": "a", "a_b": "a_b"}
+    assert _short_names([]) == {}
+
+
+def test_utilisation_has_all_devices_above_and_each_below():
+    events = small()
+    above, below = utilisation_figure(events).axes
+    (area, line) = above.patches
+    # Half-second windows would hide nothing here: every change is on a whole tenth.
+    values, edges, _ = line.get_data()
+    assert np.average(
+        values, weights=np.diff(edges) * (np.where(edges[:-1] < 9 - 1e-9, 2, 1))
+    ) == pytest.approx(100 * utilisation(occupancy_of(events)))
+    assert area.get_fill() and not line.get_fill()
+    assert len(below.patches) == 2 * 2
+    assert above.get_ylim()[1] > 100
+    assert [label.get_text() for label in below.get_yticklabels()] == ["0", "1"]
+    assert below.get_xlabel() == "time since start (s), averaged over 0.1 s"
+
+
+def test_the_other_run_is_on_the_same_axes():
+    stock = events_from_tune_results([{"trial": "x", "start": 50, "end": 70, "device": 0}], devices=2)
+    figure = utilisation_figure(small(), stock)
+    above, below = figure.axes
+    assert len(above.patches) == 3 and len(below.patches) == 2 * 2 + 2
+    assert above.get_xlim() == (0, 20)
+    texts = [text.get_text() for text in above.get_legend().get_texts()]
+    assert texts == ["FluidTune: 74% held, 10 s", "stock Ray Tune: 50% held, 20 s"]
+
+
+@pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
+def test_a_run_without_anything_can_be_drawn(tmp_path, events):
+    assert timeline_png(events, tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
+    assert utilisation_png(events, tmp_path / "a" / "u.png", events).read_bytes().startswith(PNG)
+
+
+def test_write_report(tmp_path):
+    run = tmp_path / "run"
+    log = EventLog(run / "fluid_events.jsonl")
+    log.close()
+    log.path.write_text("".join(json.dumps(event) + "\n" for event in small()) + '{"t": 11, "ev')
+    paths = write_report(run)
+    assert [path.name for path in (paths.timeline, paths.utilisation, paths.summary)] == [
+        "timeline.png",
+        "utilisation.png",
+        "summary.json",
+    ]
+    for path in (paths.timeline, paths.utilisation):
+        assert path.parent == run and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
+    assert json.loads(paths.summary.read_text())["dropped_lines"] == 1
+    elsewhere = write_report(log.path, tmp_path / "out" / "deep", compare=small())
+    assert elsewhere.timeline == tmp_path / "out" / "deep" / "timeline.png"
+    with pytest.raises(FileNotFoundError, match="no event log"):
+        write_report(tmp_path)
+
+
+def test_records_of_a_stock_run():
+    records = [
+        {"trial": "b", "start": 2, "end": 6, "device": 1},
+        {"trial": "a", "start": 0, "end": 4, "device": 0},
+        {"trial": "c", "start": 4, "end": 8, "device": 0},
+        {"trial": "none", "start": 3, "end": 3, "device": 1},
+    ]
+    use = occupancy_of(events_from_tune_results(records, devices=3))
+    assert [(i.trial, i.device, i.start, i.end) for i in use.intervals] == [
+        ("a", 0, 0, 4),
+        ("b", 1, 2, 6),
+        ("c", 0, 4, 8),
+    ]
+    assert utilisation(use) == pytest.approx(12 / 24)
+    with pytest.raises(EventLogError, match="no record of a trial's time"):
+        events_from_tune_results([{"trial": "a", "start": 3}])
+    with pytest.raises(EventLogError, match="end >= start"):
+        events_from_tune_results([{"trial": "a", "start": 3, "end": 2}])
+    assert occupancy_of(events_from_tune_results([], devices=2)).intervals == []
+
+
+def test_records_without_a_device_get_the_lowest_free_one():
+    records = [
+        {"trial": name, "start": start, "end": start + 3} for name, start in [("a", 0), ("b", 1), ("c", 3)]
+    ]
+    assert [i.device for i in occupancy_of(events_from_tune_results(records)).intervals] == [0, 1, 0]
+    # More at once than there are devices: times of results overlap a little.
+    use = occupancy_of(events_from_tune_results(records, devices=1))
+    assert {i.device for i in use.intervals} == {0} and utilisation(use) <= 1
+
+
+def test_files_of_a_stock_run(tmp_path):
+    for name, times in {"t1": [10, 14], "t2": [11, 21]}.items():
+        (tmp_path / name).mkdir()
+        rows = [
+            {"trial_id": name, "timestamp": t, "time_this_iter_s": 2.0, "training_iteration": 1}
+            for t in times
+        ]
+        (tmp_path / name / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    use = occupancy_of(events_from_tune_results(tmp_path))
+    assert [(i.trial, i.device, i.start, i.end) for i in use.intervals] == [
+        ("t1", 0, 8, 14),
+        ("t2", 1, 9, 21),
+    ]
+    records = [{"trial": "a", "start": 0, "end": 1, "device": [0, 1]}]
+    (tmp_path / "list.json").write_text(json.dumps(records))
+    assert len(occupancy_of(events_from_tune_results(tmp_path / "list.json")).intervals) == 2
+    (tmp_path / "bad.json").write_text("hello")
+    with pytest.raises(EventLogError, match=r"bad\.json"):
+        events_from_tune_results([tmp_path / "bad.json"])
+
+
+#: An empty package in fluidtune's place: what its own __init__ imports is not this room's matter.
+IMPORT = """
+import sys, types
+package = types.ModuleType("fluidtune")
+package.__path__ = ["fluidtune"]
+sys.modules["fluidtune"] = package
+import fluidtune.report
+print(sorted({"matplotlib", "ray", "torch", "rich"} & set(sys.modules)))
+"""
+
+
+def test_importing_the_report_brings_neither_matplotlib_nor_ray_nor_torch():
+    out = subprocess.run([sys.executable, "-c", IMPORT], cwd=REPO, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

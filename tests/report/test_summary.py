@@ -1,0 +1,209 @@
+"""A run's figures, worked by hand; the estimate of what packing and growing gained; the time they take."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from fluidtune.report.events import EventLog, Events
+from fluidtune.report.gain import estimated_gain
+from fluidtune.report.pictures import timeline_png, utilisation_png
+from fluidtune.report.summary import WidthFigures, duration, render, summarise
+from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
+
+
+def by_hand() -> list:
+    return [
+        begin(100, 2),
+        group(100),
+        *(added(100, trial) for trial in "abc"),
+        ev(101, "worker_started", worker="w0", device=0, pid=1, seconds=1.0),
+        ev(101, "worker_started", worker="w1", device=1, pid=2, seconds=1.0),
+        started(102, "a", 0, share=0.5),
+        started(102, "b", 0, share=0.5),
+        started(102, "c", 1),
+        result(104, "c", 1, 2.0, 1.0, 0.7),
+        result(105, "a", 1, 3.0, 0.5, 0.9),
+        result(105, "b", 1, 3.0, 0.5, 0.8),
+        result(106, "c", 2, 2.0, 1.0, 0.6),
+        ended(106, "a"),
+        ended(106, "b", "failed"),
+        resized(107, "c", 1, 0, seconds=0.5),
+        result(108, "c", 3, 1.0, 2.0, 0.5),
+        ev(109, "worker_lost", worker="w0", device=0, reason="killed", trial="c"),
+        ev(109, "worker_replaced", worker="w2", device=0, reason="killed"),
+        ev(110, "recovered", trial="c", iteration=3, reason="worker lost"),
+        started(110, "c", 1, resumed=True),
+        ev(111, "resize_failed", trial="c", devices=[1], reason="x"),
+        ended(112, "c", "paused"),
+        over(112, 12, 3, {"trial": "c", "metric": 0.5}),
+    ]
+
+
+def test_the_figures():
+    summary = summarise(by_hand())
+    assert (summary.run, summary.kind, summary.metric, summary.mode) == ("test", "cpu", "loss", "min")
+    assert (summary.finished, summary.restored, summary.wall_seconds) == (True, 0, 12)
+    assert (summary.devices, summary.trials) == (2, 3)
+    assert summary.endings == {"stopped": 1, "failed": 1, "paused": 1}
+    # Device 0: a and b 102 to 106, c 107 to 109. Device 1: c 102 to 109 and 110 to 112.
+    assert summary.held_device_seconds == pytest.approx(4 + 2 + 7 + 2)
+    assert summary.available_device_seconds == 24
+    assert summary.utilisation == pytest.approx(15 / 24)
+    assert summary.packing_levels == {0: pytest.approx(9), 1: pytest.approx(11), 2: pytest.approx(4)}
+    assert summary.widths == {
+        0.5: WidthFigures(2, 3.0, 3.0),
+        1.0: WidthFigures(2, 2.0, 4.0),
+        2.0: WidthFigures(1, 1.0, 2.0),
+    }
+    assert (summary.resizes, summary.resizes_failed, summary.mean_resize_seconds) == (1, 1, 0.5)
+    assert (summary.workers_started, summary.workers_lost, summary.workers_replaced) == (2, 1, 1)
+    assert (summary.recoveries, summary.devices_lost) == (1, 0)
+    assert (summary.best_trial, summary.best_metric) == ("c", 0.5)
+
+
+def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
+    summary = summarise(by_hand()[:15])
+    assert (summary.finished, summary.wall_seconds) == (False, 6)
+    assert summary.endings == {"unfinished": 2, "stopped": 1}
+    assert (summary.best_trial, summary.best_metric) == ("c", 0.6)
+    maximal = [begin(0, 1, mode="max"), *by_hand()[1:15]]
+    assert summarise(maximal).best_trial == "a"
+    assert summarise([begin(0, 1, mode=None), *by_hand()[1:15]]).best_trial is None
+
+
+def test_trials_of_a_restored_run_end_once():
+    summary = summarise(
+        [begin(0, 1), started(0, "a", 0), begin(10, 1), started(11, "a", 0), ended(20, "a"), over(20)]
+    )
+    assert (summary.restored, summary.trials, summary.endings) == (1, 1, {"stopped": 1})
+    assert summary.wall_seconds == 10
+
+
+def test_an_empty_log():
+    summary = summarise([])
+    assert (summary.trials, summary.utilisation, summary.estimated_gain) == (0, 0, None)
+    Console(file=io.StringIO()).print(render(summary))
+
+
+def test_the_gain_by_hand():
+    gain = summarise(by_hand()).estimated_gain
+    assert gain is not None
+    # c at width 1 takes 2 s. a and b never ran at width 1, nor did anyone at 1/2 and at 1: 3 s at half a
+    # device count as 1.5 s at one. List scheduling on 2 devices: a and b 1.5 s each, then c 3 x 2 s.
+    assert gain.packing_device_seconds == pytest.approx(0)
+    assert gain.growing_device_seconds == pytest.approx(2 - 2 * 1)
+    assert gain.seconds_at_width_one == pytest.approx(1.5 + 6)
+    assert gain.seconds_saved == pytest.approx(7.5 - 12)
+    assert gain.iterations_without_comparison == 2
+
+
+def test_the_gain_of_packing_from_another_trials_ratio():
+    events = [added(0, "a"), added(0, "b")]
+    events += [result(1, "a", 1, 2.0, 1.0), result(2, "a", 2, 3.0, 0.5)]  # r(1/2) = 1.5
+    events += [result(3, "b", number, 6.0, 0.5) for number in range(4)]  # so b takes 4 s at width 1
+    gain = estimated_gain(events, wall_seconds=20, devices=1.2)
+    assert gain is not None
+    assert gain.packing_device_seconds == pytest.approx((2 - 1.5) + 4 * (4 - 3))
+    assert gain.seconds_at_width_one == pytest.approx(2 * 2 + 4 * 4)
+    assert (gain.seconds_saved, gain.iterations_without_comparison) == (0, 0)
+
+
+def test_the_next_rung_waits_for_the_one_below_and_an_asynchronous_trial_does_not():
+    def rungs(synchronous: bool) -> list:
+        events = [group(0, synchronous=synchronous), *(added(0, trial) for trial in "abc")]
+        events += [
+            result(1, trial, 1, seconds, 1.0) for trial, seconds in [("a", 1.0), ("b", 5.0), ("c", 1.0)]
+        ]
+        events += [ended(5, trial, "paused") for trial in "abc"]
+        return [*events, added(5, "a"), result(6, "a", 2, 1.0, 1.0), ended(6, "a")]
+
+    waits = estimated_gain(rungs(True), 0, 2)
+    goes_on = estimated_gain(rungs(False), 0, 2)
+    assert waits is not None and goes_on is not None
+    # On two devices: b until 5, a and c until 2 beside it; then a's second iteration at 5, or at once.
+    assert (waits.seconds_at_width_one, goes_on.seconds_at_width_one) == (6, 5)
+
+
+def test_a_new_trial_of_a_synchronous_group_waits_for_nobody():
+    events = [
+        group(0),
+        added(0, "a"),
+        added(0, "b"),
+        result(4, "a", 1, 4.0, 1.0),
+        result(1, "b", 1, 1.0, 1.0),
+    ]
+    events += [ended(4, "a"), ended(4, "b"), added(4, "c"), result(7, "c", 1, 3.0, 1.0), ended(7, "c")]
+    gain = estimated_gain(events, 0, 2)
+    assert gain is not None and gain.seconds_at_width_one == 4
+
+
+def test_as_dict_is_json_and_keeps_every_figure():
+    found = json.loads(json.dumps(summarise(by_hand()).as_dict(), allow_nan=False))
+    assert found["widths"]["0.5"] == {"iterations": 2, "median_seconds": 3.0, "device_seconds": 3.0}
+    assert found["packing_levels"]["2"] == pytest.approx(4)
+    assert found["estimated_gain"]["seconds_at_width_one"] == 7.5
+    assert set(found) == set(summarise([]).as_dict())
+
+
+def printed(events: list, **options: int) -> str:
+    out = io.StringIO()
+    Console(file=out, width=110).print(render(summarise(Events(events, **options))))
+    return out.getvalue()
+
+
+def test_what_is_printed():
+    text = printed(by_hand(), dropped=1)
+    for part in (
+        "3: 1 failed, 1 paused, 1 stopped",
+        "62.5%",
+        "1, 0.5 s each, 1 failed",
+        "estimated gain",
+        "c, loss 0.5",
+        "1 broken line dropped",
+    ):
+        assert part in text
+    assert "emulated" not in text
+    assert "emulated devices" in printed([begin(0, 1, kind="emulated", run="a [red]run[/red]"), over(1)])
+    assert "a [red]run[/red]" in printed([begin(0, 1, run="a [red]run[/red]"), over(1)])
+    assert "so far" in printed(by_hand()[:10])
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (4.25, "4.25 s"),
+        (0, "0 s"),
+        (-1e-12, "0 s"),
+        (-7, "-7 s"),
+        (185, "3 min 05 s"),
+        (-3600, "-1 h 00 min"),
+    ],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_ten_thousand_trials_take_seconds(tmp_path):
+    events = random_run(5, devices=64, trials=10_000, iterations=17, losses=True)
+    assert len(events) > 190_000
+    log = EventLog(tmp_path / "fluid_events.jsonl")
+    log.close()
+    log.path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    before = time.process_time()
+    summary = summarise(log.path)
+    assert summary.trials == 10_000
+    assert time.process_time() - before < 15, "the summary of 200,000 events"
+    before = time.process_time()
+    timeline_png(events, tmp_path / "timeline.png")
+    utilisation_png(events, tmp_path / "utilisation.png")
+    assert time.process_time() - before < 20, "the pictures of 200,000 events"
+
+
+def test_a_run_that_goes_on_after_it_had_ended_is_not_finished():
+    assert summarise([begin(0, 1), over(5)]).finished
+    assert not summarise([begin(0, 1), over(5), begin(9, 1), started(9, "a", 0)]).finished
