@@ -1,14 +1,17 @@
-"""What every benchmark needs: the machine in words, one JSON line, and a side of a comparison run by itself.
+"""What the benchmarks share: the machine in words, one JSON object, and sides that are run in turn.
 
-A side runs in a process of its own, with a Ray of its own, one after the other; what is timed is the whole
-process, start-up included.
+A side is a process of its own with a Ray of its own; what is timed is the whole process, start-up included.
+Nothing is measured here that a benchmark does not name.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,18 +25,17 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
+#: One run of one side: its figures, numbers all.
+Figures = dict[str, float]
+
 
 def machine() -> str:
     """The machine that a figure was measured on."""
     memory = psutil.virtual_memory().total / 2**30
     model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line for line in lines if line.startswith("model name")).split(":", 1)[1].strip()
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
 
 
@@ -42,13 +44,31 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def finish(benchmark: str, devices: str, kind: str, as_json: bool, **figures: Any) -> None:
-    """Print the result: one JSON object on the last line, or the same for a person."""
-    result = {"benchmark": benchmark, "machine": machine(), "devices": devices, "kind": kind, **figures}
-    if as_json:
-        print(json.dumps(result))
-    else:
-        print(json.dumps(result, indent=2))
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that every benchmark of this kind takes."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
+    made.add_argument("--quick", action="store_true", help="the same object in under a minute, for tests")
+    made.add_argument("--repeats", type=int, default=1, help="how often each side runs; medians are compared")
+    return made
+
+
+def cores(devices: str) -> int:
+    """N of ``cpu:N``. Raises argparse's error for anything else: these jobs train on cores."""
+    kind, _, count = devices.partition(":")
+    if kind != "cpu" or not count.isdigit() or int(count) < 1:
+        raise argparse.ArgumentTypeError(f"{devices!r} is not cpu:N, for example cpu:2")
+    return int(count)
+
+
+def result(benchmark: str, devices: str, kind: str, **figures: Any) -> dict[str, Any]:
+    """The benchmark's JSON object; README.md has the keys."""
+    return {"benchmark": benchmark, "machine": machine(), "devices": devices, "kind": kind, **figures}
+
+
+def finish(figures: Mapping[str, Any], as_json: bool) -> None:
+    """Print the object, last and on one line, or indented for a person."""
+    print(json.dumps(figures, indent=None if as_json else 2), flush=True)
 
 
 def ratios(sides: Mapping[str, Mapping[str, Any]], ours: str, key: str) -> dict[str, float]:
@@ -56,36 +76,63 @@ def ratios(sides: Mapping[str, Mapping[str, Any]], ours: str, key: str) -> dict[
     return {name: side[key] / sides[ours][key] for name, side in sides.items() if name != ours}
 
 
-def run_process(command: Sequence[str], timeout: float = 900.0, env: Mapping[str, str] | None = None) -> float:
-    """Run a command to its end. Returns its wall time in seconds; raises with its output if it fails."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **(env or {})}
+def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = False) -> float:
+    """Run a command to its end. Returns its wall time in seconds.
+
+    ``show``: its output goes to stderr as it comes. Raises RuntimeError with the end of the output if it fails
+    or takes longer than ``timeout`` seconds; nothing that it started is then left.
+    """
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    )
     # A side must not find the cluster of another.
     environment.pop("RAY_ADDRESS", None)
     with tempfile.TemporaryFile("w+") as output:
         started = time.perf_counter()
-        done = subprocess.run(
-            list(command), cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=timeout
+        process = subprocess.Popen(
+            list(command),
+            cwd=ROOT,
+            env=environment,
+            stdout=sys.stderr if show else output,
+            stderr=sys.stderr if show else subprocess.STDOUT,
+            start_new_session=True,
         )
+        try:
+            status: int | None = process.wait(timeout)
+        except BaseException as error:
+            _kill_tree(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            status = None
         seconds = time.perf_counter() - started
-        if done.returncode != 0:
+        if status != 0:
             output.seek(0)
-            raise RuntimeError(f"{' '.join(command)} failed:\n{output.read()[-4000:]}")
+            how = f"took more than {timeout:.0f} s" if status is None else f"ended with status {status}"
+            raise RuntimeError(f"{' '.join(command)} {how}:\n{output.read()[-4000:]}")
     return seconds
 
 
-def repeat(sides: Mapping[str, Callable[[], dict[str, float]]], times: int) -> dict[str, dict[str, Any]]:
-    """Run all sides in turn, ``times`` over; each figure's median, and all of them."""
-    collected: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for round_ in range(times):
+def _kill_tree(process: subprocess.Popen[Any]) -> None:
+    """The process and all that it started, Ray's own processes included (they have sessions of their own)."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def repeat(sides: Mapping[str, Callable[[], Figures]], times: int) -> dict[str, dict[str, Any]]:
+    """Run all sides in turn, ``times`` over. By side: the median of each figure, and ``all`` of the runs."""
+    collected: dict[str, list[Figures]] = {name: [] for name in sides}
+    for turn in range(times):
         for name, side in sides.items():
             figures = side()
             collected[name].append(figures)
-            shown = ", ".join(f"{k} {v:.3g}" for k, v in figures.items() if isinstance(v, float))
-            say(f"[{round_ + 1}/{times}] {name}: {shown}")
+            shown = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
+            say(f"[{turn + 1}/{times}] {name}: {shown}")
     return {
-        name: {
-            **{key: statistics.median(run[key] for run in runs) for key in runs[0]},
-            "all": runs,
-        }
+        name: {**{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "all": runs}
         for name, runs in collected.items()
     }

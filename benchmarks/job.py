@@ -1,18 +1,21 @@
-"""The tuning jobs that are compared: a stock Ray Tune script, which a side runs with ``python`` or ``fluidtune run``.
+"""The tuning job that is compared: a stock Ray Tune script, run by ``python`` or by ``fluidtune run``.
 
-It mentions FluidTune nowhere but in the elastic example's own import; it writes what it measured to a file.
+It searches over the digits network of examples/ (`elastic` or `plain`: the same loop) or over trials of a given
+length that train nothing (`sleep`), with the same configurations on every side. Of its own run it writes: the
+best metric, the iterations, the seconds of ``fit``, and each trial's launch: from the moment at which a place to run
+became free for it to the arrival of its first result. The place of the first N trials (N cores) is free when
+``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the order of first results
+takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and every side
+sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen: launches say
+something for `grid` only.)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
 import time
-
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "0")
+from typing import Any
 
 import ray
 from ray import tune
@@ -20,71 +23,86 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 
 
 class Watch(tune.Callback):
-    """When each trial was chosen to run, when its first result came, and where it was in between."""
+    """When ``fit`` began, when each trial's first result came, and when each was complete; unix seconds."""
 
-    def __init__(self):
-        self.chosen = {}
-        self.launches = []
-        self.spans = []
-        self.running = {}
+    def __init__(self) -> None:
+        self.begun = time.time()
+        self.first: dict[str, float] = {}
+        self.complete: list[float] = []
 
-    def on_step_begin(self, iteration, trials, **info):
-        now = time.time()
-        for trial in trials:
-            if trial.status == "RUNNING" and trial.trial_id not in self.running:
-                self.running[trial.trial_id] = now
-            elif trial.status != "RUNNING" and trial.trial_id in self.running:
-                self.spans.append((trial.trial_id, self.running.pop(trial.trial_id), now))
+    def setup(self, **info: Any) -> None:
+        self.begun = time.time()
 
-    def on_trial_result(self, iteration, trials, trial, result, **info):
-        self.running.setdefault(trial.trial_id, time.time())
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        self.first.setdefault(trial.trial_id, time.time())
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.complete.append(time.time())
+
+    def launches(self, places: int) -> list[float]:
+        """Each trial's seconds from a free place to its first result, in the order of first results."""
+        free = [self.begun] * places + sorted(self.complete)
+        return [first - chosen for first, chosen in zip(sorted(self.first.values()), free, strict=False)]
 
 
-def sleeper(config):
+def sleeper(config: dict[str, Any]) -> None:
     """A trial of a given number of seconds that trains nothing."""
     for step in range(config["steps"]):
         time.sleep(config["seconds"] / config["steps"])
-        tune.report({"accuracy": 1.0 - 1.0 / (step + 1 + config["index"] / 100)})
+        tune.report({"accuracy": config["index"] / 1000 + step / config["steps"]})
 
 
-def main():
-    parser = argparse.ArgumentParser()
+def digits_space(epochs: int) -> dict[str, Any]:
+    """What examples/digits_*.py search over."""
+    return {
+        "lr": tune.loguniform(1e-3, 3e-1),
+        "momentum": tune.uniform(0.5, 0.95),
+        "width": tune.choice([24, 32, 48]),
+        "batch_size": tune.choice([32, 64]),
+        "epochs": epochs,
+        "seed": 0,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A tuning job to measure.")
     parser.add_argument("--algorithm", choices=["grid", "hyperband", "asha"], default="hyperband")
     parser.add_argument("--trainable", choices=["elastic", "plain", "sleep"], default="elastic")
-    parser.add_argument("--cpus", type=int, default=2)
-    parser.add_argument("--trials", type=int, default=18)
-    parser.add_argument("--epochs", type=int, default=9)
-    parser.add_argument("--reuse", action="store_true")
-    parser.add_argument("--storage", required=True)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
+    parser.add_argument("--cpus", type=int, required=True, help="of the Ray cluster")
+    parser.add_argument("--trials", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
+    parser.add_argument("--steps", type=int, default=2, help="results of a sleeping trial")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a sleeping trial")
+    parser.add_argument("--reuse", action="store_true", help="Tune's reuse_actors")
+    parser.add_argument("--storage", required=True, help="where Tune keeps the results")
+    parser.add_argument("--out", required=True, help="where the measurements go, JSON")
+    return parser.parse_args()
 
-    started = time.time()
-    ray.init(address="local", num_cpus=args.cpus, include_dashboard=False, log_to_driver=False)
+
+def main() -> None:
+    args = arguments()
+    space: dict[str, Any]
     if args.trainable == "sleep":
-        trainable = sleeper
-        space = {"index": tune.grid_search(list(range(args.trials))), "steps": 2, "seconds": 1.0}
-        samples = 1
+        trainable, samples = sleeper, 1
+        space = {
+            "index": tune.grid_search(list(range(args.trials))),
+            "steps": args.steps,
+            "seconds": args.seconds,
+        }
     else:
         if args.trainable == "elastic":
-            from examples.digits_elastic import train as trainable
+            from examples.digits_elastic import train
         else:
-            from examples.digits_hyperband import train as trainable
-        space = {
-            "lr": tune.loguniform(1e-2, 3e-1),
-            "momentum": tune.uniform(0.5, 0.95),
-            "width": tune.choice([16, 24, 32]),
-            "batch_size": tune.choice([64, 128]),
-            "epochs": args.epochs,
-            "seed": 0,
-        }
-        samples = args.trials
-    scheduler = {
-        "grid": lambda: FIFOScheduler(),
-        "hyperband": lambda: HyperBandScheduler(max_t=args.epochs, reduction_factor=3),
-        "asha": lambda: ASHAScheduler(max_t=args.epochs, grace_period=1, reduction_factor=3),
-    }[args.algorithm]()
+            from examples.digits_hyperband import train
+        trainable, samples, space = train, args.trials, digits_space(args.epochs)
+    if args.algorithm == "hyperband":
+        scheduler = HyperBandScheduler(max_t=args.epochs, reduction_factor=3)
+    elif args.algorithm == "asha":
+        scheduler = ASHAScheduler(max_t=args.epochs, grace_period=1, reduction_factor=3)
+    else:
+        scheduler = FIFOScheduler()
     watch = Watch()
+    ray.init(address="local", num_cpus=args.cpus, include_dashboard=False, log_to_driver=False)
     tuner = tune.Tuner(
         trainable,
         param_space=space,
@@ -98,22 +116,18 @@ def main():
         ),
         run_config=tune.RunConfig(name="job", storage_path=args.storage, verbose=0, callbacks=[watch]),
     )
-    fit_started = time.time()
+    started = time.time()
     grid = tuner.fit()
-    ended = time.time()
-    results = {
-        "best": max(r.metrics["accuracy"] for r in grid),
-        "errors": len(grid.errors),
-        "iterations": sum(r.metrics["training_iteration"] for r in grid),
+    measured = {
+        "fit_seconds": time.time() - started,
+        "best": max(found.metrics["accuracy"] for found in grid),
+        "iterations": sum(found.metrics["training_iteration"] for found in grid),
         "trials": len(grid),
-        "fit_seconds": ended - fit_started,
-        "job_seconds": ended - started,
-        "spans": watch.spans,
-        "started": fit_started,
-        "ended": ended,
+        "errors": len(grid.errors),
+        "launches": watch.launches(args.cpus),
     }
     with open(args.out, "w") as file:
-        json.dump(results, file)
+        json.dump(measured, file)
     ray.shutdown()
 
 

@@ -118,11 +118,11 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description="Schedules of the planner against a lower bound.")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
-    parser.add_argument("--quick", action="store_true", help="50 instances instead of 1,000")
+    parser.add_argument("--quick", action="store_true", help="40 instances instead of 1,000")
     parser.add_argument("--count", type=int, help="how many instances")
     parser.add_argument("--seed", type=int, default=1, help="of the instances (1)")
     options = parser.parse_args()
-    result = run(options.count or (50 if options.quick else 1000), options.seed)
+    result = run(options.count or (40 if options.quick else 1000), options.seed)
     print(json.dumps(result, indent=None if options.json else 2))
 
 

@@ -85,7 +85,7 @@ def train(config):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=12, help="trials")
+    parser.add_argument("--samples", type=int, default=17, help="trials")
     parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
     parser.add_argument("--storage", default=None, help="where Tune keeps the results")
     args = parser.parse_args()
@@ -94,8 +94,8 @@ def main():
         param_space={
             "lr": tune.loguniform(1e-3, 3e-1),
             "momentum": tune.uniform(0.5, 0.95),
-            "width": tune.choice([16, 24, 32]),
-            "batch_size": tune.choice([32, 64, 128]),
+            "width": tune.choice([24, 32, 48]),
+            "batch_size": tune.choice([32, 64]),
             "epochs": args.epochs,
             "seed": 0,
         },

@@ -13,8 +13,10 @@
         tune.report({"loss": elastic.mean(total, count)})
 
 The result does not depend on the number of workers: a batch is divided, never repeated, and gradients and
-batch statistics are those of the whole batch. Outside FluidTune the same file runs as it is. This package
-decides nothing about widths: its host does (`ElasticSession`).
+batch statistics are those of the whole batch. What a step draws at random for each sample (dropout,
+augmentation) differs with the width, as in any data-parallel training; where that is drawn on the CPU, give
+the DataLoader a ``generator``, else it shuffles from the same stream. Outside FluidTune the same file runs
+as it is. This package decides nothing about widths: its host does (`ElasticSession`).
 """
 
 from .commits import Commit, CommitStore, Files, LocalFiles

@@ -58,7 +58,7 @@ class LocalFiles:
 
     def write_bytes(self, path: str, data: bytes) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        new = f"{path}.tmp.{os.getpid()}"
+        new = f"{path}.tmp"
         with open(new, "wb") as file:
             file.write(data)
             file.flush()

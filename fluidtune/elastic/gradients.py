@@ -21,11 +21,11 @@ _BUCKET = 32 * 2**20
 
 
 class GradientReducer:
-    """Reduces the gradients of the modules it was given."""
+    """Reduces the gradients of the modules and parameters it was given."""
 
     def __init__(self, session: ElasticSession) -> None:
         self._session = session
-        self._parameters: list[torch.nn.Parameter] = []
+        self._parameters: list[torch.Tensor] = []
         self._known: set[int] = set()
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
 
@@ -44,14 +44,19 @@ class GradientReducer:
                     f"parameter {name} has no shape yet: run one batch through the lazy module before "
                     "elastic.prepare()"
                 )
-            if id(parameter) in self._known:
-                continue
-            self._known.add(id(parameter))
-            self._parameters.append(parameter)
-            frozen = not parameter.requires_grad
-            parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
-            parameter.requires_grad_(not frozen)
+            self.watch(parameter)
+
+    def watch(self, parameter: torch.Tensor) -> bool:
+        """Watch one parameter; False if it is watched already."""
+        if id(parameter) in self._known:
+            return False
+        self._known.add(id(parameter))
+        self._parameters.append(parameter)
+        frozen = not parameter.requires_grad
+        parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
+        parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        parameter.requires_grad_(not frozen)
+        return True
 
     def _on_gradient(self, _parameter: torch.Tensor) -> None:
         if self._session.width == 1:
@@ -70,12 +75,12 @@ class GradientReducer:
         """Sum all gradients over the workers, weighted. One that no worker has stays None; else all get
         it.
         """
-        kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in self._parameters:
             if parameter.requires_grad:  # the same on all workers: they run the same code
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for parameters in kinds.values():
-            bucket: list[torch.nn.Parameter] = []
+            bucket: list[torch.Tensor] = []
             size = 0
             for parameter in parameters:
                 bucket.append(parameter)
@@ -87,7 +92,7 @@ class GradientReducer:
                 self._reduce_bucket(bucket)
 
     @torch.no_grad()
-    def _reduce_bucket(self, parameters: list[torch.nn.Parameter]) -> None:
+    def _reduce_bucket(self, parameters: list[torch.Tensor]) -> None:
         """All in one buffer, and behind them one number each: how many workers have this gradient."""
         weight = self._session.weight
         sizes = [parameter.numel() for parameter in parameters]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 #: Batches whose indices travel in one message, where the sampler's draws cannot be seen from outside.
 _AHEAD = 32
+
+
+@dataclass(frozen=True)
+class Share:
+    """A worker's part of a batch: what its gradient counts, and whether its sample is only a stand-in."""
+
+    weight: float
+    stand_in: bool = False
 
 
 class ElasticLoader:
@@ -101,7 +110,7 @@ class _Shares:
         self._sampler = loader.batch_sampler
         self._session = session
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
-        self._weights: deque[tuple[float, bool]] = deque()
+        self._drawn: deque[Share] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
         group = self._session.backend
@@ -116,14 +125,12 @@ class _Shares:
                 return
             for batch in batches:
                 start, stop = divide(len(batch), rank, world)
-                self._weights.append(((stop - start) / len(batch), stop == start))
+                self._drawn.append(Share((stop - start) / len(batch), stand_in=stop == start))
                 yield batch[start:stop] or batch[:1]
 
-    def taken(self) -> Any:
+    def taken(self) -> Share:
         """The share of the batch that is handed out now. Batches come out in the order they went in."""
-        from .session import Share
-
-        return Share(*self._weights.popleft())
+        return self._drawn.popleft()
 
 
 def divide(size: int, rank: int, world: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ import torch
 from .backends.base import Address, CollectiveBackend
 from .commits import Commit, CommitStore
 from .errors import GroupLost, Left
+from .loader import Share
 from .state import TrialState
 
 
@@ -40,16 +41,6 @@ class Reform:
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
             raise ValueError(f"members must be one or more different workers, not {self.members}")
-
-
-@dataclass(frozen=True)
-class Share:
-    """This worker's part of a batch: ``weight`` of its gradient, and whether its sample is only a
-    stand-in.
-    """
-
-    weight: float
-    stand_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,9 +142,7 @@ class ElasticSession:
 
     @property
     def address(self) -> Address | None:
-        """Leader: where followers find it, (host, port). None before the loop's first call, and on a
-        follower.
-        """
+        """Leader: (host, port), where followers find it. None before the loop's first call; in a follower."""
         return self._address
 
     @property
@@ -186,9 +175,7 @@ class ElasticSession:
             return wishes.ready and not wishes.closed
 
     def enter(self, reform: Reform) -> None:
-        """Follower: join this generation as soon as the leader comes to it. Replaces an earlier one that it
-        waits for.
-        """
+        """Follower: join this generation when the leader comes to it; replaces one that did not form yet."""
         if self.leader or self.worker not in reform.members:
             raise ValueError(f"{self.worker} cannot enter {reform}: only a follower that is a member can")
         with self._wishes.changed:
@@ -208,8 +195,7 @@ class ElasticSession:
     # -- the loop's side: one thread --
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """``fn(*args)``: the user's function, in the calling thread. However it ends, the group is
-        dissolved after.
+        """``fn(*args)``: the user's function, in the calling thread. Afterwards there is no group.
 
         Raises what the function raises: `Left` when it was asked to end, `GroupLost` when a peer is gone.
         """
@@ -225,9 +211,7 @@ class ElasticSession:
             self.close()
 
     def close(self) -> None:
-        """Dissolve the group and finish writing. For a host that does not use `run`; idempotent, the loop's
-        thread.
-        """
+        """Dissolve the group and finish writing: for a host that does not use `run`, in the loop's thread."""
         self._backend.close()
         self._state.set_width(1)
         if self._commits is not None:
@@ -239,7 +223,7 @@ class ElasticSession:
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
         """See `elastic.prepare`. May be called several times."""
         self._begin_elastic()
-        return tuple(self._state.add(obj) for obj in objects)
+        return self._state.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         """See `elastic.epochs`."""
@@ -250,10 +234,10 @@ class ElasticSession:
             epoch = self._turn(epoch + 1)
 
     def boundary(self) -> int:
-        """For a class trainable, whose host drives the loop: call it before each ``step()``. Returns the
-        step's index.
+        """For a class trainable, whose host drives the loop: to be called before each ``step()``.
 
-        The first call waits, in a follower, until it has entered.
+        Returns the step's index, from 0. In a follower the first call waits until it has entered. To end:
+        `leave` and a last call of it, which raises `Left`; then `close`.
         """
         if self._next_step is None:
             self._loop += 1

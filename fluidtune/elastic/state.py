@@ -40,12 +40,19 @@ class TrialState:
         self._session = session
         self._device = device
         self._stateful: list[Any] = []
+        self._loose: list[torch.Tensor] = []  # parameters that an optimizer has and no module
         self._loaders: list[ElasticLoader] = []
         self._gradients = GradientReducer(session)
         self._statistics = GlobalBatchStatistics(session)
 
-    def add(self, obj: Any) -> Any:
-        """Take an object in; returns what the user is to work with. See `elastic.prepare` for the errors."""
+    def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Take objects in; returns what the user is to work with. See `elastic.prepare` for the errors."""
+        for obj in objects:  # before the optimizers, which then know what belongs to no module
+            if isinstance(obj, torch.nn.Module):
+                self._add_module(obj)
+        return tuple(self._add(obj) for obj in objects)
+
+    def _add(self, obj: Any) -> Any:
         if isinstance(obj, ElasticLoader):
             return obj
         if isinstance(obj, DataLoader):
@@ -58,13 +65,17 @@ class TrialState:
             )
         if any(obj is known for known in self._stateful):
             return obj
-        if isinstance(obj, torch.nn.Module):
-            self._gradients.add(obj)
-            for module in obj.modules():
-                if isinstance(module, _BatchNorm):
-                    self._statistics.add(module)
+        if isinstance(obj, torch.optim.Optimizer):
+            parameters = [p for group in obj.param_groups for p in group["params"]]
+            self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
         return obj
+
+    def _add_module(self, module: torch.nn.Module) -> None:
+        self._gradients.add(module)
+        for part in module.modules():
+            if isinstance(part, _BatchNorm):
+                self._statistics.add(part)
 
     def set_width(self, width: int) -> None:
         """The group has this many workers from now on."""
@@ -87,8 +98,7 @@ class TrialState:
 
         ValueError if it is the state of other objects than those that were prepared.
         """
-        have = {"stateful": len(self._stateful), "generators": [len(g) for g in self._generators()]}
-        want = {"stateful": len(state["stateful"]), "generators": [len(g) for g in state["generators"]]}
+        have, want = _counts(self._view()), _counts(state)
         if have != want:
             raise ValueError(
                 f"this state is of other objects than elastic.prepare() got: it has {want}, the loop {have}; "
@@ -96,6 +106,9 @@ class TrialState:
             )
         for obj, part in zip(self._stateful, state["stateful"], strict=True):
             obj.load_state_dict(part)
+        with torch.no_grad():
+            for parameter, value in zip(self._loose, state["loose"], strict=True):
+                parameter.copy_(value)
         for generators, parts in zip(self._generators(), state["generators"], strict=True):
             for generator, part in zip(generators, parts, strict=True):
                 generator.set_state(part)
@@ -117,11 +130,18 @@ class TrialState:
     def _view(self) -> dict[str, Any]:
         return {
             "stateful": [obj.state_dict() for obj in self._stateful],
+            "loose": list(self._loose),
             "generators": [[generator.get_state() for generator in found] for found in self._generators()],
         }
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]
+
+
+def _counts(state: dict[str, Any]) -> dict[str, Any]:
+    """How many objects of which kind a state is of, to say so when it does not fit."""
+    counts: dict[str, Any] = {name: len(state[name]) for name in ("stateful", "loose")}
+    return {**counts, "generators": [len(found) for found in state["generators"]]}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def place(state: State, now: float) -> list[Start]:
     spare = _spare(state)
     stuck: list[Line] = []
     hold: str | None = None
+    held_for: Group | None = None
     while state.devices.idle or state.devices.has_open():
         line = state.waiting.next_line(stuck, PATIENCE * max(1, len(state.devices)))
         if line is None:
@@ -38,11 +39,13 @@ def place(state: State, now: float) -> list[Start]:
         trial = state.trials[line.entries[0][2]]
         devices: tuple[int, ...] = ()
         packing = 1
-        if state.may_start(line.group, trial) > 0:
+        # The trial that devices are held back for keeps its place in its group's concurrency, too.
+        if state.may_start(line.group) > (line.group is held_for):
             if line.gang > 1:
                 devices = tuple(state.devices.pick_node(line.gang, hold) or ())
                 if not devices and hold is None:
                     hold = state.node_to_hold(line.gang)
+                    held_for = line.group if hold is not None else None
             else:
                 devices, packing = _single(state, trial, hold, spare)
         if not devices:
@@ -65,8 +68,7 @@ def hungry(state: State) -> int:
     for line in state.waiting.lines():
         if line.gang > 1 and state.devices.node_to_hold(line.gang) is None:
             continue
-        first = state.trials[line.entries[0][2]]
-        left = allowed.setdefault(line.group.name, state.may_start(line.group, first))
+        left = allowed.setdefault(line.group.name, state.may_start(line.group))
         count = max(0, min(len(line.entries), left))
         allowed[line.group.name] -= count
         total += count * line.gang

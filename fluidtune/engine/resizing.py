@@ -136,7 +136,8 @@ def _hand_out(
     while spare and heap:
         _, number, trial = heapq.heappop(heap)
         wider = targets[trial.name] + 1
-        if wider <= min(state.widest(trial), _reach(state, trial)) and state.change_pays(trial, widths[trial.name], wider):
+        reach = min(state.widest(trial), _reach(state, trial))
+        if wider <= reach and state.change_pays(trial, widths[trial.name], wider):
             targets[trial.name] = wider
             spare -= 1
             heapq.heappush(heap, (-state.seconds_left(trial, wider), number, trial))
@@ -162,8 +163,11 @@ def _suspend(state: State, idle: int, now: float) -> list[Instruction]:
 
 
 def _reach(state: State, trial: Trial) -> int:
-    """How wide it may get at once: twice as wide while nobody knows what that brings, then any width."""
-    return len(state.devices) if state.knows_scaling(trial) else 2 * len(trial.devices)
+    """How wide it may get at once: twice as wide, then wait and see, while nobody knows what that brings."""
+    width = len(trial.devices)
+    if state.knows_scaling(trial):
+        return state.widest(trial)
+    return 2 * width if width == 1 or trial.speed.count(width) >= TRUSTED else width
 
 
 def _at_rest(trial: Trial) -> bool:

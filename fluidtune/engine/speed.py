@@ -113,7 +113,7 @@ class Speed:
         return self._beta
 
     def base(self) -> float | None:
-        """Seconds per iteration on one worker, measured or by eq. 3.2 from wider; None if neither is known."""
+        """Seconds per iteration on one worker, measured or by eq. 3.2 from wider; None if unknown."""
         measured, beta = self.seconds(1), self.beta()
         if measured is not None or beta is None:
             return measured

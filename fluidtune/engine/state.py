@@ -154,12 +154,14 @@ class State:
     def packing_limit(self, trial: Trial) -> int:
         """How many may share a device with this trial at most, itself included.
 
-        Explicit packing is the limit. Otherwise the script's own wishes: shares below 1, and a concurrency
-        above the number of devices.
+        An asynchronous group without a concurrency runs one trial per share, as stock Tune does, however
+        many could be packed: it never ends, and would only start more of what it will stop early.
         """
         if trial.gang > 1:
             return 1
-        return max(self.max_packing, self.asked_packing(trial))
+        asked = self.asked_packing(trial)
+        unpacked = not trial.group.synchronous and trial.group.concurrency is None
+        return asked if unpacked else max(self.max_packing, asked)
 
     def asked_packing(self, trial: Trial) -> int:
         """How many per device the script itself asked for, by its share or its concurrency."""
@@ -170,13 +172,11 @@ class State:
             asked = max(asked, spread if self.max_packing == 1 else min(spread, self.max_packing))
         return max(1, asked)
 
-    def may_start(self, group: Group, trial: Trial) -> int:
-        """How many more of ``group`` may run at once, if they are like ``trial``."""
-        if group.synchronous:
-            return len(self.trials)
-        if group.concurrency is not None:
-            return group.concurrency - group.running
-        return int(len(self.devices) / trial.asked_share + 1e-9) - group.running
+    def may_start(self, group: Group) -> int:
+        """How many more of ``group`` may run at once, if there are devices."""
+        if group.synchronous or group.concurrency is None:
+            return len(group.live)
+        return group.concurrency - group.running
 
     def node_to_hold(self, gang: int) -> str | None:
         """The node to empty for ``gang`` devices: that which is being emptied already, if it has as many."""

@@ -30,59 +30,71 @@ class Step:
     configuration: Configuration
 
 
+#: How many limits on the trials that get whole devices `Pricer` compares.
+_TRIED = 8
+
+
 class Pricer:
     """Finds the configuration with the largest sum of weight * gain.
 
-    The trials of largest weight get whole devices, always where one more adds most (gains are concave in
-    whole devices for as long as another one pays); the next ones share the remaining devices as evenly as a
-    packing limit of 2, 3, ... c allows. Every split of the devices between the two kinds is valued at once.
-    That is nearly, not always, the best one: trials that differ in alpha may want another order.
+    Up to some number of trials, those of largest weight, get whole devices, always where one more adds most
+    (gains are concave in whole devices for as long as another one pays); others share the remaining devices
+    as evenly as a packing limit of 2, 3, ... c allows. For a few numbers of trials, every split of the
+    devices between the two kinds is valued at once. The result is nearly, not always, the best: not every
+    number is tried on more than `_TRIED` devices, where alphas differ who shares is settled only last, and no
+    device mixes shares of different sizes (1/2, 1/4 and 1/4, say), which can pay only where alphas differ.
     """
 
     def __init__(self, modes: Modes) -> None:
         self.modes = modes
+        trials = len(modes.ids)
         #: What each further whole device adds, by trial.
         self.steps: Floats = np.diff(modes.gains[:, modes.c - 1 :], axis=1, prepend=0.0)
         #: Row p - 1 holds every trial's gain on a share 1/p.
         self.share_gains: Floats = np.ascontiguousarray(modes.gains[:, modes.c - 1 :: -1][:, : modes.c].T)
-        self._sums: Floats = np.zeros((modes.c, len(modes.ids) + 1))
+        #: How many trials may get whole devices, at most: the numbers that are tried.
+        self.tried = np.unique(np.linspace(0, min(modes.n, trials), _TRIED + 1).astype(int))
+        self._sums: Floats = np.zeros((modes.c, trials + 1))
 
     def best(self, weights: Floats) -> tuple[float, Configuration, Floats]:
         """(value, configuration, every trial's gain in it), for weights >= 0 a unit of work."""
-        modes, n, c = self.modes, self.modes.n, self.modes.c
-        trials, widest = self.steps.shape
+        n, c, widest = self.modes.n, self.modes.c, self.steps.shape[1]
+        trials = len(weights)
         order = np.argsort(-weights, kind="stable")
-        steps = (self.steps * weights[:, None])[order].ravel()
-        ranked = np.argpartition(-steps, n - 1)[:n] if len(steps) > n else np.arange(len(steps))
-        ranked = ranked[np.argsort(-steps[ranked], kind="stable")]
+        first = order[:n]
+        steps = (self.steps[first] * weights[first][:, None]).ravel()
+        ranked = np.argsort(-steps, kind="stable")
         ranked = ranked[steps[ranked] > 0]
-        # By the number of devices given out whole: what they are worth, the trials on them, what is left.
-        worth = np.concatenate([[0.0], np.cumsum(steps[ranked])])
-        served = np.concatenate([[0], np.cumsum(ranked % widest == 0)])
-        rest = n - np.arange(len(worth))
+        # By the number tried and the devices given out whole: what these are worth, and the trials on them.
+        worth = np.full((len(self.tried), n + 1), -np.inf)
+        served = np.zeros((len(self.tried), n + 1), dtype=int)
+        worth[:, 0] = 0.0
+        given = []
+        for row, limit in enumerate(self.tried):
+            to = ranked[ranked < limit * widest][:n]
+            worth[row, 1 : len(to) + 1] = np.cumsum(steps[to])
+            served[row, 1 : len(to) + 1] = np.cumsum(to % widest == 0)
+            given.append(to)
+        rest = n - np.arange(n + 1)
         np.cumsum(self.share_gains[:, order] * weights[order], axis=1, out=self._sums[:, 1:])
-        value, whole, shared = float(worth[-1]), len(ranked), (0, 0, 0)
-        for most in range(2, c + 1):
-            sharing = np.minimum(trials - served, most * rest)
+        value = -1.0
+        configuration: Configuration = np.full(trials, -1)
+        for most in range(1, c + 1):
+            sharing = np.minimum(trials - served, most * rest) if most > 1 else 0 * served
             fewer = sharing // np.maximum(rest, 1)
             # Devices with `fewer` trials each come first, with the larger weights; the others hold one more.
             roomy = np.minimum((rest * (fewer + 1) - sharing) * fewer, sharing)
             middle = served + roomy
             total = worth + self._sum(fewer, served, middle) + self._sum(fewer + 1, middle, served + sharing)
-            at = int(total.argmax())
-            if total[at] > value * (1 + 1e-13):
-                value, whole, shared = (
-                    float(total[at]),
-                    at,
-                    (int(fewer[at]), int(roomy[at]), int(sharing[at])),
-                )
-        configuration: Configuration = np.full(trials, -1)
-        widths = np.bincount(ranked[:whole] // widest, minlength=trials)
-        configuration[order] = np.where(widths > 0, widths + c - 2, -1)
-        (fewer_at, roomy_at, sharing_at), begin = shared, int(served[whole])
-        configuration[order[begin : begin + roomy_at]] = c - fewer_at
-        configuration[order[begin + roomy_at : begin + sharing_at]] = c - fewer_at - 1
-        gains = np.where(configuration >= 0, modes.gains[np.arange(trials), configuration], 0.0)
+            at = np.unravel_index(int(total.argmax()), total.shape)
+            found = self._configure(
+                weights, order, given[at[0]][: at[1]], int(fewer[at]), int(roomy[at]), int(sharing[at])
+            )
+            used = np.flatnonzero(found >= 0)
+            worth_found = float(weights[used] @ self.modes.gains[used, found[used]])
+            if worth_found > value * (1 + 1e-13):
+                value, configuration = worth_found, found
+        gains = np.where(configuration >= 0, self.modes.gains[np.arange(trials), configuration], 0.0)
         return value, configuration, gains
 
     def _sum(self, packed: Integers, begin: Integers, end: Integers) -> Floats:
@@ -90,6 +102,23 @@ class Pricer:
         row = np.clip(packed - 1, 0, self.modes.c - 1)
         summed: Floats = self._sums[row, end] - self._sums[row, begin]
         return summed
+
+    def _configure(
+        self, weights: Floats, order: Integers, whole: Integers, fewer: int, roomy: int, sharing: int
+    ) -> Configuration:
+        """``whole``: the steps taken; of those sharing, ``roomy`` do so by ``fewer``, others by one more."""
+        c, widest = self.modes.c, self.steps.shape[1]
+        configuration: Configuration = np.full(len(weights), -1)
+        widths = np.bincount(whole // widest, minlength=0)
+        configuration[order[: len(widths)]] = np.where(widths > 0, widths + c - 2, -1)
+        if sharing:
+            # Only now that it is known how many share a device can their alphas say who suits best.
+            gains = self.share_gains[fewer - 1 if roomy == sharing else fewer] * weights
+            rest = order[len(widths) :]
+            rest = rest[np.argsort(-gains[rest], kind="stable")]
+            configuration[rest[:roomy]] = c - fewer
+            configuration[rest[roomy:sharing]] = c - fewer - 1
+        return configuration
 
 
 def hedge(

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs
 import ray
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
@@ -166,12 +167,34 @@ class Job:
             )
         done = float((trial.last_result or {}).get("training_iteration") or 0.0)
         left = None if member.target is None else max(0.0, member.target - done)
-        # What one trial of a trainable turned out to be, the next one will be too, until it shows otherwise.
-        kind = self._kinds.get(trial.trainable_name, "plain")
+        kind = self.kind_of(trial)
         share = self.layout.share
         self._log.write("trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left)
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share))
         return events
+
+    def kind_of(self, trial: Trial) -> m.Kind:
+        """What one trial of a trainable turned out to be, the next one will be too, until it shows otherwise."""
+        return self._kinds.get(trial.trainable_name, "plain")
+
+    def save_logs(self, trial: Trial) -> None:
+        """Bring a resuming trial's log files to its storage before Tune starts it.
+
+        Tune's loggers then copy the storage's version over the local one, and so lose what was logged since the
+        last upload (docs/bugs.md, 1); a trial that is paused and resumed at once would lose iterations.
+        """
+        local = trial.local_path
+        if not trial.checkpoint or not local or not os.path.isdir(local):
+            return
+        storage = trial.storage
+        for entry in os.scandir(local):
+            if entry.is_file():
+                pyarrow.fs.copy_files(
+                    entry.path,
+                    os.path.join(storage.trial_fs_path, entry.name),
+                    source_filesystem=pyarrow.fs.LocalFileSystem(),
+                    destination_filesystem=storage.storage_filesystem,
+                )
 
     def kind_found(self, trial: Trial, kind: m.Kind) -> None:
         self._kinds[trial.trainable_name] = kind

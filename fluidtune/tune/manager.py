@@ -106,7 +106,7 @@ class FluidActorManager:
             uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error
         )
         trial = self._trials[kwargs["config"][compat.TRIAL_INFO].trial_id]
-        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial))
+        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial))
         self._runs[tracked] = run
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
@@ -300,6 +300,7 @@ class FluidActorManager:
         else:
             run.live = run.started = True
             tracked = run.tracked
+            self._job.save_logs(run.trial)
             self._live_actors_to_ray_actors_resources[tracked] = (worker.actor, None)
             self._due.append(lambda: tracked._on_start and tracked._on_start(tracked))
 

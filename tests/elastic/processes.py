@@ -25,7 +25,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._end, other = _context.Pipe()
-        self.process = _context.Process(target=_serve, args=(other,), daemon=True)
+        self.process = _context.Process(target=_serve, args=(other,))
         self.process.start()
         other.close()
 

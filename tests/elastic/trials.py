@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer would: seconds, which each worker process is spared by the fork server
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -76,15 +77,15 @@ def normed(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
 
 
 def stubborn(config: dict[str, Any], report: Report) -> None:
-    """Catches all exceptions of its training steps."""
+    """Catches the exceptions of its training steps."""
     model = nn.Linear(6, 1)
     model, loader = elastic.prepare(model, DataLoader(data(32), batch_size=8))
     for _ in elastic.epochs(0, config["stop"]):
         for x, y in loader:
             try:
                 nn.functional.mse_loss(model(x), y).backward()
-            except Exception:
-                continue
+            except Exception as error:
+                raise AssertionError("the loop's end came as an Exception") from error
         report(0.0)
 
 
@@ -213,11 +214,15 @@ def direct(reform: Reform | None) -> None:
     here().session.direct(reform)
 
 
+def ready() -> bool:
+    return here().session.wait_ready(30)
+
+
 def enter(reform: Reform) -> bool:
-    ready = here().session.wait_ready(30)
-    if ready:
-        here().session.enter(reform)
-    return ready
+    if not ready():
+        return False
+    here().session.enter(reform)
+    return True
 
 
 def announced(generation: int, ranks: list[int]) -> bool:

@@ -53,7 +53,7 @@ def test_what_cannot_be_true_is_refused_by_name_and_changes_nothing(event, named
     bench = Bench(1)
     bench(plain("run", 200), plain("wait"))
     before = bench.engine.trials, bench.engine.devices
-    with pytest.raises(EngineError, match="(?s)") as error:
+    with pytest.raises(EngineError) as error:
         bench.engine.handle(event, now=9)
     assert named in str(error.value)
     bench.engine.validate_state()

@@ -37,7 +37,8 @@ def test_synchronous_largest_first_ties_in_order_added():
 
 def test_asynchronous_first_come_first_served_and_one_per_device():
     bench = Bench(2, synchronous=False)
-    assert bench(plain("s", 5), plain("l", 9), plain("m", 7)) == [Start("s", (0,), 1.0), Start("l", (1,), 1.0)]
+    out = bench(plain("s", 5), plain("l", 9), plain("m", 7))
+    assert out == [Start("s", (0,), 1.0), Start("l", (1,), 1.0)]
     assert bench.engine.waiting == ("m",)
 
 

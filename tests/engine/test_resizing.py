@@ -30,13 +30,21 @@ def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench
 
 
 def test_grows_after_the_first_result_and_not_before():
-    bench = alone(4)
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1, 2, 3))]
+    bench = alone(2)
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
     assert bench.engine.idle_devices == ()
     assert bench.engine.trial("a").devices == (0,)
-    assert bench(Resized("a", (0, 1, 2, 3), 0.5)) == []
+    assert bench(Resized("a", (0, 1), 0.5)) == []
     assert bench.engine.epsilon == 0.5
-    assert bench.engine.trial("a").width == 4
+    assert bench.engine.trial("a").width == 2
+
+
+def test_grows_by_two_until_it_is_known_what_growing_brings():
+    bench = alone(8)
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Resized("a", (0, 1), 0.1)) == []
+    assert bench.results("a", 0.61, 2, width=2) == []
+    assert bench(Result("a", 0.61, 2)) == [Resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
 
 
 def test_does_not_grow_when_too_little_is_left_to_pay_or_plain():
@@ -67,7 +75,9 @@ def test_growth_prefers_its_own_node():
     assert bench.engine.devices == {0: ("a",), 1: ("b",), 2: ()}
     bench(DeviceGained(3, "y"))
     bench(KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3, 2))]
+    assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3))]
+    bench(Resized("b", (1, 3), 0.1))
+    assert bench.results("b", 0.5, 3, 2) == [Resize("b", (1, 3, 2))]
 
 
 def test_leftovers_of_the_floor_are_handed_out():
@@ -92,12 +102,12 @@ def test_one_resize_at_a_time():
     assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
     assert bench(DeviceGained(2, "node0"), DeviceGained(3, "node0"), Result("a", 1.0, 1)) == []
     assert bench(Resized("a", (0, 1), 0.1)) == []  # not measured at 2 yet
-    assert bench(Result("a", 0.5, 2)) == [Resize("a", (0, 1, 2, 3))]
+    assert bench.results("a", 0.5, 3, width=2) == [Resize("a", (0, 1, 2, 3))]
 
 
 def test_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
-    bench = alone(3)
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1, 2))]
+    bench = Bench(3)
+    assert bench(elastic("a")) == [Start("a", (0, 1, 2), 1.0)]
     assert bench(Resized("a", (0, 2), 0.1)) == [Release("a", (1,))]
     assert bench.results("a", 0.5, 2, width=2) == []
     assert bench(Result("a", 0.5, 2)) == [Resize("a", (0, 2, 1))]
@@ -158,8 +168,10 @@ def test_scaling_limit_by_what_was_measured():
 
 
 def wide_trial(iterations: float | None) -> Bench:
-    bench = alone(4, iterations)
+    bench = alone(2, iterations)
     bench.results("a", 1.0, 1)
+    bench(Resized("a", (0, 1), 0.1), DeviceGained(2, "node0"), DeviceGained(3, "node0"))
+    bench.results("a", 0.5, 3, width=2)
     bench(Resized("a", (0, 1, 2, 3), 0.1))
     return bench
 
@@ -187,22 +199,21 @@ def test_wide_start_may_be_partial_or_fail():
     assert bench.engine.trial("a").devices == (0,)
     assert bench(ResizeFailed("a", (0,))) == [Release("a", (1, 2, 3))]
     assert bench.results("a", 1.0, 2) == []
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1, 2, 3))]
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
 
 
 def test_dynamic_fluid_takes_from_one_to_give_to_another():
     """a scales badly and holds 3 of 4, b is as tall: with a device idle and b short, a shrinks."""
     bench = Bench(4)
-    bench(plain("a", 1000), plain("z", 1))
-    bench(KindFound("a", "elastic"))
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 2, 3))]
-    bench(Resized("a", (0, 2, 3), 0.1))
+    assert bench(elastic("a", 1000), plain("z", 1)) == [Start("a", (0, 1, 2), 1.0), Start("z", (3,), 1.0)]
+    bench.results("a", 1.0, 1)
+    bench(Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
     bench(TrialEnded("z", "stopped"), plain("b", 4000))
     out = bench(KindFound("b", "elastic"), Result("b", 1.0, 1), DeviceGained(9, "node0"))
-    assert out == [Resize("b", (1, 9)), Resize("a", (0,))]
-    assert bench(Resized("b", (1, 9), 0.1), Resized("a", (0,), 0.1)) == [Release("a", (2, 3))]
-    assert bench(Result("b", 0.6, 2)) == [Resize("b", (1, 9, 2, 3))]
+    assert out == [Resize("b", (3, 9)), Resize("a", (0,))]
+    assert bench(Resized("b", (3, 9), 0.1), Resized("a", (0,), 0.1)) == [Release("a", (1, 2))]
+    assert bench(Result("b", 0.6, 2)) == [Resize("b", (3, 9, 1, 2))]
 
 
 def test_alone_on_a_packed_device_it_is_width_one_and_may_grow():

@@ -21,7 +21,7 @@ def test_lower_bound_by_hand() -> None:
     # a alone needs 100 / 3 * 1.21 on min(d, n) = 3 devices; areas are 100 * 1.2 / 2 and 10 / 2.
     assert lower_bound(loads, 3, c=2, d=4) == pytest.approx(100 / 3 * 1.21)
     assert lower_bound(loads, 1, c=2, d=4) == pytest.approx(100.0)
-    assert lower_bound(loads * 0 + [TrialLoad(f"t{i}", 10.0) for i in range(8)], 2, c=2, d=4) == 20
+    assert lower_bound([TrialLoad(f"t{i}", 10.0) for i in range(8)], 2, c=2, d=4) == 20
     assert lower_bound([], 3, c=2, d=4) == 0
     assert lower_bound([TrialLoad("z", 0.0)], 3, c=2, d=4) == 0
 
@@ -63,15 +63,15 @@ def dearest(modes: Modes, weights: np.ndarray) -> float:
 
 
 def _fits(widths: list, n: int) -> bool:
-    rooms = [Fraction(1)] * (n - sum(int(width) for width in widths if width >= 1))
-    if len(rooms) != max(0, n - sum(int(width) for width in widths if width >= 1)):
-        return False
+    """Whether trials of these widths fit on n devices together (first fit, largest first)."""
+    left = n - sum(int(width) for width in widths)
+    rooms = [Fraction(1)] * max(0, left)
     for share in sorted((width for width in widths if width < 1), reverse=True):
         fitting = [i for i, room in enumerate(rooms) if room >= share]
         if not fitting:
             return False
         rooms[fitting[0]] -= share
-    return sum(int(width) for width in widths if width >= 1) <= n
+    return left >= 0
 
 
 @settings(deadline=None, max_examples=60)
@@ -88,5 +88,7 @@ def test_pricing_is_never_above_and_seldom_below_the_best(rows: list, n: int, c:
     best = dearest(modes, weights)
     assert value == pytest.approx(float(weights @ gains), abs=1e-12)
     assert _fits([modes.widths[mode] for mode in configuration if mode >= 0], n)
-    # The order by weight ignores alpha; how much that can cost on so few trials is seen, not proven.
-    assert 0.7 * best - 1e-9 <= value <= best + 1e-9
+    # How much the order by weight can cost on so few trials is seen, not proven.
+    assert 0.8 * best - 1e-9 <= value <= best + 1e-9
+    if len({alpha for _, alpha, _ in rows}) == 1:
+        assert 0.95 * best - 1e-9 <= value

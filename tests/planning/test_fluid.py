@@ -80,7 +80,7 @@ def test_dynamic_scales_down_only_where_device_seconds_are_saved() -> None:
     # b alone on one device: 10 device-seconds and the resize, against 2 * 7 = 14.
     assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=3.9)["b"] == 1
     assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=4.1)["b"] == 2
-    # Without overheads nothing is saved, so b stays although a grows: 6 of 5 devices, for the caller to grant.
+    # Without overheads nothing is saved, so b stays although a grows: 6 of 5 devices, for the caller to cut.
     free = loads_of(90, 10)
     assert dynamic_fluid(free, {"t0": 3, "t1": 2}, 5, c=1, d=4, epsilon=0.0) == {"t0": 4, "t1": 2}
 

@@ -30,7 +30,7 @@ def hold(schedule: Schedule, group: Group) -> None:
     assert schedule.makespan >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(groups(), st.sampled_from(["static", "best"]))
 @example(([TrialLoad("a", 1e6), TrialLoad("b", 1e-3), TrialLoad("c", 1e-3)], 1, 2, 2), "best")
 @example(([TrialLoad("a", 10.0), TrialLoad("b", 1.0), TrialLoad("c", 1.0)], 4, 2, 4), "best")
@@ -40,8 +40,8 @@ def test_a_plan_is_valid_and_not_below_the_bound(group: Group, policy: str) -> N
     hold(plan(loads, n, c=c, d=d, policy=policy), group)  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=100)
-@given(groups())
+@settings(deadline=None, max_examples=40)
+@given(groups(trials=9, devices=6))
 def test_best_is_never_worse_than_static_and_is_the_same_every_time(group: Group) -> None:
     loads, n, c, d = group
     best = plan(loads, n, c=c, d=d, policy="best")

@@ -130,9 +130,9 @@ class CollectiveBackend(ABC):
         self.rank, self.world = rank, world
 
     def dissolve(self, *, orderly: bool = False) -> None:
-        """Leave the group, whatever its state. Never raises GroupLost; peers that still need it get GroupLost.
+        """Leave the group, whatever its state. Never raises GroupLost; peers that need it get GroupLost.
 
-        ``orderly``: all members dissolve it now, and each waits for the others. Without that, one that is quick
+        ``orderly``: all members dissolve it now, and wait for each other. Without that, one that is quick
         could cut the connection before a slow one has noticed that the last collective is done.
         """
         if self.world == 1:

@@ -1,0 +1,62 @@
+"""Run one function on every rank of a group, without a trial around it: for what happens within a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fluidtune import elastic
+from fluidtune.elastic import ElasticSession
+from fluidtune.elastic.backends import TorchBackend
+
+from .processes import Worker
+
+_backend: list[TorchBackend] = []
+
+
+def open_backend() -> None:
+    for old in _backend:
+        old.close()
+    _backend[:] = [TorchBackend()]
+
+
+def serve() -> Any:
+    return _backend[0].serve()
+
+
+def run_rank(address: Any, rank: int, world: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    session = ElasticSession(trial="t", worker=f"w{rank}", leader=rank == 0, backend=_backend[0])
+    _backend[0].form(address, 1, rank, world)
+    session._state.set_width(world)
+    elastic.use(session)
+    torch.manual_seed(100)
+    try:
+        value = fn(*args)
+        session._backend.dissolve(orderly=True)
+        return value
+    finally:
+        elastic.use(None)
+        session.close()
+
+
+def on_all(pool: list[Worker], fn: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ``fn(*args)`` gives on each rank of a group of the whole pool; random streams start alike."""
+    for worker in pool:
+        worker.call(open_backend)
+    address = pool[0].call(serve)
+    for rank, worker in enumerate(pool):
+        worker.send(run_rank, address, rank, len(pool), fn, args)
+    return [worker.result() for worker in pool]
+
+
+def alone(fn: Callable[..., Any], *args: Any) -> Any:
+    """What it gives outside any session."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(100)
+    try:
+        return fn(*args)
+    finally:
+        torch.set_num_threads(threads)

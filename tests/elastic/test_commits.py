@@ -1,0 +1,285 @@
+"""Commits: whole or not there, worth their price, and a state from which a trial goes on as before."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fluidtune import elastic
+from fluidtune.elastic import Commit, CommitStore, ElasticSession, LocalFiles
+from fluidtune.elastic.backends import TorchBackend
+
+from . import trials
+from .driving import Driver, run
+from .processes import until, workers
+
+
+def commit(iteration, size=10):
+    state = {"weights": torch.full((size,), float(iteration))}
+    return Commit("t", "f", loop=0, epoch=iteration, iteration=iteration, state=state)
+
+
+def keep(store, iteration, **more):
+    assert store.offer(lambda: commit(iteration), force=True, **more)
+    assert store.flush()
+
+
+def test_the_newest_whole_commit_is_loaded(tmp_path):
+    store = CommitStore(str(tmp_path / "deep" / "folder"))
+    assert store.load() is None
+    for iteration in (1, 2, 3):
+        keep(store, iteration)
+        found = CommitStore(str(tmp_path / "deep" / "folder")).load()
+        assert (found.iteration, found.epoch, found.loop, found.fingerprint) == (iteration, iteration, 0, "f")
+        assert found.state["weights"].tolist() == [iteration] * 10
+    assert sorted(os.listdir(tmp_path / "deep" / "folder")) == ["commit-0", "commit-1"]
+
+
+def test_a_store_that_starts_again_keeps_the_newest(tmp_path):
+    for iteration in (5, 6, 7, 4):  # also one that went back to an earlier iteration
+        keep(CommitStore(str(tmp_path)), iteration)
+        assert CommitStore(str(tmp_path)).load().iteration == iteration
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut in the head", "empty", "one bit", "swapped", "foreign"])
+def test_damage_is_found_and_the_one_before_it_taken(tmp_path, damage):
+    store = CommitStore(str(tmp_path))
+    for iteration in (1, 2, 3):  # 3 went to commit-0
+        keep(store, iteration)
+    path = tmp_path / "commit-0"
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.write_bytes(
+        {
+            "cut": data[:middle],
+            "cut in the head": data[:20],
+            "empty": b"",
+            "one bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "swapped": data[:8] + (99).to_bytes(8, "little") + data[16:],
+            "foreign": b"another program's file, which is long enough to have a head of its own",
+        }[damage]
+    )
+    store = CommitStore(str(tmp_path))
+    assert store.load().iteration == 2
+    keep(store, 8)  # takes the place of the damaged one
+    assert CommitStore(str(tmp_path)).load().iteration == 8
+    (tmp_path / "commit-1").write_bytes(b"")
+    assert CommitStore(str(tmp_path)).load().iteration == 8
+    path.unlink()
+    assert CommitStore(str(tmp_path)).load() is None
+
+
+class Slow(LocalFiles):
+    """Writes when it is let; each write takes ``cost`` s of the clock below."""
+
+    def __init__(self):
+        self.let = threading.Semaphore(10**6)
+        self.now = 0.0
+        self.cost = 0.0
+        self.fail = False
+        self.writes = 0
+
+    def clock(self):
+        return self.now
+
+    def write_bytes(self, path, data):
+        self.let.acquire()
+        self.now += self.cost
+        if self.fail:
+            raise OSError("no space left")
+        super().write_bytes(path, data)
+        self.writes += 1
+
+
+def test_committing_costs_at_most_its_share_of_the_time(tmp_path):
+    files = Slow()
+    store = CommitStore(str(tmp_path), files=files, budget=0.02, clock=files.clock)
+    files.cost = 1.0
+    made = []
+    for turn in range(1, 401):
+        files.now += 1.0
+        if store.offer(lambda turn=turn: commit(turn)):
+            store.flush()
+            made.append(turn)
+    assert made[0] == 1, "the first is not put off"
+    assert len(made) > 5
+    assert sum(b - a >= 49 for a, b in pairwise(made)) == len(made) - 1
+    assert len(made) * files.cost <= 0.02 * files.now + files.cost
+    assert not store.offer(lambda: commit(500))
+    assert store.offer(lambda: commit(501), force=True)
+
+
+def test_never_more_than_one_is_being_written(tmp_path):
+    files = Slow()
+    files.let = threading.Semaphore(0)
+    store = CommitStore(str(tmp_path), files=files, budget=1e9)
+    assert store.offer(lambda: commit(1))
+    assert not store.offer(lambda: pytest.fail("no snapshot is made in vain"))
+    files.let.release(2)
+    assert store.offer(lambda: commit(3), force=True)
+    assert store.flush()
+    assert store.load().iteration == 3
+
+
+def test_a_write_that_fails_leaves_the_one_before_it(tmp_path):
+    files = Slow()
+    store = CommitStore(str(tmp_path), files=files, budget=1e9)
+    keep(store, 1)
+    files.fail = True
+    assert store.offer(lambda: commit(2))
+    assert not store.flush()
+    assert store.load().iteration == 1
+    files.fail = False
+    keep(store, 3)
+    assert store.load().iteration == 3
+
+
+def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend())
+    session.prepare(model, optimizer)
+    model(torch.ones(1, 3)).backward()
+    optimizer.step()
+    state = session._state.capture()
+    before = state["stateful"][0]["weight"].clone()
+    momentum = state["stateful"][1]["state"][0]["momentum_buffer"].clone()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 7.0
+    assert torch.equal(state["stateful"][0]["weight"], before)
+    assert torch.equal(state["stateful"][1]["state"][0]["momentum_buffer"], momentum)
+    assert state["stateful"][1]["param_groups"][0]["lr"] == 0.5
+    assert state["stateful"][0]._metadata == model.state_dict()._metadata
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with workers(2) as started:
+        yield started
+
+
+@pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
+@pytest.mark.parametrize("before, after", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after, stopped):
+    """Stopped after some turns, at one width, it goes on at another in a new session: as if nothing had
+    been.
+    """
+    reports, weights = trials.plain(trial, {})
+    config = {"commits": str(tmp_path)}
+    driver = Driver(pool, trial, config)
+    for turn in range(1, stopped + 1):
+        driver.turn(turn)
+        if turn == 1 and before == 2 and stopped > 1:
+            driver.resize(2)
+        if turn == stopped:
+            pool[0].call(trials.leave)
+        pool[0].call(trials.allow)
+    assert pool[0].call(trials.outcome)[0] == "left"
+    first = pool[0].call(trials.reports)
+    left = 4 - stopped
+    second, (got, *_) = run(pool, trial, {**config, "seed": 77}, [after] * (left - 1))
+    assert first + second == pytest.approx(reports, rel=1e-4)
+    if before == after == 1:
+        assert first + second == reports
+        assert all(torch.equal(got[name], value) for name, value in weights.items())
+    for name, value in weights.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-3, atol=1e-5)
+    assert pool[0].call(trials.facts)["iteration"] == 4
+
+
+def test_a_state_has_all_that_a_trial_consists_of():
+    def build(seed):
+        torch.manual_seed(seed)
+        model, scale = (
+            torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),
+            torch.nn.Parameter(torch.randn(1)),
+        )
+        optimizer = torch.optim.Adam([*model.parameters(), scale])
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        generator = torch.Generator().manual_seed(seed)
+        loader = torch.utils.data.DataLoader(range(9), shuffle=True, generator=generator)
+        session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend())
+        session.prepare(model, optimizer, scheduler, loader)
+        (scale * model(torch.randn(4, 2))).sum().backward()
+        for _ in range(seed):
+            optimizer.step()
+            scheduler.step()
+        return session, (model, scale, optimizer, scheduler, generator)
+
+    (first, a), (second, b) = build(3), build(1)
+    state = first._state.capture()
+    expected = torch.rand(1)
+    second._state.load(state, with_streams=True)
+    assert torch.equal(torch.rand(1), expected)
+    torch.testing.assert_close(b[0].state_dict(), a[0].state_dict(), rtol=0, atol=0)
+    assert torch.equal(a[1], b[1])
+    torch.testing.assert_close(b[2].state_dict()["state"], a[2].state_dict()["state"], rtol=0, atol=0)
+    assert b[2].param_groups[0]["lr"] == a[2].param_groups[0]["lr"]
+    assert b[3].last_epoch == a[3].last_epoch == 3
+    assert torch.equal(a[4].get_state(), b[4].get_state())
+    first.close(), second.close()
+
+
+def resumed(start, commit_at=2, stop=5):
+    """The epochs that run, and the iteration at the end, when the user's start is ``start``."""
+    model = torch.nn.Linear(2, 1)
+    first = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend())
+    first.prepare(model)
+    state = first._state.capture()
+    first.close()
+    kept = Commit("t", "f", loop=0, epoch=commit_at, iteration=commit_at + 10, state=state)
+    session = ElasticSession(
+        trial="t", worker="w", leader=True, backend=TorchBackend(), resume=kept, fingerprint="f"
+    )
+    assert session.iteration == commit_at + 10
+    other = torch.nn.Linear(2, 1)
+    elastic.use(session)
+    try:
+        elastic.prepare(other)
+        epochs = session.run(lambda: list(elastic.epochs(start, stop)))
+    finally:
+        elastic.use(None)
+    return epochs, session.iteration, torch.equal(other.weight, model.weight)
+
+
+def test_the_newer_of_commit_and_the_users_own_checkpoint_counts():
+    assert resumed(0) == ([2, 3, 4], 15, True)
+    assert resumed(2) == ([2, 3, 4], 15, True)
+    assert resumed(3) == ([3, 4], 15, False)
+    assert resumed(0, commit_at=5) == ([], 15, True)
+
+
+def test_a_commit_of_something_else_is_refused():
+    def make(**more):
+        return ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), **more)
+
+    with pytest.raises(ValueError, match="'f', not 'g'"):
+        make(resume=commit(1), fingerprint="g")
+    session = make(
+        resume=Commit("t", "", 0, 1, 1, {"stateful": [{}, {}], "loose": [], "generators": []}),
+    )
+    session.prepare(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="same objects in the same order"):
+        next(session.epochs(0, 2))
+    session.close()
+
+
+def test_a_killed_leader_leaves_a_commit_that_can_be_loaded(tmp_path):
+    config = {"commits": str(tmp_path), "free": True, "stop": 10**6}
+    reached = 0
+    for _ in range(3):
+        with workers(1) as (leader,):
+            leader.call(trials.start, trials.mlp, config, True, "w0")
+            until(lambda leader=leader: len(leader.call(trials.reports)) > 20)
+            leader.kill()
+        found = CommitStore(str(tmp_path)).load()
+        assert found is not None
+        assert found.iteration > reached
+        reached = found.iteration
+    assert len(os.listdir(tmp_path)) <= 3, "the two commits, and at most one that was being written"

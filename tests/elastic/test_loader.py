@@ -1,0 +1,174 @@
+"""The order of the data is the stock DataLoader's at every width, and each sample goes to one worker."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain, pairwise
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
+
+from fluidtune import elastic
+from fluidtune.elastic import ElasticSession
+from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.loader import divide
+
+from .groups import alone, on_all
+from .processes import workers
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with workers(3) as started:
+        yield started
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return {"index": index, "name": f"n{index}"}
+
+
+class Lazy:
+    """A batch sampler that draws from the global stream as it goes."""
+
+    def __iter__(self):
+        for _ in range(4):
+            yield [random.randrange(23), int(torch.randint(23, ())), 5]
+
+    def __len__(self):
+        return 4
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def stock(kind):
+    if kind == "in order":
+        return DataLoader(Numbers(), batch_size=5)
+    if kind == "shuffled":
+        return DataLoader(Numbers(), batch_size=5, shuffle=True)
+    if kind == "dropping":
+        return DataLoader(Numbers(), batch_size=5, shuffle=True, drop_last=True)
+    if kind == "one each":
+        return DataLoader(Numbers(), shuffle=True)
+    if kind == "generator":
+        return DataLoader(Numbers(), batch_size=5, shuffle=True, generator=seeded(3))
+    if kind == "sampler's generator":
+        return DataLoader(Numbers(), batch_size=4, sampler=RandomSampler(Numbers(), generator=seeded(4)))
+    if kind == "replacing":
+        return DataLoader(Numbers(), batch_size=5, sampler=RandomSampler(Numbers(), True, 40))
+    if kind == "weighted":
+        return DataLoader(Numbers(), batch_size=5, sampler=WeightedRandomSampler([1.0] * 11 + [2.0] * 12, 20))
+    if kind == "batches":
+        sampler = BatchSampler(RandomSampler(Numbers()), 6, False)
+        return DataLoader(Numbers(), batch_sampler=sampler, collate_fn=collate)
+    if kind == "processes":
+        return DataLoader(Numbers(), batch_size=5, shuffle=True, num_workers=2)
+    return DataLoader(Numbers(), batch_sampler=Lazy())
+
+
+def collate(samples):
+    return {"index": torch.tensor([s["index"] for s in samples]), "name": [s["name"] for s in samples]}
+
+
+KINDS = [
+    "in order",
+    "shuffled",
+    "dropping",
+    "one each",
+    "generator",
+    "sampler's generator",
+    "replacing",
+    "weighted",
+    "batches",
+    "processes",
+    "lazy",
+]
+
+
+def orders(kind, leave_after=None):
+    """The samples of three epochs, stand-ins left out, and what the random streams give next."""
+    random.seed(9)
+    loader = elastic.prepare(stock(kind))
+    found = []
+    for _ in range(3):
+        for step, batch in enumerate(loader):
+            assert [f"n{i}" for i in batch["index"].tolist()] == batch["name"]
+            n = elastic.samples(len(batch["name"]))
+            found.append(batch["index"].tolist()[:n])
+            if step == leave_after:
+                break
+    return found, len(loader), (torch.rand(()).item(), random.random())
+
+
+@pytest.mark.parametrize("leave_after", [None, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_and_the_streams_are_stocks(pool, kind, leave_after):
+    batches, length, streams = alone(orders, kind, leave_after)
+    parts = on_all(pool, orders, kind, leave_after)
+    for world, got in ((3, parts), (1, on_all(pool[:1], orders, kind, leave_after))):
+        together = [list(chain(*shares)) for shares in zip(*(part[0] for part in got), strict=True)]
+        assert together == batches
+        assert [part[1] for part in got] == [length] * world
+        assert got[0][2] == streams
+
+
+def test_shares_are_contiguous_and_as_equal_as_possible():
+    for world in (1, 2, 3, 7):
+        for size in range(30):
+            parts = [divide(size, rank, world) for rank in range(world)]
+            assert parts[0][0] == 0 and parts[-1][1] == size
+            assert all(a[1] == b[0] for a, b in pairwise(parts))
+            lengths = [stop - start for start, stop in parts]
+            assert max(lengths) - min(lengths) <= 1
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def test_what_cannot_be_divided_is_refused_with_the_remedy():
+    assert list(elastic.prepare(DataLoader(Stream()))) == [0, 1, 2]  # outside a session all is stock
+    elastic.use(ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend()))
+    try:
+        with pytest.raises(TypeError, match="__getitem__ and __len__"):
+            elastic.prepare(DataLoader(Stream()))
+        with pytest.raises(TypeError, match="give it a batch_size"):
+            elastic.prepare(DataLoader(Numbers(), batch_size=None))
+        loader = DataLoader(Numbers(), batch_size=5)
+        prepared = elastic.prepare(loader)
+        assert elastic.prepare(prepared) is prepared
+        assert prepared.dataset is loader.dataset
+        assert prepared.batch_size == 5
+        assert len(prepared) == len(loader)
+    finally:
+        elastic.current().close()
+        elastic.use(None)
+
+
+def kept_iterator():
+    session = elastic.current()
+    loader = elastic.prepare(stock("in order"))
+    batches = iter(loader)
+    next(batches)
+    session._backend.generation += 1
+    with pytest.raises(RuntimeError, match="make a new one"):
+        next(batches)
+
+
+def test_an_iterator_kept_over_a_resize_is_refused(pool):
+    on_all(pool, kept_iterator)
+    on_all(pool[:1], kept_iterator)

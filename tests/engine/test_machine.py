@@ -1,0 +1,320 @@
+"""Whatever happens, in whatever order: the engine's books stay right and its instructions can be carried out.
+
+A model keeps its own, simpler books from the instructions alone and refuses whatever a shell could not do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fluidtune.engine import (
+    BudgetChanged,
+    DeviceGained,
+    DeviceLost,
+    Engine,
+    GroupAnnounced,
+    Instruction,
+    KindFound,
+    Release,
+    Resize,
+    Resized,
+    ResizeFailed,
+    Result,
+    Resume,
+    Start,
+    Suspend,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+
+SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 2.0, 3.0])
+KINDS = st.sampled_from(["plain", "checkpointing", "elastic", "elastic"])
+LEFT = st.sampled_from([None, 0.0, 1.0, 5.0, 100.0, 1000.0])
+SECONDS = st.sampled_from([0.01, 0.5, 1.0, 1.0, 3.0])
+PICK = st.integers(0, 1000)
+
+
+@dataclass
+class Shadow:
+    """What the model believes of a trial."""
+
+    group: str
+    kind: str
+    asked: float
+    status: str = "waiting"
+    has_run: bool = False
+    #: Devices it has or was promised, in order; share of each.
+    held: tuple[int, ...] = ()
+    share: float = 0.0
+    #: Devices of the resize that is not answered, and those it runs on until then.
+    asked_devices: tuple[int, ...] | None = None
+    on: tuple[int, ...] = ()
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        packing=st.integers(1, 3), workers=st.sampled_from([None, 1, 2, 4]), devices=st.integers(0, 6)
+    )
+    def begin(self, packing, workers, devices):
+        self.engine = Engine(max_packing=packing, max_workers=workers)
+        self.trials: dict[str, Shadow] = {}
+        self.groups: dict[str, tuple[bool, int | None]] = {}
+        self.nodes: dict[int, str] = {}
+        self.clock = 0.0
+        self.send(GroupAnnounced("sync"), GroupAnnounced("asha", False), GroupAnnounced("three", False, 3))
+        self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
+        for _ in range(devices):
+            self.gain(len(self.nodes) // 3)
+
+    # The shell's side
+
+    def send(self, *events):
+        self.clock += 1
+        # Only what the events themselves end is taken from the model before; see `gone`.
+        out = self.engine.handle(*events, now=self.clock)
+        self.engine.validate_state()
+        for instruction in out:
+            self.carry_out(instruction)
+        return out
+
+    def carry_out(self, instruction: Instruction):
+        trial = self.trials[instruction.trial]
+        if isinstance(instruction, Release):
+            assert set(instruction.devices) <= set(trial.held), instruction
+            assert not set(instruction.devices) & set(trial.on), f"{instruction} while it runs there"
+            trial.held = tuple(d for d in trial.held if d not in instruction.devices)
+        elif isinstance(instruction, Start):
+            assert trial.status == "waiting" and not trial.held, instruction
+            assert isinstance(instruction, Resume) == trial.has_run, instruction
+            several = len(instruction.devices) > 1
+            assert not several or trial.kind == "elastic" or trial.asked == len(instruction.devices)
+            if trial.asked >= 2:
+                assert len(instruction.devices) == trial.asked
+                assert len({self.nodes[d] for d in instruction.devices}) == 1
+            trial.status, trial.has_run = "running", True
+            trial.held, trial.share = instruction.devices, instruction.share
+            trial.on = trial.held
+            if several and trial.asked < 2:
+                trial.asked_devices, trial.on = instruction.devices, instruction.devices[:1]
+        elif isinstance(instruction, Resize):
+            assert trial.status == "running" and trial.kind == "elastic" and trial.asked < 2, instruction
+            assert trial.asked_devices is None, f"{instruction} before the last one was answered"
+            assert instruction.devices[0] == trial.on[0] and set(instruction.devices) != set(trial.on)
+            trial.asked_devices = instruction.devices
+            trial.held = tuple(dict.fromkeys(trial.held + instruction.devices))
+            if len(trial.held) > 1:
+                trial.share = 1.0
+        else:
+            assert isinstance(instruction, Suspend)
+            assert trial.status == "running" and trial.kind == "checkpointing" and trial.share < 1
+            trial.status = "suspending"
+        used = Counter()
+        for other in self.trials.values():
+            for device in other.held:
+                used[device] += other.share
+        over = [d for d, share in used.items() if share > 1 + 1e-9 or d not in self.nodes]
+        assert not over, f"{instruction}: devices {over} over-committed"
+
+    def stop(self, trial: Shadow, status: str):
+        trial.status, trial.on, trial.asked_devices = status, (), None
+
+    def those(self, *statuses: str) -> list[str]:
+        return [name for name, trial in self.trials.items() if trial.status in statuses]
+
+    def gain(self, node: int):
+        device = max(self.nodes, default=-1) + 1
+        self.nodes[device] = f"node{node}"
+        self.send(DeviceGained(device, f"node{node}"))
+
+    # Rules
+
+    @rule(
+        kinds=st.lists(st.tuples(KINDS, LEFT, SHARES), min_size=1, max_size=6),
+        group=st.sampled_from(["sync", "asha", "three"]),
+    )
+    def add(self, kinds, group):
+        events = []
+        for kind, left, share in kinds:
+            name = f"t{len(self.trials)}"
+            self.trials[name] = Shadow(group, kind, share)
+            events.append(TrialAdded(name, group, kind, left, share))
+        self.send(*events)
+
+    @precondition(lambda self: self.those("paused"))
+    @rule(pick=PICK, left=LEFT, group=st.sampled_from(["sync", "asha", "three"]))
+    def add_again(self, pick, left, group):
+        paused = self.those("paused")
+        name = paused[pick % len(paused)]
+        trial = self.trials[name]
+        trial.status, trial.group = "waiting", group
+        self.send(TrialAdded(name, group, trial.kind, left, trial.asked))
+
+    @precondition(lambda self: self.those("running", "suspending"))
+    @rule(pick=PICK, seconds=SECONDS, count=st.integers(1, 5), overhead=st.sampled_from([1.0, 1.1, 3.0]))
+    def result(self, pick, seconds, count, overhead):
+        running = self.those("running", "suspending")
+        name = running[pick % len(running)]
+        for _ in range(count):
+            width = len(self.trials[name].on)
+            if width:
+                self.send(Result(name, seconds / width * overhead ** (width - 1), width))
+
+    @precondition(lambda self: self.those("running", "suspending", "waiting", "paused"))
+    @rule(pick=PICK, ending=st.sampled_from(["paused", "stopped", "failed"]))
+    def end(self, pick, ending):
+        live = self.those("running", "suspending", "waiting", "paused")
+        name = live[pick % len(live)]
+        self.stop(self.trials[name], "paused" if ending == "paused" else "ended")
+        self.send(TrialEnded(name, ending))
+        assert not self.trials[name].held
+
+    @precondition(lambda self: self.those("running", "suspending"))
+    @rule(pick=PICK)
+    def lose_worker(self, pick):
+        running = self.those("running", "suspending")
+        name = running[pick % len(running)]
+        self.stop(self.trials[name], "waiting")
+        out = self.send(WorkerLost(name))
+        assert isinstance(out[0], Release) and out[0].trial == name
+
+    @rule(node=st.integers(0, 2))
+    def gain_device(self, node):
+        if len(self.nodes) < 9:
+            self.gain(node)
+
+    @precondition(lambda self: self.nodes)
+    @rule(pick=PICK)
+    def lose_device(self, pick):
+        device = sorted(self.nodes)[pick % len(self.nodes)]
+        for trial in self.trials.values():
+            if device in trial.held:
+                self.stop(trial, "waiting")
+                trial.held = tuple(d for d in trial.held if d != device)
+        del self.nodes[device]
+        self.send(DeviceLost(device))
+
+    @precondition(lambda self: any(t.asked_devices for t in self.trials.values()))
+    @rule(pick=PICK, how=st.sampled_from(["all", "some", "none", "failed"]), seconds=SECONDS)
+    def answer(self, pick, how, seconds):
+        asked = [name for name, trial in self.trials.items() if trial.asked_devices]
+        name = asked[pick % len(asked)]
+        trial = self.trials[name]
+        wanted, trial.asked_devices = trial.asked_devices, None
+        before = trial.on
+        trial.on = {"all": wanted, "some": wanted[: max(1, len(wanted) // 2)]}.get(how, before)
+        event = ResizeFailed(name, trial.on) if how == "failed" else Resized(name, trial.on, seconds)
+        self.send(event)
+        assert set(trial.on) <= set(trial.held)
+
+    @precondition(lambda self: self.those("running", "waiting"))
+    @rule(pick=PICK, kind=KINDS)
+    def find_kind(self, pick, kind):
+        live = self.those("running", "waiting")
+        name = live[pick % len(live)]
+        if len(self.trials[name].held) < 2:  # a shell would not call a trial plain that runs on several
+            self.trials[name].kind = kind
+            self.send(KindFound(name, kind))
+
+    @precondition(lambda self: self.trials)
+    @rule(pick=PICK, left=LEFT)
+    def change_budget(self, pick, left):
+        self.send(BudgetChanged(list(self.trials)[pick % len(self.trials)], left))
+
+    @precondition(lambda self: any(t.has_run and t.status != "running" for t in self.trials.values()))
+    @rule(pick=PICK)
+    def late(self, pick):
+        late = [n for n, t in self.trials.items() if t.has_run and t.status in ("waiting", "paused", "ended")]
+        if late:
+            name = late[pick % len(late)]
+            self.send(Result(name, 1.0, 1), Resized(name, (0,), 0.1), ResizeFailed(name, (0,)))
+
+    # What must hold
+
+    @invariant()
+    def books_agree(self):
+        if not hasattr(self, "trials"):
+            return
+        tenants: dict[int, list[str]] = {device: [] for device in self.nodes}
+        for name, trial in self.trials.items():
+            view = self.engine.trial(name)
+            assert view.status == trial.status, name
+            assert view.devices == trial.on, name
+            assert bool(trial.on) == (trial.status in ("running", "suspending"))
+            for device in trial.held:
+                tenants[device].append(name)
+        assert {d: sorted(t) for d, t in self.engine.devices.items()} == {
+            d: sorted(t) for d, t in tenants.items()
+        }
+        assert set(self.engine.waiting) == set(self.those("waiting"))
+
+    @invariant()
+    def nothing_idles_that_could_start(self):
+        if not hasattr(self, "trials"):
+            return
+        running = Counter(self.trials[name].group for name in self.those("running", "suspending"))
+        idle = self.engine.idle_devices
+        sizes = Counter(self.nodes.values())
+        may_start, gangs = [], []
+        any_gang = any(self.trials[name].asked >= 2 for name in self.engine.waiting)
+        for name in self.engine.waiting:
+            trial = self.trials[name]
+            synchronous, concurrency = self.groups[trial.group]
+            places = 1000 if synchronous or concurrency is None else concurrency - running[trial.group]
+            if trial.asked >= 2 and places > 0 and max(sizes.values(), default=0) >= trial.asked:
+                gangs.append(name)
+            if trial.asked < 2 and places > any_gang:  # one place may be kept for it
+                may_start.append(name)
+        held_back = {self.nodes[device] for device in idle}
+        if gangs:
+            # One node may be held back for the first of them.
+            on_node = Counter(self.nodes[device] for device in idle)
+            room = [n for n, count in on_node.items() if count >= min(self.trials[g].asked for g in gangs)]
+            assert len(room) <= 1, f"{gangs} wait with {idle} idle"
+        if may_start:
+            assert len(held_back) <= (1 if gangs else 0), f"{may_start} wait with {idle} idle"
+
+    @invariant()
+    def limits_hold(self):
+        if not hasattr(self, "trials"):
+            return
+        running = [self.trials[name] for name in self.those("running", "suspending")]
+        assert sum(trial.group == "three" for trial in running) <= 3
+        for trial in running:
+            if len(trial.held) > 1:
+                assert trial.kind == "elastic" or trial.asked == len(trial.held)
+
+    def teardown(self):
+        """With enough devices and everybody ending in turn, every trial starts and all is given back."""
+        if not hasattr(self, "trials"):
+            return
+        while sum(node == "node0" for node in self.nodes.values()) < 4:
+            self.gain(0)
+        waiting = set(self.those("waiting"))
+        for _ in range(3 * len(self.trials) + 3):
+            for name, trial in self.trials.items():
+                if trial.asked_devices:
+                    trial.on, trial.asked_devices = trial.asked_devices, None
+                    self.send(Resized(name, trial.on, 0.1))
+            for name in self.those("running", "suspending"):
+                waiting.discard(name)
+                self.stop(self.trials[name], "ended")
+                self.send(TrialEnded(name, "stopped"))
+        assert not waiting, f"never started: {waiting}"
+        assert not self.engine.running and not self.engine.waiting
+        assert self.engine.idle_devices == tuple(sorted(self.nodes))
+        assert not any(trial.held for trial in self.trials.values())
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestEngine = EngineMachine.TestCase

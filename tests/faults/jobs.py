@@ -1,0 +1,116 @@
+"""Trainables and a driver for the fault tests: small, deterministic, and they say what they did.
+
+Every trainable writes a line per iteration that it really ran; Tune's own result.json says what was reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+
+
+def note(config, iteration):
+    with open(os.path.join(config["notes"], str(config["x"])), "a") as file:
+        file.write(f"{iteration}\n")
+
+
+def plain(config):
+    """No checkpoint at all."""
+    from ray import tune
+
+    value = 0.0
+    for iteration in range(1, config["iterations"] + 1):
+        time.sleep(config["step"])
+        value = 0.9 * value + config["x"]
+        note(config, iteration)
+        tune.report({"value": value})
+
+
+def checkpointing(config):
+    """Saves every third iteration."""
+    from ray import tune
+
+    state = {"iteration": 0, "value": 0.0}
+    checkpoint = tune.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as directory, open(os.path.join(directory, "state.json")) as file:
+            state = json.load(file)
+    for iteration in range(state["iteration"] + 1, config["iterations"] + 1):
+        time.sleep(config["step"])
+        state = {"iteration": iteration, "value": 0.9 * state["value"] + config["x"]}
+        note(config, iteration)
+        with tempfile.TemporaryDirectory() as directory:
+            with open(os.path.join(directory, "state.json"), "w") as file:
+                json.dump(state, file)
+            kept = tune.Checkpoint.from_directory(directory) if iteration % 3 == 0 else None
+            tune.report({"value": state["value"]}, checkpoint=kept)
+
+
+def elastic(config):
+    """Trains a small network; its loss depends on every step that came before."""
+    import torch
+    from ray import tune
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from fluidtune import elastic as api
+
+    torch.manual_seed(int(config["x"]))
+    inputs = torch.linspace(-1, 1, 64).reshape(-1, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=16, shuffle=True)
+    model, optimizer, loader = api.prepare(model, optimizer, loader)
+    for epoch in api.epochs(0, config["iterations"]):
+        total, count = 0.0, 0
+        for x, y in loader:
+            time.sleep(config["step"] / 4 * len(x) / 16)  # a worker with half of the batch needs half the time
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            n = api.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        note(config, epoch + 1)
+        tune.report({"value": api.mean(total, count)})
+
+
+TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic}
+
+
+def main():
+    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP: run the job, or continue it, in a Ray of its own."""
+    mode, kind, storage, trials, iterations, step = sys.argv[1:]
+    import ray
+    from ray import tune
+
+    import fluidtune
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    notes = os.path.join(storage, "notes")
+    os.makedirs(notes, exist_ok=True)
+    path = os.path.join(storage, "job")
+    if mode == "restore" and fluidtune.Tuner.can_restore(path):
+        tuner = fluidtune.Tuner.restore(path, TRAINABLES[kind])
+    else:
+        tuner = fluidtune.Tuner(
+            TRAINABLES[kind],
+            param_space={
+                "x": tune.grid_search([float(i + 1) for i in range(int(trials))]),
+                "iterations": int(iterations),
+                "step": float(step),
+                "notes": notes,
+            },
+            tune_config=tune.TuneConfig(metric="value", mode="min"),
+            run_config=tune.RunConfig(name="job", storage_path=storage, verbose=0),
+            executor=fluidtune.FluidExecutor(devices="cpu:2"),
+        )
+    grid = tuner.fit()
+    with open(os.path.join(storage, "done.json"), "w") as file:
+        json.dump({"errors": len(grid.errors), "iterations": [r.metrics["training_iteration"] for r in grid]}, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Run the same job under stock Ray Tune and under FluidTune, and say what came out in comparable words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import Callback, RunConfig, TuneConfig
+
+import fluidtune
+
+CPUS = fluidtune.FluidExecutor(devices="cpu:2")
+
+
+class Recorder(Callback):
+    """What Tune told its callbacks, in order: (what, x of the trial, iteration)."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any, int | None]] = []
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.heard.append(("start", trial.config["x"], None))
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+        self.heard.append(("result", trial.config["x"], result["training_iteration"]))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.heard.append(("complete", trial.config["x"], None))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.heard.append(("error", trial.config["x"], None))
+
+    def of(self, x: Any) -> list[tuple[str, int | None]]:
+        return [(what, iteration) for what, whose, iteration in self.heard if whose == x]
+
+    def iterations(self) -> dict[Any, list[int]]:
+        told: dict[Any, list[int]] = {}
+        for what, x, iteration in self.heard:
+            if what == "result" and iteration is not None:
+                told.setdefault(x, []).append(iteration)
+        return told
+
+    def results_in_order(self) -> list[tuple[Any, int]]:
+        return [(x, iteration) for what, x, iteration in self.heard if what == "result" and iteration]
+
+
+def fit(
+    side: str,
+    trainable: Any,
+    space: dict[str, Any],
+    path: Path,
+    *,
+    executor: fluidtune.FluidExecutor | None = None,
+    run: dict[str, Any] | None = None,
+    **config: Any,
+) -> Any:
+    """Run a Tuner; ``side`` is "stock" or "fluid", ``config`` goes to TuneConfig and ``run`` to RunConfig."""
+    config.setdefault("metric", "score")
+    config.setdefault("mode", "max")
+    run = {"name": side, "storage_path": str(path), "verbose": 0, **(run or {})}
+    if side == "stock":
+        # Its processes are kept from trial to trial: this changes no decision, and tests are quicker.
+        config.setdefault("reuse_actors", True)
+        return tune.Tuner(
+            trainable, param_space=space, tune_config=TuneConfig(**config), run_config=RunConfig(**run)
+        ).fit()
+    return fluidtune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=TuneConfig(**config),
+        run_config=RunConfig(**run),
+        executor=executor or CPUS,
+    ).fit()
+
+
+def outcome(results: Any, *metrics: str) -> list[tuple[Any, ...]]:
+    """(x, last iteration, score, further metrics) of every trial, in the order of the ResultGrid."""
+    return [
+        (
+            result.config["x"],
+            result.metrics.get("training_iteration"),
+            result.metrics.get("score"),
+            *(result.metrics.get(metric) for metric in metrics),
+        )
+        for result in results
+    ]
+
+
+def logged(result: Any) -> list[int]:
+    """The iterations in a trial's result.json, in the file's order."""
+    lines = (Path(result.path) / "result.json").read_text().splitlines()
+    return [json.loads(line)["training_iteration"] for line in lines]

@@ -1,0 +1,151 @@
+"""The same script gives the same trials, stops, promotions and metrics under stock Ray Tune and FluidTune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
+
+from tests.tune.running import Recorder, fit, outcome
+from tests.tune.trainables import Stepper, score, with_checkpoints, without_checkpoints
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2", "no_loggers")]
+
+XS = list(range(9))
+
+
+def both(path: Path, trainable: Any, make: Any, xs: list[int] = XS, **config: Any) -> tuple[Any, Any, Recorder, Recorder]:
+    sides = []
+    for side in ("stock", "fluid"):
+        recorder = Recorder()
+        results = fit(
+            side,
+            trainable,
+            {"x": tune.grid_search(xs)},
+            path,
+            scheduler=make(),
+            run={"callbacks": [recorder]},
+            **config,
+        )
+        assert not results.errors
+        sides.append((results, recorder))
+    return sides[0][0], sides[1][0], sides[0][1], sides[1][1]
+
+
+def hyperband() -> HyperBandScheduler:
+    return HyperBandScheduler(max_t=9, reduction_factor=3)
+
+
+@pytest.mark.parametrize("trainable", [with_checkpoints, Stepper], ids=["function", "class"])
+def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(trainable: Any, tmp_path: Path) -> None:
+    stock, fluid, told_stock, told_fluid = both(tmp_path, trainable, hyperband)
+    assert outcome(fluid, "at") == outcome(stock, "at")
+    assert told_fluid.iterations() == told_stock.iterations()
+    # The test would be empty if HyperBand had neither stopped nor promoted.
+    lengths = [iteration for _, iteration, *_ in outcome(fluid)]
+    assert len(set(lengths)) > 1
+    for x, iterations in told_fluid.iterations().items():
+        assert iterations == list(range(1, len(iterations) + 1)), f"trial x={x} lost or repeated an iteration"
+    # Whoever was promoted was started again, as under stock Tune.
+    for x in XS:
+        assert told_fluid.of(x) == told_stock.of(x)
+
+
+def test_hyperband_without_checkpoints_repeats_what_stock_repeats(tmp_path: Path) -> None:
+    """A function that saves nothing begins again when HyperBand resumes it; the decisions stay HyperBand's."""
+    stock, fluid, told_stock, told_fluid = both(tmp_path, without_checkpoints, hyperband)
+    assert told_fluid.iterations() == told_stock.iterations()
+    assert outcome(fluid, "at") == outcome(stock, "at")
+
+
+def asha() -> ASHAScheduler:
+    return ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
+
+
+@pytest.mark.parametrize("trainable", [with_checkpoints, Stepper], ids=["function", "class"])
+def test_asha_one_at_a_time_is_the_same(trainable: Any, tmp_path: Path) -> None:
+    stock, fluid, told_stock, told_fluid = both(tmp_path, trainable, asha, max_concurrent_trials=1)
+    assert outcome(fluid, "at") == outcome(stock, "at")
+    assert told_fluid.heard == told_stock.heard
+    assert len({iteration for _, iteration, *_ in outcome(fluid)}) > 1
+
+
+class Rungs:
+    """ASHA's rule, written once more from its paper's words: stay if among the best third of those at the rung."""
+
+    def __init__(self, rungs: list[int], eta: int, max_t: int):
+        self.rungs, self.eta, self.max_t = rungs, eta, max_t
+        self.seen: dict[int, list[float]] = {rung: [] for rung in rungs}
+        self.passed: dict[Any, set[int]] = {}
+
+    def stops(self, x: Any, iteration: int, value: float) -> bool:
+        import numpy
+
+        if iteration >= self.max_t:
+            return True
+        passed = self.passed.setdefault(x, set())
+        for rung in sorted(self.rungs, reverse=True):
+            if iteration < rung or rung in passed:
+                continue
+            passed.add(rung)
+            recorded = self.seen[rung]
+            cutoff = numpy.nanpercentile(recorded, (1 - 1 / self.eta) * 100) if recorded else None
+            recorded.append(value)
+            return cutoff is not None and value < cutoff
+        return False
+
+
+@pytest.mark.parametrize("concurrency", [2, 4])
+def test_asha_concurrency_is_the_scripts_and_every_decision_follows_the_rule(concurrency: int, tmp_path: Path) -> None:
+    recorder = Recorder()
+    results = fit(
+        "fluid",
+        with_checkpoints,
+        {"x": tune.grid_search(list(range(12)))},
+        tmp_path,
+        scheduler=asha(),
+        max_concurrent_trials=concurrency,
+        run={"callbacks": [recorder]},
+    )
+    rule = Rungs([1, 3], 3, 9)
+    ended = set()
+    for x, iteration in recorder.results_in_order():
+        assert x not in ended, f"trial x={x} went on after ASHA's rule had ended it"
+        if rule.stops(x, iteration, score(x, iteration)):
+            ended.add(x)
+    assert ended == set(range(12))
+    assert {x: it for x, it, *_ in outcome(results)} == {x: its[-1] for x, its in recorder.iterations().items()}
+    running: set[Any] = set()
+    most = 0
+    for what, x, _ in recorder.heard:
+        if what == "start":
+            running.add(x)
+        elif what in ("complete", "error"):
+            running.discard(x)
+        most = max(most, len(running))
+    assert most <= concurrency
+    assert most == concurrency, "the script asked for more trials at once than were given to it"
+
+
+def test_grid_and_random_give_the_same_results_in_the_same_order(tmp_path: Path) -> None:
+    grids = []
+    for side in ("stock", "fluid"):
+        grids.append(
+            fit(
+                side,
+                without_checkpoints,
+                {"x": tune.grid_search([3, 1, 2]), "y": tune.uniform(0, 1), "n": tune.choice([2, 3, 4])},
+                tmp_path,
+                num_samples=2,
+                search_alg=tune.search.BasicVariantGenerator(random_state=7),
+            )
+        )
+    assert [r.config for r in grids[1]] == [r.config for r in grids[0]]
+    assert outcome(grids[1], "at") == outcome(grids[0], "at")
+    stock, fluid = (g.get_dataframe() for g in grids)
+    assert sorted(fluid.columns) == sorted(stock.columns)
+    assert list(fluid["score"]) == list(stock["score"])
+    assert grids[1].get_best_result().config == grids[0].get_best_result().config
