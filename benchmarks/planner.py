@@ -15,29 +15,17 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import os
-import platform
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from statistics import mean
 
+from benchmarks.common import machine
 from benchmarks.instances import FAMILIES, Instance, instances, large
 from fluidtune.planning import check, lower_bound, plan
 from fluidtune.planning.bounds import Modes, relaxed_bound
 
 OURS, THEIRS = "best", ("static", "one_per_device")
-
-
-def machine() -> str:
-    """This machine in a few words: how many CPUs, and which."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].split(":", 1)[1].strip() if models else name
-    return f"{os.cpu_count()} x {name}, Python {platform.python_version()}"
 
 
 def makespans(instance: Instance) -> dict[str, float]:

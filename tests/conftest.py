@@ -130,6 +130,10 @@ def no_ray(one_ray: OneRay) -> Iterator[None]:
     one_ray.stop()
 
 
+#: Processes of Ray itself.
+_RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
 def actor_processes(root: psutil.Process | None = None) -> list[str]:
     """The titles of processes below ``root`` (this one) that are Ray actors or running tasks."""
     titles = []
@@ -138,8 +142,8 @@ def actor_processes(root: psutil.Process | None = None) -> list[str]:
             title = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if title.startswith("ray::") and not title.startswith("ray::IDLE"):
-            titles.append(f"{title} (pid {process.pid})")
+        if title.startswith("ray::") and not title.startswith(_RAYS_OWN):
+            titles.append(f"{title.strip()} (pid {process.pid})")
     return titles
 
 

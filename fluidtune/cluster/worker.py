@@ -14,6 +14,7 @@ import hashlib
 import os
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,6 @@ class LoadSpec:
     trial: str
     kwargs: dict[str, Any]
     delivered: int = 0
-    time_total: float = 0.0
     backend: str = "torch"
     device: str = "cpu"
 
@@ -62,6 +62,21 @@ class Outcome:
     reformed: tuple[int, float] | None = None
     swallowed: int = 0
     lost: str | None = None
+
+
+#: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
+#: experiment's state every ten seconds or so.
+RESULTS_KEPT = 512
+RESULTS_KEPT_S = 90.0
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What a commit keeps for the worker: iterations reported, seconds trained, the latest (iteration, result)."""
+
+    iteration: int
+    time_total: float
+    results: list[tuple[int, dict[str, Any]]]
 
 
 @dataclass
@@ -94,14 +109,16 @@ class _StorageFiles:
         with self._fs.open_input_stream(path) as stream:
             return stream.readall()
 
-    def delete(self, folder: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_dir(folder)
-
 
 def commit_path(storage: Any) -> str:
     """Where a trial's commits lie: inside the trial's own directory in Tune's storage."""
     return os.path.join(storage.trial_fs_path, ".fluid_commit")
+
+
+def delete_commits(storage: Any) -> None:
+    """The trial will never come back."""
+    with contextlib.suppress(FileNotFoundError):
+        storage.storage_filesystem.delete_dir(commit_path(storage))
 
 
 def fingerprint(config: dict[str, Any]) -> str:
@@ -135,6 +152,9 @@ class Worker:
         self._failure: str | None = None
         self._last_metrics: dict[str, Any] = {}
         self._resume: Commit | None = None
+        #: The latest (iteration, result) that Tune was given; what a commit has and Tune missed, to be given first.
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
+        self._missed: list[dict[str, Any]] = []
 
     def info(self) -> Info:
         ids = ray.get_gpu_ids()
@@ -147,7 +167,8 @@ class Worker:
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         self._baseline.loaded()
         self._spec, self._reported = spec, spec.delivered
-        self._last_metrics = {}
+        self._last_metrics, self._missed = {}, []
+        self._recent.clear()
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = kwargs.get("storage")
         mark = fingerprint(kwargs["config"])
@@ -156,7 +177,7 @@ class Worker:
         if storage is not None:
             commits = CommitStore(commit_path(storage), files=_StorageFiles(storage))
             resume = commits.load()
-            if resume is not None and resume.fingerprint != mark:
+            if resume is not None and not self._usable(resume, mark):
                 resume = None
         self._resume = resume
         self._session = ElasticSession(
@@ -168,18 +189,36 @@ class Worker:
             commits=commits,
             resume=resume,
             fingerprint=mark,
+            note=self._note,
         )
         use(self._session)
         self._trainable = trainable_cls(**kwargs)
         if resume is not None:
-            self._continue_from(resume.iteration)
+            self._continue_from(resume)
 
-    def _continue_from(self, iteration: int) -> None:
-        trainable = self._trainable
-        assert trainable is not None and self._spec is not None
-        trainable._iteration = iteration
-        if iteration >= self._spec.delivered:
-            trainable._time_total = max(trainable._time_total, self._spec.time_total)
+    def _usable(self, commit: Commit, mark: str) -> bool:
+        """The commit is of this configuration, and of an iteration from which nothing that Tune missed is lost."""
+        assert self._spec is not None
+        if commit.fingerprint != mark:
+            return False
+        kept = [iteration for iteration, _ in commit.note.results if iteration > self._spec.delivered]
+        return kept == list(range(self._spec.delivered + 1, commit.note.iteration + 1))
+
+    def _continue_from(self, commit: Commit) -> None:
+        """Number iterations on from the commit; results that Tune missed because its driver died are due first."""
+        trainable, spec = self._trainable, self._spec
+        assert trainable is not None and spec is not None
+        trainable._iteration = commit.note.iteration
+        trainable._time_total = commit.note.time_total
+        self._missed = [result for iteration, result in commit.note.results if iteration > spec.delivered]
+
+    def _note(self) -> _Note:
+        """What goes into every commit: where the reports stand, and the latest of them."""
+        assert self._trainable is not None
+        since = time.time() - RESULTS_KEPT_S
+        while self._recent and self._recent[0][1].get("timestamp", 0) < since:
+            self._recent.popleft()
+        return _Note(self._trainable.iteration, self._trainable._time_total, list(self._recent))
 
     def train(self, reform: Reform | None = None) -> Outcome:
         """Run until the next iteration that Tune has not seen, and return it."""
@@ -187,6 +226,11 @@ class Worker:
         assert trainable is not None and session is not None, f"{self._name} hosts no trial"
         if reform is not None:
             session.direct(reform)
+        if self._missed:
+            result = self._missed.pop(0)
+            self._reported = result["training_iteration"]
+            self._recent.append((self._reported, result))
+            return Outcome(result, self._kind(), result["time_this_iter_s"])
         before, swallowed = session.last_reform, 0
         while True:
             started = time.perf_counter()
@@ -203,6 +247,7 @@ class Worker:
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
+            self._recent.append((self._reported, {k: v for k, v in result.items() if k != "should_checkpoint"}))
             self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
@@ -244,8 +289,12 @@ class Worker:
             # Another trial's state was given to this one (PBT): what Tune saw of the old one does not count.
             self._reported = trainable.iteration
             session.forget_resume()
-        elif self._resume is not None and self._resume.iteration > trainable.iteration:
-            self._continue_from(self._resume.iteration)
+            self._missed = []
+        elif self._resume is not None:
+            if self._resume.note.iteration > trainable.iteration:
+                self._continue_from(self._resume)
+            else:
+                self._missed = []
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         assert self._trainable is not None
@@ -307,13 +356,12 @@ class Worker:
 
     # --- both
 
-    def unload(self, finished: bool = True) -> str | None:
-        """End the trial here, its threads and its group.
+    def unload(self) -> str | None:
+        """End the trial here, its threads and its group; an elastic one commits.
 
-        ``finished``: it will never come back, so its commits go. Returns: None when the worker may serve
-        others, else why it must be replaced.
+        Returns: None when the worker may serve others, else why it must be replaced.
         """
-        trainable, session, storage = self._trainable, self._session, None
+        trainable, session = self._trainable, self._session
         self._trainable = self._session = None
         trouble = None
         if self._follower is not None:
@@ -324,7 +372,6 @@ class Worker:
                 trouble = "the follower's loop did not end"
             self._follower = None
         if trainable is not None:
-            storage = trainable._storage
             if session is not None and session.leader and session.is_elastic:
                 _leave_in_order(trainable, session)
             runner = getattr(compat.get_session(), "training_thread", None)
@@ -338,8 +385,6 @@ class Worker:
                     trouble = trouble or "the training function did not end"
         if session is not None:
             session.close()
-            if finished and session.leader and storage is not None:
-                _StorageFiles(storage).delete(commit_path(storage))
         use(None)
         self._spec = None
         del trainable, session

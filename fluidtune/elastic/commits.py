@@ -31,7 +31,7 @@ class Commit:
     """A state that can be returned to.
 
     ``loop``: which call of `epochs` in the user's function (0 the first). ``epoch``: the one that runs next.
-    ``iteration``: turns done. ``state``: `TrialState.capture`, tensors on the CPU.
+    ``iteration``: turns done. ``state``: `TrialState.capture`, tensors on the CPU. ``note``: the host's own.
     """
 
     trial: str
@@ -40,6 +40,7 @@ class Commit:
     epoch: int
     iteration: int
     state: dict[str, Any]
+    note: Any = None
 
 
 class Files(Protocol):

@@ -86,6 +86,7 @@ class ElasticSession:
     ``commits``: where the leader commits; None: nowhere.
     ``resume``: the commit to go on from. ValueError if its fingerprint is not ``fingerprint``.
     ``fingerprint``: names the trial's configuration; a commit of another one is not taken.
+    ``note``: asked at every commit for what the host wants kept with it (`Commit.note`); picklable.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class ElasticSession:
         commits: CommitStore | None = None,
         resume: Commit | None = None,
         fingerprint: str = "",
+        note: Callable[[], Any] | None = None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
@@ -114,6 +116,7 @@ class ElasticSession:
         self._commits = commits
         self._resume = resume
         self._fingerprint = fingerprint
+        self._note = note
         self._state = TrialState(self, torch.device(device))
         self._wishes = _Wishes()
         self._members: tuple[str, ...] = (worker,)
@@ -149,6 +152,10 @@ class ElasticSession:
     def generation(self) -> int:
         """Of the group that the loop runs in; -1 before the first reform."""
         return self._backend.generation
+
+    def forget_resume(self) -> None:
+        """Before the loop runs: do not go on from ``resume``, the trial was given another state."""
+        self._resume, self._iteration, self._kept = None, 0, 0
 
     def direct(self, reform: Reform | None) -> None:
         """Leader: re-form at the next boundary at which all joiners stand ready (`enter`); None: as you are.
@@ -445,6 +452,7 @@ class ElasticSession:
                 epoch=self._epoch,
                 iteration=self._iteration,
                 state=self._state.capture(),
+                note=self._note() if self._note is not None else None,
             ),
             force=force,
         ):

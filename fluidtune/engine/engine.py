@@ -245,7 +245,8 @@ class Engine:
         if trial.cooldown:
             trial.cooldown -= 1
             news = news or not trial.cooldown
-        state.reconsider = state.reconsider or news
+        if news and trial.kind != "plain" and state.is_worth_growing(trial):
+            state.reconsider = True
         return ()
 
     @_take.register

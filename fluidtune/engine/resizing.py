@@ -73,10 +73,11 @@ def rebalance(state: State, now: float) -> list[Instruction]:
         if trial.kind == "elastic" and trial.gang == 1 and trial.resizing_to is None
         if state.width(trial) >= 1  # two that share a device stay there until one has ended
     ]
-    if spare <= 0 or not movers:
+    if spare <= 0 or not any(_may_want(state, trial) for trial in movers):
         return out
+    movers.sort(key=lambda trial: (-state.height(trial), trial.number))
     targets, shrinks = _targets(state, movers, spare)
-    for trial in sorted(movers, key=lambda trial: (-state.height(trial), trial.number)):
+    for trial in movers:
         width, target = len(trial.devices), targets[trial.name]
         if target > width and _may_grow(state, trial):
             devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
@@ -86,7 +87,7 @@ def rebalance(state: State, now: float) -> list[Instruction]:
 
 
 def _targets(state: State, movers: list[Trial], spare: int) -> tuple[dict[str, int], list[Trial]]:
-    """The width that each mover should have, and those that shrink for it.
+    """The width that each mover should have, and those that shrink for it. ``movers``: largest height first.
 
     Growth takes only what is idle, so the widths together are at most what is there. Trials that are not
     measured yet get their part too: it waits for their first result and does not go to whoever is first.
@@ -98,11 +99,10 @@ def _targets(state: State, movers: list[Trial], spare: int) -> tuple[dict[str, i
     planned = dynamic_fluid(loads, widths, n, c=1, d=max(widest.values()), epsilon=state.epsilon)
     targets = dict(widths)
     short = 0
-    order = sorted(movers, key=lambda trial: (-state.height(trial), trial.number))
-    for trial in order:
+    for trial in movers:
         width = widths[trial.name]
         wanted = min(int(planned[trial.name]), widest[trial.name])
-        if wanted <= width or trial.cooldown or not state.is_worth_growing(trial):
+        if wanted <= width or not _may_want(state, trial):
             continue
         target = min(wanted, width + spare, _reach(state, trial))
         short += wanted - target
@@ -110,13 +110,16 @@ def _targets(state: State, movers: list[Trial], spare: int) -> tuple[dict[str, i
             targets[trial.name] = target
             spare -= target - width
     shrinks = []
-    for trial in reversed(order):
+    for trial in reversed(movers):
+        if short <= 0:
+            break
         width, wanted = widths[trial.name], max(1, int(planned[trial.name]))
-        if short > 0 and wanted < width and _at_rest(trial) and state.shrink_pays(trial, width, wanted):
+        if wanted < width and _at_rest(trial) and state.shrink_pays(trial, width, wanted):
             targets[trial.name] = wanted
             shrinks.append(trial)
             short -= width - wanted
-    _hand_out(state, [trial for trial in order if trial not in shrinks], widths, targets, spare)
+    if spare:
+        _hand_out(state, [trial for trial in movers if trial not in shrinks], widths, targets, spare)
     return targets, shrinks
 
 
@@ -130,7 +133,7 @@ def _hand_out(
     heap = [
         (-state.seconds_left(trial, targets[trial.name]), trial.number, trial)
         for trial in trials
-        if not trial.cooldown and state.is_worth_growing(trial)
+        if _may_want(state, trial)
     ]
     heapq.heapify(heap)
     while spare and heap:
@@ -173,6 +176,11 @@ def _reach(state: State, trial: Trial) -> int:
 def _at_rest(trial: Trial) -> bool:
     """It runs, no resize is under way and none failed a moment ago."""
     return trial.status == "running" and trial.resizing_to is None and not trial.cooldown
+
+
+def _may_want(state: State, trial: Trial) -> bool:
+    """It would be given more devices if there were any, now or after its first result."""
+    return not trial.cooldown and state.is_worth_growing(trial)
 
 
 def _may_grow(state: State, trial: Trial) -> bool:

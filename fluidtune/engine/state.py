@@ -255,8 +255,10 @@ class State:
         if len(devices) != len(before):
             trial.speed.restart()
         self.note_wide(trial)
+        if not rest:
+            return []  # nothing was freed, and its own next step waits for its first result
         self.reconsider = True
-        return [Release(trial.name, rest)] if rest else []
+        return [Release(trial.name, rest)]
 
     def note_wide(self, trial: Trial) -> None:
         """Keeps ``wide`` right after a change of kind or devices."""

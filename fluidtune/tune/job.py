@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs
 import ray
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
@@ -24,16 +23,19 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
-from fluidtune.cluster.worker import Info, Outcome
+from fluidtune.cluster.worker import Info, Outcome, delete_commits
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
+from fluidtune.tune import logs
 from fluidtune.tune.run import Run
 
 logger = logging.getLogger(__name__)
 
 #: A worker that was told to clean up and has not within this time is killed, seconds.
 CLEAN_DEADLINE_S = 30.0
+#: Tune is not asked to save its state more often than this, seconds.
+SAVE_EVERY_S = 5.0
 
 
 class Job:
@@ -80,6 +82,11 @@ class Job:
         self._in_use: dict[str, tuple[int, ...]] = {}
         self._started = time.time()
         self._watched: dict[str, float] = {}
+        #: Trials that ended for good since Tune last saved the experiment's state, and when it may be asked to again.
+        self._unsaved: list[Trial] = []
+        self._settle_at = 0.0
+        #: Trials that this driver has started.
+        self._logged: set[str] = set()
         directory = self._directory(controller)
         self._log = EventLog(directory / EVENT_LOG_NAME)
         self._busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
@@ -177,24 +184,37 @@ class Job:
         """What one trial of a trainable turned out to be, the next one will be too, until it shows otherwise."""
         return self._kinds.get(trial.trainable_name, "plain")
 
-    def save_logs(self, trial: Trial) -> None:
-        """Bring a resuming trial's log files to its storage before Tune starts it.
+    def align_logs(self, run: Run) -> None:
+        """Before Tune starts a trial that has reported already: its log files must not lose or repeat anything."""
+        if run.id in self._logged:
+            if run.trial.checkpoint:
+                logs.upload(run.trial)
+        elif run.delivered:
+            logs.take_over(run.trial, run.delivered)
+        self._logged.add(run.id)
 
-        Tune's loggers then copy the storage's version over the local one, and so lose what was logged since the
-        last upload (docs/bugs.md, 1); a trial that is paused and resumed at once would lose iterations.
+    def ended(self, trial: Trial, ending: m.Ending) -> None:
+        """Tune let go of the trial; when it is for good, its commits go as soon as Tune has saved that it ended."""
+        if ending != "paused":
+            self._unsaved.append(trial)
+
+    def settle(self) -> None:
+        """Have Tune save its state after trials ended, rarely enough to cost little.
+
+        Tune saves every ten seconds or so by itself; a driver killed in between would not know them finished.
         """
-        local = trial.local_path
-        if not trial.checkpoint or not local or not os.path.isdir(local):
+        now = time.monotonic()
+        if not self._unsaved or now < self._settle_at:
             return
-        storage = trial.storage
-        for entry in os.scandir(local):
-            if entry.is_file():
-                pyarrow.fs.copy_files(
-                    entry.path,
-                    os.path.join(storage.trial_fs_path, entry.name),
-                    source_filesystem=pyarrow.fs.LocalFileSystem(),
-                    destination_filesystem=storage.storage_filesystem,
-                )
+        self._controller.checkpoint(force=True, wait=True)
+        self._settle_at = time.monotonic() + max(SAVE_EVERY_S, 50 * (time.monotonic() - now))
+        self._delete_commits()
+
+    def _delete_commits(self) -> None:
+        for trial in self._unsaved:
+            if self.kind_of(trial) == "elastic":
+                delete_commits(trial.storage)
+        self._unsaved.clear()
 
     def kind_found(self, trial: Trial, kind: m.Kind) -> None:
         self._kinds[trial.trainable_name] = kind
@@ -321,6 +341,8 @@ class Job:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
         self.pool.close()
         self.reservation.remove()
+        # Tune has saved its final state before it cleans up.
+        self._delete_commits()
         trials = list(trials)
         metric = self._scheduler.metric
         values = {

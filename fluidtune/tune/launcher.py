@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ray.tune
-
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import entry
 from fluidtune.tune.executor import FluidExecutor

@@ -213,6 +213,7 @@ class FluidActorManager:
         wanting, self._wanting = self._wanting, []
         for device, others, then in wanting:
             self._take(device, others, then)
+        self._job.settle()
 
     def _poll_devices(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -229,7 +230,8 @@ class FluidActorManager:
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED else "paused"
-            self._unload(run, finished=ending != "paused")
+            self._unload(run)
+            self._job.ended(run.trial, ending)
             self._events.append(m.TrialEnded(run.id, ending))
         self._released.clear()
 
@@ -277,13 +279,11 @@ class FluidActorManager:
         then(worker)
 
     def _spec(self, run: Run) -> LoadSpec:
-        result = run.trial.last_result or {}
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
         return LoadSpec(
             trial=run.id,
             kwargs=kwargs,
             delivered=run.delivered,
-            time_total=float(result.get("time_total_s") or 0.0),
             backend=self._job.backend,
             device=self._job.torch_device,
         )
@@ -300,7 +300,7 @@ class FluidActorManager:
         else:
             run.live = run.started = True
             tracked = run.tracked
-            self._job.save_logs(run.trial)
+            self._job.align_logs(run)
             self._live_actors_to_ray_actors_resources[tracked] = (worker.actor, None)
             self._due.append(lambda: tracked._on_start and tracked._on_start(tracked))
 
@@ -375,7 +375,7 @@ class FluidActorManager:
         """Take a trial off its device at its own checkpoint; it goes on from there where the engine says."""
         run.suspend = run.live = False
         run.loss = "moved to a device of its own"
-        self._unload(run, finished=False)
+        self._unload(run)
         self._events.append(m.TrialEnded(run.id, "paused"))
         self._events.extend(self._job.arrival(run.trial))
 
@@ -496,7 +496,7 @@ class FluidActorManager:
         # A restore that was issued and not answered is part of getting back, not of what Tune still waits for.
         while run.tasks and run.tasks[0].method == "restore" and run.tasks[0].on_result is None:
             run.tasks.popleft()
-        self._unload(run, finished=False)
+        self._unload(run)
         self._poll_devices(force=True)
         self._events.append(m.WorkerLost(run.id))
 
@@ -508,7 +508,7 @@ class FluidActorManager:
         self._runs.pop(tracked, None)
         self._live_actors_to_ray_actors_resources.pop(tracked, None)
         self._forget(run)
-        self._unload(run, finished=False)
+        self._unload(run)
         self._events.append(m.TrialEnded(run.id, "failed"))
 
         def tell() -> None:
@@ -526,25 +526,25 @@ class FluidActorManager:
         for task in run.tasks:
             self._futures.pop(task.future, None)
 
-    def _unload(self, run: Run, finished: bool) -> None:
+    def _unload(self, run: Run) -> None:
         """Let every worker of the trial clean up, leader first so that it can dismiss the others."""
         leader, run.leader = run.leader, None
         followers, run.followers = run.followers, {}
         joining, run.joining = run.joining, {}
         run.placement, run.awaited, run.reform, run.reforming = None, set(), None, False
         if leader is not None:
-            self._clean(leader, finished)
+            self._clean(leader)
         for worker in joining.values():
             self._clean(worker)
         # Followers clean up when their `enter` returns, see _follower_ended.
         for worker in followers.values():
             self._job.watch(worker)
 
-    def _clean(self, worker: PooledWorker, finished: bool = False) -> None:
+    def _clean(self, worker: PooledWorker) -> None:
         if not self._job.alive(worker):
             return
         self._track(
-            worker.actor.unload.remote(finished),
+            worker.actor.unload.remote(),
             lambda value: self._job.cleaned(worker, value),
         )
 

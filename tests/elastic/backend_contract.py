@@ -188,6 +188,14 @@ class BackendContract:
         seconds = [worker.result() for worker in pool[:2]]
         print(f"form, one allreduce, dissolve: {max(seconds) * 1000:.0f} ms")
 
+    def test_dissolving_in_order_waits_for_a_slower_peer(self, pool):
+        form(pool, 1)
+        for worker in pool:
+            worker.send(timed_dissolve, 0.5 if worker is pool[1] else 0.0)
+        quick, slow, other = [worker.result() for worker in pool]
+        assert quick > 0.4 and other > 0.4
+        assert slow < 0.4
+
     def test_a_joiner_waits_until_it_is_called(self, pool):
         leader, joiner, _ = pool
         address = leader.call(ask, "serve")
@@ -268,6 +276,14 @@ def everyone_dissolves(pool: list[Worker], orderly: bool = True) -> list[Any]:
 
 def dissolve(orderly: bool) -> None:
     HERE["backend"].dissolve(orderly=orderly)
+
+
+def timed_dissolve(late: float) -> float:
+    """Seconds that it took, after coming ``late``."""
+    time.sleep(late)
+    started = time.monotonic()
+    dissolve(True)
+    return time.monotonic() - started
 
 
 def outer_address() -> str | None:

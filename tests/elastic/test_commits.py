@@ -255,6 +255,27 @@ def test_the_newer_of_commit_and_the_users_own_checkpoint_counts():
     assert resumed(0, commit_at=5) == ([], 15, True)
 
 
+def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
+    notes = iter(["first", "second", "third"])
+    session = ElasticSession(
+        trial="t",
+        worker="w",
+        leader=True,
+        backend=TorchBackend(),
+        commits=CommitStore(str(tmp_path), budget=1e9),
+        resume=Commit("t", "", loop=0, epoch=2, iteration=2, state={}),
+        note=lambda: next(notes),
+    )
+    session.forget_resume()
+    assert session.iteration == 0
+    turns = session.epochs(0, 3)
+    assert next(turns) == 0
+    assert next(turns) == 1
+    session.close()
+    found = CommitStore(str(tmp_path)).load()
+    assert (found.iteration, found.note) == (1, "first")
+
+
 def test_a_commit_of_something_else_is_refused():
     def make(**more):
         return ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), **more)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer would: seconds, which each worker process is spared by the fork server
+import torch._dynamo  # the first optimizer would: seconds, which the fork server spares each worker
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -81,12 +81,12 @@ def stubborn(config: dict[str, Any], report: Report) -> None:
     model = nn.Linear(6, 1)
     model, loader = elastic.prepare(model, DataLoader(data(32), batch_size=8))
     for _ in elastic.epochs(0, config["stop"]):
-        for x, y in loader:
-            try:
-                nn.functional.mse_loss(model(x), y).backward()
-            except Exception as error:
-                raise AssertionError("the loop's end came as an Exception") from error
         report(0.0)
+        try:
+            for x, y in loader:
+                nn.functional.mse_loss(model(x), y).backward()
+        except Exception as error:
+            raise AssertionError("the loop's end came as an Exception") from error
 
 
 def breaking(config: dict[str, Any], report: Report) -> None:
@@ -122,6 +122,7 @@ def two_loops(config: dict[str, Any], report: Report) -> None:
                 optimizer.step()
                 total, count = total + loss.item() * len(x), count + len(x)
             report(elastic.mean(total, count))
+        assert elastic.mean(6.0, 2.0) == 3.0  # also in a joiner that only passes by here
 
 
 def stepping(config: dict[str, Any], report: Report) -> None:

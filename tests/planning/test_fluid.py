@@ -52,6 +52,11 @@ def test_as_many_equal_trials_as_devices_get_one_each(n: int, height: float) -> 
     assert set(static_fluid(loads_of(*[height] * n), n, c=4, d=4).values()) == {1}
 
 
+def test_a_fair_share_that_is_whole_but_for_rounding_is_whole() -> None:
+    # 0.6 * 9 / 1.8 is 3; in floats, 2.9999999999999996.
+    assert static_fluid(loads_of(0.1, 1.1, 0.6), 9, c=2, d=8)["t2"] == 3
+
+
 @given(groups())
 def test_static_widths_are_the_formula_in_order_of_height(group: Group) -> None:
     loads, n, c, d = group

@@ -34,6 +34,18 @@ def test_shares_of_different_sizes_share_a_device() -> None:
     assert [segment.start for segment in schedule.segments] == [0, 0, 0]
 
 
+def test_rooms_that_come_and_go_are_not_given_twice() -> None:
+    # Three shares that end at different times leave stale notes of how much of the device was free.
+    shares = {"a": Fraction(1, 4), "b": Fraction(1, 3), "c": HALF, "e": 1}
+    loads = [
+        TrialLoad("a", 9.0),
+        TrialLoad("b", 9.0, 1.0, 1.3),
+        TrialLoad("c", 6.0, 1.5),
+        TrialLoad("e", 4.0, 1.2),
+    ]
+    check(place(loads, shares, 1), loads, 1, c=4, d=1)
+
+
 def test_bad_widths_are_refused() -> None:
     with pytest.raises(ValueError, match="'a' has no width"):
         place([A], {}, 1)

@@ -12,7 +12,7 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
 from tests.tune.running import Recorder, fit, outcome
 from tests.tune.trainables import Stepper, score, with_checkpoints, without_checkpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2", "no_loggers")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
 XS = list(range(9))
 

@@ -1,0 +1,173 @@
+"""The two jobs of resize.py: one trial that is resized over and over, by FluidTune and by stock Ray Tune's pause.
+
+The trial is the same: a convolutional network on a batch of digits, one step an iteration, and a checkpoint with
+every iteration, which a pause needs. `guests` is run by ``fluidtune run``: trials that end at once arrive
+now and then, and each makes the long trial give up a worker and take it back. `pause` is run by ``python``: a
+scheduler pauses the trial, changes what it asks for between one core and two, and lets it go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+from ray.tune import Checkpoint, PlacementGroupFactory
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from examples.digits_elastic import digits, network
+from fluidtune import elastic
+
+#: Seconds between a guest and the next: what the long trial has to grow back and to be measured.
+APART = 2.0
+#: Iterations between two pauses of the stock trial.
+BETWEEN = 10
+
+
+def train(config: dict[str, Any]) -> None:
+    """One step of one batch an iteration, for as long as it is let; a guest reports once and is gone."""
+    if config["guest"]:
+        tune.report({"loss": 0.0})
+        return
+    torch.manual_seed(0)
+    data = Subset(digits()[0], range(64))
+    model = network(32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(data, batch_size=64, shuffle=True)
+    start = 0
+    checkpoint = tune.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as directory:
+            state = torch.load(os.path.join(directory, "state.pt"))
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["step"] + 1
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for step in elastic.epochs(start, 1_000_000):
+        total, count = 0.0, 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        loss_mean = elastic.mean(total, count)
+        with tempfile.TemporaryDirectory() as directory:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state, os.path.join(directory, "state.pt"))
+            tune.report({"loss": loss_mean}, checkpoint=Checkpoint.from_directory(directory))
+
+
+class Guests(Searcher):
+    """Suggests the long trial, then a guest every `APART` seconds, and says when the last one is long gone."""
+
+    def __init__(self, guests: int) -> None:
+        super().__init__(metric="loss", mode="min")
+        self._left = guests
+        self._next: float | None = None
+        self.over = False
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self._next is None:
+            self._next = float("inf")
+            return {"guest": False}
+        if time.monotonic() < self._next:
+            return None
+        if self._left == 0:
+            self.over = True
+            return Searcher.FINISHED
+        self._left -= 1
+        self._next = float("inf")
+        return {"guest": True}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        # From the long trial's first result on, and from each guest's.
+        if self._next == float("inf"):
+            self._next = time.monotonic() + APART
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        pass
+
+
+class Pauses(FIFOScheduler):
+    """Pauses the trial after every `BETWEEN` iterations and lets it go on with the other number of cores."""
+
+    def __init__(self, pauses: int) -> None:
+        super().__init__()
+        self._left = pauses
+        self._cpus = 1
+        self._since = 0
+        self._decided: float | None = None
+        #: Seconds from a decision to pause to the first result after it, by what the change was.
+        self.seconds: dict[str, list[float]] = {"grow": [], "shrink": []}
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        if self._decided is not None:
+            kind = "grow" if self._cpus == 2 else "shrink"
+            self.seconds[kind].append(time.monotonic() - self._decided)
+            self._decided, self._since = None, 0
+        self._since += 1
+        if self._since < BETWEEN:
+            return TrialScheduler.CONTINUE
+        if self._left == 0:
+            return TrialScheduler.STOP
+        self._left -= 1
+        self._cpus = 3 - self._cpus
+        self._decided = time.monotonic()
+        return TrialScheduler.PAUSE
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        for trial in tune_controller.get_trials():
+            if trial.status == Trial.PAUSED:
+                trial.update_resources(PlacementGroupFactory([{"CPU": self._cpus}]))
+                return trial
+        return super().choose_trial_to_run(tune_controller)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One trial, resized over and over.")
+    parser.add_argument("how", choices=["guests", "pause"])
+    parser.add_argument("--times", type=int, required=True, help="how often it grows, and shrinks")
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--out", required=True, help="where the measurements go, JSON")
+    args = parser.parse_args()
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    searcher, scheduler, space, stop, samples = None, None, None, None, 1
+    if args.how == "guests":
+        searcher = Guests(args.times)
+        samples = args.times + 1
+        stop = lambda trial_id, result: searcher.over  # noqa: E731
+    else:
+        scheduler, space = Pauses(2 * args.times), {"guest": False}
+    tune.Tuner(
+        train,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            num_samples=samples, search_alg=searcher, scheduler=scheduler, metric="loss", mode="min"
+        ),
+        run_config=tune.RunConfig(
+            name="job",
+            storage_path=args.storage,
+            verbose=0,
+            stop=stop,
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+        ),
+    ).fit()
+    with open(args.out, "w") as file:
+        json.dump(scheduler.seconds if scheduler else {}, file)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
