@@ -22,7 +22,9 @@ def cli() -> None:
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(devices: str | None, max_packing: int | None, max_workers: int | None, script: str, args: tuple[str, ...]) -> None:
+def run(
+    devices: str | None, max_packing: int | None, max_workers: int | None, script: str, args: tuple[str, ...]
+) -> None:
     """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
     if not Path(script).is_file():
         # Before anything heavy is imported.
@@ -44,7 +46,9 @@ def report(run_dir: str) -> None:
     path = Path(run_dir)
     log = path / EVENT_LOG_NAME if path.is_dir() else path
     if not log.is_file():
-        raise FluidTuneError(f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune")
+        raise FluidTuneError(
+            f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune"
+        )
     paths = write_report(log)
     console = Console()
     console.print(render(summarise(read_events(log))))

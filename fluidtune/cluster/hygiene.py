@@ -46,6 +46,8 @@ class Baseline:
         """The trainable's modules are imported; its own code has not run. Take what the first trial brought."""
         if self._rss is None:
             self._rss = self._process.memory_info().rss
+            # What is here now stays: a collection after each trial need not look at it again.
+            gc.freeze()
         torch = sys.modules.get("torch")
         if torch is not None and self._torch is None:
             self._torch = {
@@ -82,7 +84,9 @@ class Baseline:
         if self._torch is not None:
             torch.set_rng_state(self._torch["rng"])
             torch.set_default_dtype(self._torch["dtype"])
-            torch.use_deterministic_algorithms(self._torch["deterministic"])
+            if torch.are_deterministic_algorithms_enabled() != self._torch["deterministic"]:
+                # Only then: its first call imports torch's compiler, a second or more.
+                torch.use_deterministic_algorithms(self._torch["deterministic"])
             if torch.get_num_threads() != self._torch["threads"]:
                 torch.set_num_threads(self._torch["threads"])
         if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.hygiene import Baseline
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, Reform, use
+from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, LoopThread, Reform, use
 from fluidtune.elastic.backends import CollectiveBackend, TorchBackend
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
@@ -148,8 +147,7 @@ class Worker:
         self._spec: LoadSpec | None = None
         self._reported = 0
         self._has_checkpoint = False
-        self._follower: threading.Thread | None = None
-        self._failure: str | None = None
+        self._follower: LoopThread | None = None
         self._last_metrics: dict[str, Any] = {}
         self._resume: Commit | None = None
         #: The latest (iteration, result) that Tune was given; what a commit has and Tune missed, to be given first.
@@ -234,9 +232,9 @@ class Worker:
         before, swallowed = session.last_reform, 0
         while True:
             started = time.perf_counter()
-            if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
-                session.boundary()
             try:
+                if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
+                    session.boundary()
                 result = trainable.train()
             except GroupLost as error:
                 return Outcome({}, self._kind(), 0.0, lost=str(error))
@@ -323,36 +321,25 @@ class Worker:
             device=spec.device,
         )
         use(session)
-        self._failure = None
         trainable = self._trainable = trainable_cls(**kwargs)
         compat.mute_session()
-        self._follower = threading.Thread(target=self._follow, args=(trainable, session), daemon=True)
-        self._follower.name = f"follower of {spec.trial}"
-        self._follower.start()
-        while self._follower.is_alive():
+        if isinstance(trainable, FunctionTrainable):
+            loop = LoopThread(session, trainable._trainable_func, trainable.config)
+        else:
+            loop = LoopThread(session, _step_for_ever, trainable, session)
+        self._follower = loop.start()
+        while loop.outcome is None:
             if session.wait_ready(timeout=0.2):
                 return True
         return False
 
-    def _follow(self, trainable: Trainable, session: ElasticSession) -> None:
-        try:
-            if isinstance(trainable, FunctionTrainable):
-                trainable._trainable_func(trainable.config)
-            else:
-                while True:
-                    session.boundary()
-                    trainable.step()
-        except (Left, GroupLost, SystemExit):
-            pass
-        except BaseException as error:
-            self._failure = f"{type(error).__name__}: {error}"
-
     def enter(self, reform: Reform) -> str | None:
-        """Enter the group and follow until told to leave. Returns why it failed, None when it left in order."""
+        """Enter the group and follow until told to leave. Returns what its loop raised, None when it left in order."""
         assert self._session is not None and self._follower is not None
         self._session.enter(reform)
-        self._follower.join()
-        return self._failure
+        outcome = self._follower.join()
+        assert outcome is not None
+        return repr(outcome.error) if outcome.kind == "failed" else None
 
     # --- both
 
@@ -367,8 +354,7 @@ class Worker:
         if self._follower is not None:
             if session is not None:
                 session.leave()
-            self._follower.join(timeout=5.0)
-            if self._follower.is_alive():
+            if self._follower.join(timeout=5.0) is None:
                 trouble = "the follower's loop did not end"
             self._follower = None
         if trainable is not None:
@@ -383,12 +369,19 @@ class Worker:
                 runner.join(timeout=2.0)
                 if runner.is_alive():
                     trouble = trouble or "the training function did not end"
-        if session is not None:
+        if session is not None and trouble is None:
             session.close()
         use(None)
         self._spec = None
         del trainable, session
         return trouble or self._baseline.restore()
+
+
+def _step_for_ever(trainable: Trainable, session: ElasticSession) -> None:
+    """A class trainable's loop in a follower; it ends with `Left`."""
+    while True:
+        session.boundary()
+        trainable.step()
 
 
 def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:

@@ -58,8 +58,7 @@ def dynamic_fluid(
     for trial_id, wanted in static_fluid(listed, n, c=c, d=d).items():
         if trial_id not in widths:
             raise ValueError(
-                f"trial {trial_id!r} has no width; dynamic_fluid is for running trials, "
-                "start it first or leave it out"
+                f"trial {trial_id!r} has no width; dynamic_fluid is for running trials, start it first or leave it out"
             )
         load, held = by_id[trial_id], as_width(widths[trial_id])
         before, after = runtime(load, held), runtime(load, wanted) + epsilon

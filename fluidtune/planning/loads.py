@@ -61,9 +61,7 @@ def as_width(width: Width) -> Fraction | int:
             exact = Fraction(width).limit_denominator(10_000)
             if exact > 0:
                 return exact
-    raise ValueError(
-        f"width is {width!r}, expected a share of one device in (0, 1] or a whole number of devices"
-    )
+    raise ValueError(f"width is {width!r}, expected a share of one device in (0, 1] or a whole number of devices")
 
 
 def check_limits(n: int, c: int = 1, d: int = 1) -> tuple[int, int, int]:

@@ -121,9 +121,7 @@ class Pricer:
         return configuration
 
 
-def hedge(
-    modes: Modes, pricer: Pricer, step: float, eagerness: float, prior: Floats
-) -> tuple[list[Step], Floats]:
+def hedge(modes: Modes, pricer: Pricer, step: float, eagerness: float, prior: Floats) -> tuple[list[Step], Floats]:
     """Run the group in steps of at most ``step`` seconds; returns them and the most telling weights.
 
     A trial's weight is ``prior * exp(eagerness * part of its work left) / height``: a large eagerness keeps

@@ -72,7 +72,7 @@ def _candidates(modes: Modes, bound: float) -> Iterator[Schedule | None]:
     if passes < _ROUGH:
         return
     step = bound / passes
-    # No eagerness is best for every group; weights that proved telling in one run make a good prior for others.
+    # No eagerness is best for every group; weights that told much in one run are a good prior for others.
     even = np.ones(len(modes.ids))
     first, telling = hedge(modes, pricer, step, 10.0, even)
     mixtures = [first, hedge(modes, pricer, step, 100.0, even)[0]]

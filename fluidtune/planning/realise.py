@@ -77,9 +77,7 @@ def _in_order(steps: list[Step]) -> list[Step]:
     return [steps[i] for i in order]
 
 
-def _assign(
-    modes: Modes, configuration: Configuration, runs: list[int], held: dict[int, _Held]
-) -> dict[int, _Held]:
+def _assign(modes: Modes, configuration: Configuration, runs: list[int], held: dict[int, _Held]) -> dict[int, _Held]:
     """Devices for every trial that runs; those whose mode stays do not move unless nothing else fits."""
     kept = {i: held[i] for i in runs if i in held and held[i][0] == configuration[i]}
     placed = _add(modes, configuration, runs, kept, held)

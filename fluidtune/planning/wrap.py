@@ -14,10 +14,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from fluidtune.planning.bounds import Floats, Modes
+from fluidtune.planning.loads import Width
 from fluidtune.planning.schedule import Schedule, Segment
 
 #: The search for T starts this far above the bound and doubles; it ends when T is known to half of it.
 _STEP = 0.001
+
+#: A `Segment`'s fields; most fillings are thrown away, and tuples are quicker to make.
+_Span = tuple[str, tuple[int, ...], Width, float, float]
 
 
 def wrap(modes: Modes, bound: float) -> Schedule | None:
@@ -34,18 +38,23 @@ def wrap(modes: Modes, bound: float) -> Schedule | None:
             low, excess = target, 2 * excess or _STEP
     if found is None:
         return None
-    high = found.makespan
+    high = _end(found)
     while high > low * (1 + _STEP / 2):
         middle = (low + high) / 2
         better = _fill(modes, middle)
         if better is None:
             low = middle
         else:
-            found, high = better, min(middle, better.makespan)
-    return found
+            found, high = better, min(middle, _end(better))
+    segments = (Segment(*span) for span in found)
+    return Schedule(tuple(sorted(segments, key=lambda segment: (segment.start, segment.devices))))
 
 
-def _fill(modes: Modes, target: float) -> Schedule | None:
+def _end(spans: list[_Span]) -> float:
+    return max(span[4] for span in spans)
+
+
+def _fill(modes: Modes, target: float) -> list[_Span] | None:
     """All trials within ``target`` seconds, or None where this rule cannot do it."""
     fitting = np.where(modes.times <= target, modes.areas, np.inf)
     chosen = fitting.argmin(axis=1)
@@ -55,16 +64,16 @@ def _fill(modes: Modes, target: float) -> Schedule | None:
         return None
     times = modes.times[rows, chosen]
     order = np.argsort(-times, kind="stable")
-    segments: list[Segment] = []
+    spans: list[_Span] = []
     free_at = np.zeros(modes.n)
-    if not _fill_wide(modes, order, chosen, times, target, free_at, segments):
+    if not _fill_wide(modes, order, chosen, times, target, free_at, spans):
         return None
     # One device each first, then halves, and the narrowest, which are the most and the shortest, last.
     for mode in range(modes.c - 1, -1, -1):
         trials = order[chosen[order] == mode]
-        if len(trials) and not _fill_shares(modes, mode, trials, times, target, free_at, segments):
+        if len(trials) and not _fill_shares(modes, mode, trials, times, target, free_at, spans):
             return None
-    return Schedule(tuple(sorted(segments, key=lambda segment: (segment.start, segment.devices))))
+    return spans
 
 
 def _fill_wide(
@@ -74,7 +83,7 @@ def _fill_wide(
     times: Floats,
     target: float,
     free_at: Floats,
-    segments: list[Segment],
+    spans: list[_Span],
 ) -> bool:
     """Trials on two devices and more, longest first, each on the devices that are free soonest."""
     for i in order[chosen[order] >= modes.c]:
@@ -85,7 +94,7 @@ def _fill_wide(
         if end > target:
             return False
         free_at[devices] = end
-        segments.append(Segment(modes.ids[i], tuple(devices.tolist()), width, start, end))
+        spans.append((modes.ids[i], tuple(devices.tolist()), width, start, end))
     return True
 
 
@@ -96,7 +105,7 @@ def _fill_shares(
     times: Floats,
     target: float,
     free_at: Floats,
-    segments: list[Segment],
+    spans: list[_Span],
 ) -> bool:
     """Trials of one share 1/p, longest first, into p slots a device, up to ``target``."""
     width, per_device = modes.widths[mode], modes.c - mode
@@ -105,7 +114,7 @@ def _fill_shares(
     for i, length in zip(trials.tolist(), times[trials].tolist(), strict=True):
         name, room = modes.ids[i], target - now
         if length <= room:
-            segments.append(Segment(name, (device,), width, now, now + length))
+            spans.append((name, (device,), width, now, now + length))
             now += length
             continue
         device_before, before = device, now
@@ -114,13 +123,13 @@ def _fill_shares(
             return False
         now = start + length - room
         if room > 1e-9 * length and now <= before:
-            segments.append(Segment(name, (device_before,), width, before, target))
+            spans.append((name, (device_before,), width, before, target))
         else:
             # What is left of the slot stays empty: a cut trial would run beside itself.
             now = start + length
             if now > target:
                 return False
-        segments.append(Segment(name, (device,), width, start, now))
+        spans.append((name, (device,), width, start, now))
     if device >= 0:
         # One trial a device leaves the rest of the last one free; of a shared one, the rest is given up.
         free_at[device] = now if per_device == 1 else target

@@ -42,7 +42,7 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwar
     return _RAY_RUN(run_or_experiment, **kwargs)
 
 
-class Tuner(_RAY_TUNER):
+class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
     """``ray.tune.Tuner`` under FluidTune: its parameters, plus ``executor``."""
 
     def __init__(

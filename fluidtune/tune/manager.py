@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -27,7 +28,7 @@ from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
 from fluidtune.tune import compat
 from fluidtune.tune.job import Job
-from fluidtune.tune.run import MAX_DEATHS, Run, Task
+from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,12 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     manager = controller._actor_manager = FluidActorManager(job)
     manager.note_trial(trial)
     return manager
+
+
+def _call(callback: Callable[..., None] | None, *args: Any) -> None:
+    """A callback into Tune, unless Tune has taken it back meanwhile."""
+    if callback is not None:
+        callback(*args)
 
 
 class FluidActorManager:
@@ -122,7 +129,7 @@ class FluidActorManager:
         self._forget(run)
         self._released.append(run)
         if was_live:
-            self._due.append(lambda: tracked_actor._on_stop and tracked_actor._on_stop(tracked_actor))
+            self._due.append(lambda: _call(tracked_actor._on_stop, tracked_actor))
         return was_live
 
     def is_actor_started(self, tracked_actor: Any) -> bool:
@@ -302,7 +309,7 @@ class FluidActorManager:
             tracked = run.tracked
             self._job.align_logs(run)
             self._live_actors_to_ray_actors_resources[tracked] = (worker.actor, None)
-            self._due.append(lambda: tracked._on_start and tracked._on_start(tracked))
+            self._due.append(lambda: _call(tracked._on_start, tracked))
 
     def _recovered(self, run: Run) -> None:
         """The trial stands in a new worker where its last commit or checkpoint left it; go on with what was asked."""
@@ -347,15 +354,15 @@ class FluidActorManager:
         run.tasks.remove(task)
         self._issue(run)
         if isinstance(value, Exception):
-            self._due.append(lambda: task.on_error and task.on_error(run.tracked, value))
+            self._due.append(lambda: _call(task.on_error, run.tracked, value))
             return
         if isinstance(value, Outcome):
             self._iteration_done(run, value)
             value = value.result
-        self._due.append(lambda: task.on_result and task.on_result(run.tracked, value))
+        self._due.append(lambda: _call(task.on_result, run.tracked, value))
 
     def _iteration_done(self, run: Run, outcome: Outcome) -> None:
-        run.deaths = 0
+        run.deaths = run.misses = 0
         run.address = outcome.address
         if outcome.kind != run.kind:
             run.kind = outcome.kind
@@ -435,10 +442,7 @@ class FluidActorManager:
         reform = run.reform = Reform(run.generation, members, run.address)
         for device, worker in run.joining.items():
             run.followers[device] = worker
-            self._track(
-                worker.actor.enter.remote(reform),
-                lambda value, worker=worker: self._follower_ended(run, worker, value),
-            )
+            self._track(worker.actor.enter.remote(reform), partial(self._follower_ended, run, worker))
         run.joining, run.awaited = {}, set()
 
     def _cancel_join(self, run: Run, reason: str) -> None:
@@ -464,7 +468,8 @@ class FluidActorManager:
     def _follower_ended(self, run: Run, worker: PooledWorker, value: Any) -> None:
         """A follower's loop is over: it was told to leave, its group broke, or its process died."""
         died = isinstance(value, RayActorError)
-        expected = run.leader is None or worker.device not in run.wanted or run.followers.get(worker.device) is not worker
+        member = run.leader is not None and run.followers.get(worker.device) is worker
+        expected = not member or worker.device not in run.wanted
         if died:
             self._lost_worker(worker, value)
         else:
@@ -479,8 +484,11 @@ class FluidActorManager:
         if worker is not None:
             self._lost_worker(worker, error)
             run.leader = None if run.leader is worker else run.leader
-        run.deaths += 1
-        if run.deaths >= MAX_DEATHS:
+        if worker is None or worker.pid is not None:
+            run.deaths += 1
+        else:
+            run.misses += 1  # it never lived: its node may be dying
+        if run.deaths >= MAX_DEATHS or run.misses >= MAX_MISSES:
             self._fail(run, error)
         else:
             self._recover(run, f"its worker died: {str(error).strip().splitlines()[0]}")
@@ -512,11 +520,9 @@ class FluidActorManager:
         self._events.append(m.TrialEnded(run.id, "failed"))
 
         def tell() -> None:
-            if tracked._on_error:
-                tracked._on_error(tracked, error)
+            _call(tracked._on_error, tracked, error)
             for task in tasks:
-                if task.on_error:
-                    task.on_error(tracked, error)
+                _call(task.on_error, tracked, error)
 
         self._due.append(tell)
 

@@ -17,6 +17,8 @@ from fluidtune.tune import compat
 
 #: A trial whose worker dies this often without one iteration done in between is the trial's fault.
 MAX_DEATHS = 3
+#: Workers that died before they had started are the cluster's fault; it may take some seconds to notice a dead node.
+MAX_MISSES = 10
 
 
 @dataclass(eq=False)
@@ -69,8 +71,9 @@ class Run:
     live: bool = False
     #: It has been live before: what follows a loss is a recovery.
     started: bool = False
-    #: Deaths of its workers since its last iteration, and the last one's reason.
+    #: Workers since its last iteration that died under it, or never came up; and the last loss in words.
     deaths: int = 0
+    misses: int = 0
     loss: str = ""
     #: The engine wants it on another device; it goes at its next own checkpoint.
     suspend: bool = False

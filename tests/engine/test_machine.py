@@ -58,9 +58,7 @@ class Shadow:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(
-        packing=st.integers(1, 3), workers=st.sampled_from([None, 1, 2, 4]), devices=st.integers(0, 6)
-    )
+    @initialize(packing=st.integers(1, 3), workers=st.sampled_from([None, 1, 2, 4]), devices=st.integers(0, 6))
     def begin(self, packing, workers, devices):
         self.engine = Engine(max_packing=packing, max_workers=workers)
         self.trials: dict[str, Shadow] = {}
@@ -248,9 +246,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert bool(trial.on) == (trial.status in ("running", "suspending"))
             for device in trial.held:
                 tenants[device].append(name)
-        assert {d: sorted(t) for d, t in self.engine.devices.items()} == {
-            d: sorted(t) for d, t in tenants.items()
-        }
+        assert {d: sorted(t) for d, t in self.engine.devices.items()} == {d: sorted(t) for d, t in tenants.items()}
         assert set(self.engine.waiting) == set(self.those("waiting"))
 
     @invariant()

@@ -75,9 +75,7 @@ def test_share_below_one_packs_without_max_packing_but_not_while_a_device_is_idl
         Start("d", (1,), 0.5),
     ]
     assert bench.engine.waiting == ("e",)
-    assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [
-        Start(name, (0,), 1 / 3) for name in "abc"
-    ]
+    assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [Start(name, (0,), 1 / 3) for name in "abc"]
 
 
 def test_plain_trials_start_on_one_device_however_large():
@@ -175,3 +173,24 @@ def test_few_newcomers_do_not_reorder_but_find_their_place():
     bench(*[plain(f"t{k}", 100 - k) for k in range(40)])
     bench(plain("new", 97.5))
     assert bench.engine.waiting[:4] == ("t1", "t2", "new", "t3")
+
+
+def test_wide_starts_leave_one_device_for_each_of_their_group():
+    bench = Bench(6)
+    bench(GroupAnnounced("other"), plain("x", group="other"), plain("y", group="other"))
+    # StaticFluid on six devices: 2, 2, 1; but only four are idle.
+    assert bench(elastic("a", 40), elastic("b", 39), elastic("c", 21)) == [
+        Start("a", (2, 3), 1.0),
+        Start("b", (4,), 1.0),
+        Start("c", (5,), 1.0),
+    ]
+
+
+def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
+    bench = Bench(4, per_node=2)
+    bench(plain("x"), plain("y"), plain("z"))
+    bench(TrialEnded("y", "stopped"), GroupAnnounced("one", False, 1), plain("w", group="one"))
+    bench(TrialEnded("w", "stopped"))
+    assert bench.engine.devices == {0: ("x",), 1: (), 2: ("z",), 3: ()}
+    assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
+    assert bench(TrialEnded("z", "stopped")) == [Release("z", (2,)), Start("gang", (2, 3), 1.0)]

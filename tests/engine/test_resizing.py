@@ -252,3 +252,32 @@ def test_no_suspend_where_packing_costs_little():
     bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
     bench(Result("d", 1.0, 1))
     assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,))]
+
+
+def test_nothing_grows_while_devices_are_held_back():
+    bench = Bench(4, per_node=2)
+    bench(plain("a"), plain("x", share=2))
+    assert bench.engine.devices == {0: ("a",), 1: (), 2: ("x",), 3: ("x",)}
+    assert bench(plain("y", share=2), KindFound("a", "elastic"), Result("a", 1.0, 1)) == []
+    assert bench(TrialEnded("x", "stopped")) == [
+        Release("x", (2, 3)),
+        Start("y", (2, 3), 1.0),
+        Resize("a", (0, 1)),
+    ]
+
+
+def test_one_trial_that_waits_shrinks_one_trial():
+    bench = Bench(4)
+    assert bench(elastic("a"), elastic("b")) == [Start("a", (0, 1), 1.0), Start("b", (2, 3), 1.0)]
+    bench(Resized("a", (0, 1), 0.1), Resized("b", (2, 3), 0.1))
+    assert bench(plain("c")) == [Resize("a", (0,))]
+    assert bench(Result("b", 1.0, 2), Result("a", 1.0, 2)) == []
+    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,)), Start("c", (1,), 1.0)]
+
+
+def test_what_one_could_not_take_another_may():
+    bench = Bench(3)
+    bench(plain("a", 1000), plain("b", 500))
+    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
+    assert bench(Result("b", 1.0, 1), Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
+    assert bench(ResizeFailed("a", (0,))) == [Release("a", (2,)), Resize("b", (1, 2))]

@@ -81,9 +81,7 @@ class World:
             if isinstance(instruction, Start):
                 self.devices[instruction.trial] = instruction.devices[:1]
                 self.push(self.seconds(instruction.trial), "result", instruction.trial)
-            if isinstance(instruction, Resize) or (
-                isinstance(instruction, Start) and len(instruction.devices) > 1
-            ):
+            if isinstance(instruction, Resize) or (isinstance(instruction, Start) and len(instruction.devices) > 1):
                 self.push(self.pause, "resized", instruction.trial, instruction.devices)
             assert isinstance(instruction, (Start, Resize, Release))
 
@@ -171,8 +169,6 @@ def test_elastic_trials_that_arrive_one_by_one_share_the_devices():
     for k in range(8):
         out += engine.handle(TrialAdded(f"t{k}", "g", "elastic", 1000), now=0.0)
     for instruction in out:
-        if isinstance(instruction, Resize) or (
-            isinstance(instruction, Start) and len(instruction.devices) > 1
-        ):
+        if isinstance(instruction, Resize) or (isinstance(instruction, Start) and len(instruction.devices) > 1):
             out += engine.handle(Resized(instruction.trial, instruction.devices, 0.1), now=1.0)
     assert len(engine.running) == 8

@@ -92,9 +92,7 @@ def test_dynamic_scales_down_only_where_device_seconds_are_saved() -> None:
 
 @settings(deadline=None)
 @given(groups(), st.data(), st.floats(0, 100))
-def test_dynamic_follows_both_rules_of_algorithm_3_2(
-    group: Group, data: st.DataObject, epsilon: float
-) -> None:
+def test_dynamic_follows_both_rules_of_algorithm_3_2(group: Group, data: st.DataObject, epsilon: float) -> None:
     loads, n, c, d = group
     allowed = [Fraction(1, p) for p in range(2, c + 1)] + list(range(1, d + 1))
     widths = {load.trial_id: data.draw(st.sampled_from(allowed)) for load in loads}

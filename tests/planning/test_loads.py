@@ -87,9 +87,7 @@ def test_a_bad_threshold_is_refused() -> None:
 
 
 @given(st.floats(1, 3), st.floats(-0.5, 0.9), st.integers(1, 8))
-def test_packing_limit_is_the_largest_p_before_the_first_that_fails(
-    alpha: float, least: float, most: int
-) -> None:
+def test_packing_limit_is_the_largest_p_before_the_first_that_fails(alpha: float, least: float, most: int) -> None:
     times = {p: alpha ** (p - 1) for p in range(1, most + 1)}
     limit = packing_limit(times, least)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.planning import Schedule, Segment, TrialLoad, check, place
+from fluidtune.planning import Schedule, Segment, TrialLoad, Width, check, place
 from tests.planning.groups import Group, audit, groups
 
 HALF = Fraction(1, 2)
@@ -36,7 +36,7 @@ def test_shares_of_different_sizes_share_a_device() -> None:
 
 def test_rooms_that_come_and_go_are_not_given_twice() -> None:
     # Three shares that end at different times leave stale notes of how much of the device was free.
-    shares = {"a": Fraction(1, 4), "b": Fraction(1, 3), "c": HALF, "e": 1}
+    shares: dict[str, Width] = {"a": Fraction(1, 4), "b": Fraction(1, 3), "c": HALF, "e": 1}
     loads = [
         TrialLoad("a", 9.0),
         TrialLoad("b", 9.0, 1.0, 1.3),

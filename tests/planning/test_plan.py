@@ -131,9 +131,7 @@ def test_static_keeps_the_mended_bound_of_theorem_1(group: Group) -> None:
         ([TrialLoad("a", 100.0), TrialLoad("b", 1.0), TrialLoad("c", 1.0)], 5, 2, 4, 25.0),
     ],
 )
-def test_best_finds_optima_that_are_known(
-    loads: list[TrialLoad], n: int, c: int, d: int, optimum: float
-) -> None:
+def test_best_finds_optima_that_are_known(loads: list[TrialLoad], n: int, c: int, d: int, optimum: float) -> None:
     assert plan(loads, n, c=c, d=d, policy="best").makespan == pytest.approx(optimum, rel=2e-3)
 
 

@@ -1,0 +1,70 @@
+"""A node that dies takes its devices and workers along: the trials go on on what is left, and come back to it."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.faults.test_kills import check_reports, fit, nothing_left
+
+pytestmark = [pytest.mark.ray, pytest.mark.faults]
+
+NODE_KILLS = 4
+#: A dead node is noticed after two seconds instead of half a minute.
+HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture
+def two_nodes():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH})
+    node = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster, node
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def kill_nodes(cluster, node, log: Path, job: Future) -> int:
+    """Kill the second node at a random moment after progress, and add a new one some time later; while the job runs.
+
+    In the main thread, because Ray's Cluster starts nodes only there.
+    """
+    rng, kills, seen = random.Random(5), 0, 0
+    while kills < NODE_KILLS and not job.done():
+        time.sleep(0.05)
+        events = read_events(log) if log.exists() else []
+        if not any(e["event"] == "trial_result" for e in events[seen:]):
+            continue
+        time.sleep(rng.uniform(0.0, 1.0))
+        cluster.remove_node(node, allow_graceful=False)
+        kills += 1
+        time.sleep(rng.uniform(1.0, 2.0))
+        seen = len(read_events(log))
+        node = cluster.add_node(num_cpus=1)
+    return kills
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
+def test_a_node_killed_again_and_again(kind, two_nodes, tmp_path):
+    cluster, node = two_nodes
+    iterations = 80
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(fit, kind, tmp_path, 3, iterations, 0.1)
+        kills = kill_nodes(cluster, node, tmp_path / "job" / EVENT_LOG_NAME, job)
+        grid = job.result()
+    assert not grid.errors
+    assert kills >= 2
+    check_reports(kind, tmp_path, 3, iterations, tmp_path)
+    events = read_events(tmp_path / "job" / EVENT_LOG_NAME)
+    lost = [e for e in events if e["event"] == "device_lost"]
+    gained = [e for e in events if e["event"] == "device_gained"]
+    assert len(lost) >= 2 and len(gained) >= len(lost) - 1
+    nothing_left()

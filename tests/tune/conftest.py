@@ -1,0 +1,14 @@
+"""Pictures take a second or two a run; only the tests that look at them have them drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.node.get_closest_marker("ray") or "pictures" in request.node.name:
+        return
+    from fluidtune.tune import job
+
+    monkeypatch.setattr(job, "write_report", lambda log: None)

@@ -1,0 +1,144 @@
+"""Whatever cannot work is said in one line, with the value and the remedy, before a worker is started."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune import TuneConfig
+from ray.tune.schedulers import ASHAScheduler
+
+import fluidtune
+from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError
+from tests.tune.trainables import without_checkpoints
+
+
+def refused(make: Any, *mentions: str) -> str:
+    with pytest.raises(FluidTuneError) as raised:
+        make()
+    message = str(raised.value)
+    assert "\n" not in message
+    for text in mentions:
+        assert text in message, f"{text!r} is not in {message!r}"
+    return message
+
+
+@pytest.mark.parametrize("devices", ["cpu:0", "gpu:0", "tpu", "cpu:", "cpu:-1", "cpu:1.5", "", 2])
+def test_no_device_setting(devices: Any) -> None:
+    refused(lambda: FluidExecutor(devices=devices), f"devices={devices!r}", '"cpu:N"')
+
+
+@pytest.mark.parametrize("name", ["max_packing", "max_workers"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
+def test_no_whole_number(name: str, value: Any) -> None:
+    refused(lambda: FluidExecutor(**{name: value}), f"{name}={value!r}", "at least 1")
+
+
+def test_more_workers_than_devices() -> None:
+    refused(lambda: FluidExecutor(devices="cpu:2", max_workers=3), "max_workers=3", "cpu:2", "at most 2")
+    FluidExecutor(devices="cpu:2", max_workers=2)
+
+
+def test_unknown_backend() -> None:
+    refused(lambda: FluidExecutor(backend="mpi"), "backend='mpi'", "torch")
+
+
+def test_misspelt_setting() -> None:
+    with pytest.raises(TypeError, match="max_worker"):
+        FluidExecutor(max_worker=1)  # type: ignore[call-arg]
+
+
+def test_a_fluid_scheduler_is_not_wrapped_twice() -> None:
+    refused(lambda: FluidScheduler(FluidScheduler(ASHAScheduler())), "wrap it once")
+
+
+def test_no_scheduler() -> None:
+    refused(lambda: FluidScheduler(3), "base_scheduler=3")  # type: ignore[arg-type]
+
+
+def closing_over_a_lock() -> Any:
+    lock = threading.Lock()
+
+    def train(config: dict[str, Any]) -> None:
+        with lock:
+            tune.report({"score": 1})
+
+    return train
+
+
+def with_a_global_lock() -> Any:
+    # As in a script: its functions belong to __main__ and travel with their globals.
+    names: dict[str, Any] = {"lock": threading.Lock(), "__name__": "__main__"}
+    exec("def train(config):\n    with lock:\n        pass\n", names)
+    return names["train"]
+
+
+@pytest.mark.parametrize("make", [closing_over_a_lock, with_a_global_lock])
+def test_a_trainable_that_cannot_be_pickled_names_the_culprit(make: Any) -> None:
+    train = make()
+    refused(lambda: fluidtune.Tuner(train), "trainable train", "'lock' (lock)", "tune.with_parameters")
+    refused(lambda: fluidtune.run(train), "trainable train", "'lock' (lock)")
+
+
+def test_a_class_that_cannot_be_pickled() -> None:
+    lock = threading.Lock()
+
+    class Held(tune.Trainable):
+        def step(self) -> dict[str, Any]:
+            with lock:
+                return {}
+
+    refused(lambda: fluidtune.Tuner(Held), "trainable Held")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+class TestWhatOnlyTheClusterKnows:
+    @pytest.mark.parametrize(
+        "devices, mentions",
+        [
+            ("gpu", ['devices="gpu"', "has 0", "sees GPUs"]),
+            ("gpu:2", ['devices="gpu:2"', "has 0"]),
+            ("cpu:64", ['devices="cpu:64"', "has 2", "at most 2"]),
+        ],
+    )
+    def test_devices_that_are_not_there(self, devices: str, mentions: list[str], tmp_path: Path) -> None:
+        run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=FluidExecutor(devices=devices))
+        refused(tuner.fit, *mentions)
+        assert list(tmp_path.iterdir()) == []
+        refused(
+            lambda: fluidtune.run(
+                without_checkpoints, storage_path=str(tmp_path), executor=FluidExecutor(devices=devices)
+            ),
+            *mentions,
+        )
+
+    def test_the_same_from_a_stock_tuner(self, tmp_path: Path) -> None:
+        tuner = tune.Tuner(
+            without_checkpoints,
+            param_space={"x": 1},
+            tune_config=TuneConfig(scheduler=FluidScheduler(executor=FluidExecutor(devices="cpu:64"))),
+            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        )
+        with pytest.raises(Exception, match=r'devices="cpu:64" asks for 64 CPUs, the Ray cluster has 2'):
+            tuner.fit()
+
+    def test_a_trial_larger_than_the_job(self, tmp_path: Path) -> None:
+        tuner = fluidtune.Tuner(
+            tune.with_resources(without_checkpoints, {"cpu": 2}),
+            param_space={"x": 1},
+            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+            executor=FluidExecutor(devices="cpu:1"),
+        )
+        with pytest.raises(Exception, match=r"asks for 2 CPUs, the job has 1"):
+            tuner.fit()
+
+    def test_more_workers_than_the_cluster_has(self, tmp_path: Path) -> None:
+        run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+        executor = FluidExecutor(devices="cpu", max_workers=3)
+        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=executor)
+        refused(tuner.fit, "max_workers=3", "at most 2")
