@@ -30,6 +30,8 @@ from fluidtune import elastic
 
 #: Seconds between a guest and the next: what the long trial has to grow back and to be measured.
 APART = 2.0
+#: Samples of a step: enough work for two workers to be faster than one, or FluidTune would not grow it.
+BATCH = 256
 #: Iterations between two pauses of the stock trial.
 BETWEEN = 10
 
@@ -40,10 +42,10 @@ def train(config: dict[str, Any]) -> None:
         tune.report({"loss": 0.0})
         return
     torch.manual_seed(0)
-    data = Subset(digits()[0], range(64))
-    model = network(32)
+    data = Subset(digits()[0], range(BATCH))
+    model = network(48)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(data, batch_size=64, shuffle=True)
+    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     start = 0
     checkpoint = tune.get_checkpoint()
     if checkpoint:
@@ -70,34 +72,50 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Guests(Searcher):
-    """Suggests the long trial, then a guest every `APART` seconds, and says when the last one is long gone."""
+    """Suggests the long trial, then a guest whenever nothing has come or gone for `APART` seconds."""
 
     def __init__(self, guests: int) -> None:
         super().__init__(metric="loss", mode="min")
         self._left = guests
+        self._begun = False
+        #: When the next guest comes; None while it is not known, because one is there or nothing runs yet.
         self._next: float | None = None
-        self.over = False
+
+    def over(self) -> bool:
+        """The last guest is long gone."""
+        return self._left == 0 and self._due()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if self._next is None:
-            self._next = float("inf")
+        if not self._begun:
+            self._begun = True
             return {"guest": False}
-        if time.monotonic() < self._next:
+        if self._left == 0 or not self._due():
             return None
-        if self._left == 0:
-            self.over = True
-            return Searcher.FINISHED
         self._left -= 1
-        self._next = float("inf")
+        self._next = None
         return {"guest": True}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         # From the long trial's first result on, and from each guest's.
-        if self._next == float("inf"):
+        if self._next is None and result["training_iteration"] == 1:
             self._next = time.monotonic() + APART
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         pass
+
+    def _due(self) -> bool:
+        return self._next is not None and time.monotonic() > self._next
+
+
+class UntilOver(FIFOScheduler):
+    """Stops the long trial when the last guest is long gone."""
+
+    def __init__(self, guests: Guests) -> None:
+        super().__init__()
+        self._guests = guests
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        return TrialScheduler.STOP if self._guests.over() else TrialScheduler.CONTINUE
 
 
 class Pauses(FIFOScheduler):
@@ -143,29 +161,27 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="where the measurements go, JSON")
     args = parser.parse_args()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    searcher, scheduler, space, stop, samples = None, None, None, None, 1
-    if args.how == "guests":
-        searcher = Guests(args.times)
-        samples = args.times + 1
-        stop = lambda trial_id, result: searcher.over  # noqa: E731
-    else:
-        scheduler, space = Pauses(2 * args.times), {"guest": False}
+    guests = Guests(args.times) if args.how == "guests" else None
+    pauses = None if guests else Pauses(2 * args.times)
     tune.Tuner(
         train,
-        param_space=space,
+        param_space=None if guests else {"guest": False},
         tune_config=tune.TuneConfig(
-            num_samples=samples, search_alg=searcher, scheduler=scheduler, metric="loss", mode="min"
+            num_samples=args.times + 1 if guests else 1,
+            search_alg=guests,
+            scheduler=UntilOver(guests) if guests else pauses,
+            metric="loss",
+            mode="min",
         ),
         run_config=tune.RunConfig(
             name="job",
             storage_path=args.storage,
             verbose=0,
-            stop=stop,
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
         ),
     ).fit()
     with open(args.out, "w") as file:
-        json.dump(scheduler.seconds if scheduler else {}, file)
+        json.dump(pauses.seconds if pauses else {}, file)
     ray.shutdown()
 
 

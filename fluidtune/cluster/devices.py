@@ -85,6 +85,12 @@ def layout(
     if spec is None:
         spec = DeviceSpec("gpu" if gpus > 0 else "cpu")
     extra = {k: float(v) for k, v in request.items() if k not in ("CPU", "GPU") and v}
+    for name, amount in extra.items():
+        if amount > cluster.get(name, 0.0):
+            raise FluidTuneError(
+                f"a trial asks for {amount:g} of the resource {name!r}, the Ray cluster has {cluster.get(name, 0):g}; "
+                "ask for less, or start Ray with it"
+            )
     if spec.kind == "gpu":
         there = int(cluster.get("GPU", 0))
         _enough(spec, there, "GPU")
@@ -92,6 +98,11 @@ def layout(
             raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
         share = gpus or 1.0
         count = spec.count or there
+        if share > count:
+            raise FluidTuneError(
+                f"a trial asks for {gpus:g} GPUs, the job has {count}; "
+                "ask for fewer GPUs per trial or give the job more devices"
+            )
     else:
         there = int(cluster.get("CPU", 0))
         _enough(spec, there, "CPU")

@@ -84,9 +84,7 @@ class Devices:
             self._open.remove((1, device))
             self.packing[device] = 1
 
-    def pick_idle(
-        self, forbid: str | None = None, avoid: str | None = None, roomiest: bool = False
-    ) -> int | None:
+    def pick_idle(self, forbid: str | None = None, avoid: str | None = None, roomiest: bool = False) -> int | None:
         """An idle device, not on node ``forbid``, and not on ``avoid`` if it can be helped.
 
         The lowest number, so that nodes fill up one by one; with ``roomiest`` the lowest on the node with the
@@ -119,9 +117,7 @@ class Devices:
 
     def pick_node(self, count: int, forbid: str | None = None) -> list[int] | None:
         """``count`` idle devices of one node, where the fewest then remain idle. None if no node has them."""
-        nodes = [
-            (len(idle), node) for node, idle in self.idle_on.items() if len(idle) >= count and node != forbid
-        ]
+        nodes = [(len(idle), node) for node, idle in self.idle_on.items() if len(idle) >= count and node != forbid]
         return self.idle_on[min(nodes)[1]][:count] if nodes else None
 
     def node_to_hold(self, count: int) -> str | None:
@@ -146,9 +142,7 @@ class Devices:
             by_node[self.node[device]].append(device)
         assert by_node == self.idle_on
         assert sum(self.size.values()) == len(self.node) and all(self.size.values())
-        assert self._open == sorted(
-            (len(t), d) for d, t in self.tenants.items() if 0 < len(t) < self.packing[d]
-        )
+        assert self._open == sorted((len(t), d) for d, t in self.tenants.items() if 0 < len(t) < self.packing[d])
 
     def _set_open(self, device: int) -> None:
         if len(self.tenants[device]) < self.packing[device]:

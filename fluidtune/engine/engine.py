@@ -43,9 +43,7 @@ class Engine:
     (None: all devices). ``resize_seconds``: epsilon until the first resize was measured.
     """
 
-    def __init__(
-        self, *, max_packing: int = 1, max_workers: int | None = None, resize_seconds: float = 0.2
-    ) -> None:
+    def __init__(self, *, max_packing: int = 1, max_workers: int | None = None, resize_seconds: float = 0.2) -> None:
         if max_packing < 1:
             raise EngineError(f"max_packing is {max_packing!r}, expected a whole number >= 1 (1: no packing)")
         if max_workers is not None and max_workers < 1:
@@ -168,9 +166,7 @@ class Engine:
     def _(self, event: GroupAnnounced, now: float) -> Iterable[Instruction]:
         group = self._state.groups.get(event.group)
         if event.concurrency is not None and event.concurrency < 1:
-            raise EngineError(
-                f"group {event.group!r}: concurrency {event.concurrency}, expected >= 1 or None"
-            )
+            raise EngineError(f"group {event.group!r}: concurrency {event.concurrency}, expected >= 1 or None")
         if group is None:
             pool = Pool(self._state.pool)
             self._state.groups[event.group] = Group(event.group, event.synchronous, event.concurrency, pool)

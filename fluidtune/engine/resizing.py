@@ -123,9 +123,7 @@ def _targets(state: State, movers: list[Trial], spare: int) -> tuple[dict[str, i
     return targets, shrinks
 
 
-def _hand_out(
-    state: State, trials: list[Trial], widths: dict[str, int], targets: dict[str, int], spare: int
-) -> None:
+def _hand_out(state: State, trials: list[Trial], widths: dict[str, int], targets: dict[str, int], spare: int) -> None:
     """One by one, gives what the floor in StaticFluid left idle to whoever would else end last.
 
     [10, 1, 1] on 4 devices leaves one idle, two equal trials on 3 leave one; the paper lets them idle.

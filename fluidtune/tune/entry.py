@@ -34,11 +34,10 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwar
     Raises:
         FluidTuneError: the settings cannot work here, or the trainable cannot be sent to a worker.
     """
-    executor = executor or FluidExecutor()
     if callable(run_or_experiment):
         _check_picklable(run_or_experiment)
-    kwargs["scheduler"] = _wrapped(kwargs.get("scheduler"), executor)
-    _ready(executor)
+    kwargs["scheduler"] = scheduler = _wrapped(kwargs.get("scheduler"), executor)
+    _ready(scheduler.executor)
     return _RAY_RUN(run_or_experiment, **kwargs)
 
 
@@ -53,7 +52,6 @@ class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
         tune_config: TuneConfig | None = None,
         **kwargs: Any,
     ):
-        executor = executor or FluidExecutor()
         if callable(trainable):
             _check_picklable(trainable)
         tune_config = tune_config or TuneConfig()
@@ -70,12 +68,7 @@ class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
         tuner = cls.__new__(cls)
         tuner.__dict__.update(stock.__dict__)
         config = tuner._local_tuner._tune_config
-        scheduler = config.scheduler
-        if isinstance(scheduler, FluidScheduler):
-            if executor is not None:
-                scheduler.executor = executor
-        else:
-            config.scheduler = _wrapped(scheduler, executor or FluidExecutor())
+        config.scheduler = _wrapped(config.scheduler, executor)
         return tuner
 
     def fit(self) -> Any:
@@ -84,8 +77,10 @@ class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
         return super().fit()
 
 
-def _wrapped(scheduler: Any, executor: FluidExecutor) -> FluidScheduler:
+def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
     if isinstance(scheduler, FluidScheduler):
+        if executor is not None:
+            scheduler.executor = executor
         return scheduler
     return FluidScheduler(scheduler, executor)
 
@@ -96,7 +91,12 @@ def _ready(executor: FluidExecutor) -> None:
         ray.init()
     spec = DeviceSpec.parse(executor.devices)
     if spec is not None:
-        layout(spec, {}, ray.cluster_resources(), max_packing=1)
+        there = layout(spec, {}, ray.cluster_resources(), max_packing=1).count
+        if executor.max_workers and executor.max_workers > there:
+            raise FluidTuneError(
+                f"max_workers={executor.max_workers} is more than the {there} devices that "
+                f"devices={executor.devices!r} means here; use at most {there}, or leave it out"
+            )
 
 
 def _check_picklable(trainable: Any) -> None:

@@ -26,19 +26,22 @@ _PLACES = ("ray.tune", "ray.tune.tune", "ray.tune.tuner")
 def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
     """While this is open, ``ray.tune.run`` and ``ray.tune.Tuner`` are FluidTune's. Yields the names called so far."""
     called: list[str] = []
+    # A script that brings an executor of its own keeps it, unless settings were given on the command line.
+    given = executor if executor != FluidExecutor() else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         called.append("ray.tune.run")
-        return entry.run(*args, executor=executor, **kwargs)
+        kwargs.setdefault("executor", given)
+        return entry.run(*args, **kwargs)
 
     class Tuner(entry.Tuner):
         def __init__(self, *args: Any, **kwargs: Any):
-            kwargs.setdefault("executor", executor)
+            kwargs.setdefault("executor", given)
             super().__init__(*args, **kwargs)
 
         @classmethod
         def restore(cls, path: str, trainable: Any, **kwargs: Any) -> Any:
-            kwargs.setdefault("executor", executor)
+            kwargs.setdefault("executor", given)
             return super().restore(path, trainable, **kwargs)
 
         def fit(self) -> Any:
@@ -74,7 +77,12 @@ def run_script(script: str, args: Sequence[str], executor: FluidExecutor) -> Non
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with standing_in(executor) as called:
-            runpy.run_path(str(path), run_name="__main__")
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as leaving:
+                # `sys.exit(main())` is how many scripts end; one that did so without a run is told below.
+                if leaving.code not in (None, 0) or called:
+                    raise
     finally:
         sys.argv, sys.path[:] = argv, search
     if not called:

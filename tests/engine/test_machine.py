@@ -256,24 +256,29 @@ class EngineMachine(RuleBasedStateMachine):
         running = Counter(self.trials[name].group for name in self.those("running", "suspending"))
         idle = self.engine.idle_devices
         sizes = Counter(self.nodes.values())
-        may_start, gangs = [], []
-        any_gang = any(self.trials[name].asked >= 2 for name in self.engine.waiting)
+        may_start, gangs, held_for = [], [], []
         for name in self.engine.waiting:
             trial = self.trials[name]
             synchronous, concurrency = self.groups[trial.group]
             places = 1000 if synchronous or concurrency is None else concurrency - running[trial.group]
-            if trial.asked >= 2 and places > 0 and max(sizes.values(), default=0) >= trial.asked:
-                gangs.append(name)
-            if trial.asked < 2 and places > any_gang:  # one place may be kept for it
-                may_start.append(name)
-        held_back = {self.nodes[device] for device in idle}
+            # A gang of this group that a node is held for keeps one of the group's places, too.
+            kept = any(
+                self.trials[other].asked >= 2 and self.trials[other].group == trial.group and other != name
+                for other in self.engine.waiting
+            )
+            fits = max(sizes.values(), default=0) >= trial.asked
+            if trial.asked >= 2 and places > 0 and fits:
+                held_for.append(name)
+            if places > kept and fits:
+                (gangs if trial.asked >= 2 else may_start).append(name)
         if gangs:
             # One node may be held back for the first of them.
             on_node = Counter(self.nodes[device] for device in idle)
             room = [n for n, count in on_node.items() if count >= min(self.trials[g].asked for g in gangs)]
             assert len(room) <= 1, f"{gangs} wait with {idle} idle"
         if may_start:
-            assert len(held_back) <= (1 if gangs else 0), f"{may_start} wait with {idle} idle"
+            held_back = {self.nodes[device] for device in idle}
+            assert len(held_back) <= bool(held_for), f"{may_start} wait with {idle} idle"
 
     @invariant()
     def limits_hold(self):

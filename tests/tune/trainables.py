@@ -72,6 +72,11 @@ class Stepper(Trainable):
         self.n = config.get("n")
         self.at = 0
 
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        # Only stock Tune with `reuse_actors` calls it.
+        self.setup(new_config)
+        return True
+
     def step(self) -> dict[str, Any]:
         time.sleep(0.005)
         self.at += 1

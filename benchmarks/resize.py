@@ -1,0 +1,114 @@
+"""How long a trial takes to get on with another number of workers.
+
+``python -m benchmarks.resize --json [--backend torch] [--quick]``. One trial (resize_job.py) is grown from one
+worker to two and shrunk back, over and over: `fluid` in place, in a real FluidTune run, where short trials come
+and go and the engine resizes the long one for them; `stock` by stock Ray Tune's pause and resume, where a
+scheduler pauses it, changes what it asks for, and lets it go on in a new process. Both are timed from the
+decision (the engine's instruction; the scheduler's PAUSE) to the driver's first result of a step that was done
+with the new workers. A growth for which FluidTune first had to start a process is listed as ``cold`` and not
+counted, because training goes on meanwhile; ``stall`` is for how long an in-place resize held training up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.common import ROOT, cores, finish, parser, result, run_process, say
+from benchmarks.sides import OURS, under_fluidtune
+from fluidtune.report import read_events
+
+JOB = str(ROOT / "benchmarks" / "resize_job.py")
+DEVICES = "cpu:2"
+BACKENDS = ("torch",)
+
+
+def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Of a FluidTune run: seconds of each ``grow``, ``shrink``, ``cold`` growth, and ``stall``."""
+    found: dict[str, list[float]] = {"grow": [], "shrink": [], "cold": [], "stall": []}
+    #: trial -> when its resize was decided, to how many devices from how many, and whether it is in place.
+    under_way: dict[str, dict[str, Any]] = {}
+    for event in events:
+        name, trial = event["event"], event.get("trial")
+        if name == "resize_started":
+            kind = "grow" if len(event["devices_to"]) > len(event["devices_from"]) else "shrink"
+            under_way[trial] = {"since": event["t"], "kind": kind, "done": False}
+        elif name == "worker_started":
+            for resize in under_way.values():
+                resize["kind"] = "cold" if resize["kind"] == "grow" else resize["kind"]
+        elif name == "resized" and trial in under_way:
+            under_way[trial]["done"] = True
+            found["stall"].append(event["seconds"])
+        elif name == "trial_result" and trial in under_way and under_way[trial]["done"]:
+            resize = under_way.pop(trial)
+            found[resize["kind"]].append(event["t"] - resize["since"])
+        elif name in ("resize_failed", "trial_ended", "trial_suspended"):
+            under_way.pop(trial, None)
+    return found
+
+
+def fluid(times: int) -> dict[str, list[float]]:
+    """The resizes of a run with so many guests, under FluidTune."""
+    with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
+        out = str(Path(directory) / "out.json")
+        job = ("guests", "--times", str(times), "--storage", directory, "--out", out)
+        run_process(under_fluidtune(DEVICES, JOB, *job))
+        return resizes(read_events(Path(directory) / "job" / "fluid_events.jsonl"))
+
+
+def stock(times: int) -> dict[str, list[float]]:
+    """So many growths and as many shrinks by pause and resume, under stock Ray Tune."""
+    with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
+        out = Path(directory) / "out.json"
+        run_process(
+            [sys.executable, JOB, "pause", "--times", str(times), "--storage", directory, "--out", str(out)]
+        )
+        return json.loads(out.read_text())
+
+
+def side(found: dict[str, list[float]]) -> dict[str, Any]:
+    """The medians, and ``all`` of the values."""
+    return {**{name: median(values) for name, values in found.items() if values}, "all": found}
+
+
+def main() -> None:
+    options = parser("Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.")
+    options.add_argument("--backend", choices=BACKENDS, default="torch", help="the collective library")
+    args = options.parse_args()
+    cores(DEVICES)
+    runs = []
+    for turn in range(args.repeats):
+        runs.append({OURS: fluid(2 if args.quick else 6), "stock": stock(1 if args.quick else 3)})
+        say(f"[{turn + 1}/{args.repeats}] {json.dumps(runs[-1])}")
+    found = {
+        name: {kind: [s for run in runs for s in run[name][kind]] for kind in runs[0][name]}
+        for name in runs[0]
+    }
+    missing = [kind for kind in ("grow", "shrink") if not found[OURS][kind]]
+    if missing:
+        raise SystemExit(
+            f"FluidTune did not {' or '.join(missing)} the trial with a warm worker in this run: on a machine that "
+            "is busy with other things two workers may be no faster than one; try again, or with more --repeats"
+        )
+    sides = {name: side(values) for name, values in found.items()}
+    by_kind = {kind: sides["stock"][kind] / sides[OURS][kind] for kind in ("grow", "shrink")}
+    figures = result(
+        "resize",
+        DEVICES,
+        "real",
+        backend=args.backend,
+        sides=sides,
+        ratio=min(by_kind.values()),
+        ratios={"stock": min(by_kind.values())},
+        by_kind=by_kind,
+    )
+    finish(figures, args.json)
+
+
+if __name__ == "__main__":
+    main()

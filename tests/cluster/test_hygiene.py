@@ -1,0 +1,129 @@
+"""What a trial changes in its process is put back, and what cannot be put back is noticed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from fluidtune.cluster import hygiene
+from fluidtune.cluster.hygiene import Baseline
+
+
+@pytest.fixture
+def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Baseline]:
+    monkeypatch.setattr(hygiene, "GRACE_S", 0.2)
+    # Nothing of this test's process itself may be lost to the tests after it.
+    streams = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    made = Baseline()
+    made.loaded()
+    yield made
+    made.restore()
+    random.setstate(streams[0])
+    numpy.random.set_state(streams[1])
+    torch.set_rng_state(streams[2])
+
+
+def test_a_process_that_nothing_happened_to_is_clean(baseline: Baseline) -> None:
+    assert baseline.restore() is None
+
+
+def test_torchs_defaults_are_put_back(baseline: Baseline) -> None:
+    threads = torch.get_num_threads()
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(threads + 1)
+    torch.use_deterministic_algorithms(True)
+    assert baseline.restore() is None
+    assert torch.empty(1).device.type == "cpu"
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.is_grad_enabled()
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_torchs_stream_begins_where_a_new_process_begins(baseline: Baseline) -> None:
+    first = torch.rand(3)
+    baseline.restore()
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_other_streams_are_not_what_the_trial_made_them(baseline: Baseline) -> None:
+    drawn = set()
+    for _ in range(2):
+        random.seed(0)
+        numpy.random.seed(0)
+        baseline.restore()
+        drawn.add((random.random(), float(numpy.random.rand())))
+    assert len(drawn) == 2
+
+
+def test_environment_directory_and_path_are_put_back(baseline: Baseline, tmp_path: Path) -> None:
+    os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest's own, another one in every phase of a test
+    baseline = Baseline()
+    before = dict(os.environ), os.getcwd(), list(sys.path)
+    os.environ["A_TRIALS_OWN"] = "1"
+    os.environ["PATH"] = "/nowhere"
+    os.chdir(tmp_path)
+    sys.path.insert(0, str(tmp_path))
+    assert baseline.restore() is None
+    assert (dict(os.environ), os.getcwd(), list(sys.path)) == before
+
+
+def test_a_variable_that_the_trial_deleted_is_back(baseline: Baseline) -> None:
+    path = os.environ.pop("PATH")
+    baseline.restore()
+    assert os.environ["PATH"] == path
+
+
+def test_a_thread_that_goes_on_is_named(baseline: Baseline) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="left by a trial", daemon=True)
+    thread.start()
+    assert "left by a trial" in str(baseline.restore())
+    stop.set()
+    thread.join()
+    assert baseline.restore() is None
+
+
+def test_a_thread_that_is_about_to_end_is_waited_for(baseline: Baseline) -> None:
+    thread = threading.Timer(0.05, lambda: None)
+    thread.start()
+    assert baseline.restore() is None
+
+
+@pytest.mark.parametrize("name", ["ray_something", "tqdm_monitor", "fluid-writer"])
+def test_a_librarys_own_thread_is_no_harm(baseline: Baseline, name: str) -> None:
+    stop = threading.Event()
+    threading.Thread(target=stop.wait, name=name, daemon=True).start()
+    try:
+        assert baseline.restore() is None
+    finally:
+        stop.set()
+
+
+def test_a_child_process_is_noticed(baseline: Baseline) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert str(child.pid) in str(baseline.restore())
+    finally:
+        child.kill()
+        child.communicate()
+    assert baseline.restore() is None
+
+
+def test_memory_is_noticed(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hygiene, "MEMORY_ALLOWANCE", 64 << 20)
+    kept = bytearray(os.urandom(1 << 20)) * 128
+    assert "memory left behind" in str(baseline.restore())
+    del kept
+    assert baseline.restore() is None

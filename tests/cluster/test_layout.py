@@ -1,0 +1,83 @@
+"""How a job's trials sit on its devices, worked out from what one trial asks for. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster.devices import DeviceSpec, Layout, layout
+from fluidtune.errors import FluidTuneError
+
+
+def made(devices: str | None, request: dict[str, float], cluster: dict[str, float], **more: Any) -> Layout:
+    return layout(DeviceSpec.parse(devices), request, cluster, **{"max_packing": 1, **more})
+
+
+def test_a_core_each() -> None:
+    plan = made(None, {"CPU": 1}, {"CPU": 4})
+    assert (plan.kind, plan.count, plan.share, plan.packing) == ("cpu", 4, 1.0, 1)
+    assert plan.bundle == plan.worker == {"CPU": 1}
+
+
+def test_several_cores_are_one_device() -> None:
+    plan = made("cpu:5", {"CPU": 2}, {"CPU": 8})
+    assert (plan.count, plan.bundle, plan.worker) == (2, {"CPU": 2}, {"CPU": 2})
+
+
+def test_a_part_of_a_core_is_packing() -> None:
+    plan = made("cpu:2", {"CPU": 0.5}, {"CPU": 2})
+    assert (plan.count, plan.share, plan.packing) == (2, 0.5, 2)
+    assert plan.worker == {"CPU": 0.5}
+
+
+def test_a_gpu_with_its_cores() -> None:
+    plan = made(None, {"CPU": 3, "GPU": 1}, {"CPU": 8, "GPU": 2})
+    assert (plan.kind, plan.count, plan.packing) == ("gpu", 2, 1)
+    assert plan.bundle == {"CPU": 3, "GPU": 1}
+
+
+def test_packing_never_asks_for_more_cores_than_there_are() -> None:
+    plan = made("gpu:1", {"CPU": 2, "GPU": 0.5}, {"CPU": 3, "GPU": 1})
+    assert plan.packing == 1
+    assert plan.bundle == {"CPU": 2, "GPU": 1}
+
+
+def test_several_gpus_are_whole_devices() -> None:
+    plan = made(None, {"CPU": 4, "GPU": 2}, {"CPU": 8, "GPU": 4}, max_packing=3)
+    assert (plan.count, plan.share, plan.packing) == (4, 2.0, 1)
+    assert plan.bundle == {"CPU": 2, "GPU": 1}
+
+
+def test_custom_resources_come_with_every_worker() -> None:
+    plan = made("cpu:1", {"CPU": 0.5, "licence": 1}, {"CPU": 1, "licence": 2})
+    assert plan.worker == {"CPU": 0.5, "licence": 1}
+    assert plan.bundle == {"CPU": 1, "licence": 2}
+
+
+def test_the_concurrency_that_a_script_asks_for_is_packed_in() -> None:
+    plan = made("cpu:2", {"CPU": 1}, {"CPU": 2}, concurrency=5)
+    assert plan.packing == 3
+    assert plan.worker["CPU"] * plan.packing == pytest.approx(plan.bundle["CPU"])
+
+
+@pytest.mark.parametrize(
+    "devices, request_, cluster, mentions",
+    [
+        ("gpu", {"CPU": 1}, {"CPU": 2}, 'devices="gpu"'),
+        (None, {"GPU": 1}, {"CPU": 2}, 'devices="gpu"'),
+        ("gpu:3", {}, {"CPU": 2, "GPU": 2}, "at most 2"),
+        ("cpu:3", {}, {"CPU": 2}, "at most 2"),
+        (None, {"CPU": 3}, {"CPU": 2}, "asks for 3 CPUs"),
+        (None, {"CPU": 1, "GPU": 1.5}, {"CPU": 2, "GPU": 2}, "1.5 GPUs"),
+        (None, {"CPU": 1, "GPU": 3}, {"CPU": 2, "GPU": 2}, "3 GPUs"),
+        ("gpu:1", {"CPU": 1, "GPU": 2}, {"CPU": 2, "GPU": 2}, "2 GPUs"),
+        (None, {"CPU": 1, "licence": 1}, {"CPU": 2}, "licence"),
+    ],
+)
+def test_what_cannot_be_held(
+    devices: str | None, request_: dict[str, float], cluster: dict[str, float], mentions: str
+) -> None:
+    with pytest.raises(FluidTuneError) as raised:
+        made(devices, request_, cluster)
+    assert mentions in str(raised.value) and "\n" not in str(raised.value)

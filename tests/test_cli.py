@@ -1,0 +1,115 @@
+"""The `fluidtune` command, as a user types it: exit codes and one line for what cannot work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def fluidtune(*args: str, cwd: Path = ROOT, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_DEDUP_LOGS": "0"}
+    return subprocess.run(
+        [sys.executable, "-m", "fluidtune.cli", *args],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def refused(*args: str, mentions: str, cwd: Path = ROOT) -> None:
+    done = fluidtune(*args, cwd=cwd)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fluidtune: ")]
+    assert len(lines) == 1 and mentions in lines[0], done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_version_and_help() -> None:
+    assert "0.1.0" in fluidtune("--version").stdout
+    text = fluidtune("run", "--help").stdout
+    assert "--devices" in text and "--max-packing" in text and "--max-workers" in text
+
+
+def test_a_missing_script() -> None:
+    refused("run", "nowhere.py", mentions="'nowhere.py'")
+
+
+@pytest.mark.parametrize(
+    "options, mentions",
+    [
+        (["--devices", "cpu:0"], "devices='cpu:0'"),
+        (["--max-packing", "0"], "max_packing=0"),
+        (["--devices", "cpu:2", "--max-workers", "3"], "max_workers=3"),
+    ],
+)
+def test_impossible_settings(options: list[str], mentions: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('the script was run')\n")
+    refused("run", *options, str(script), mentions=mentions)
+
+
+def test_an_unknown_option_after_the_script_is_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv); print(__name__); raise SystemExit(3)\n")
+    done = fluidtune("run", "--devices", "cpu:1", str(script), "--devices", "x", "-h")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines() == [str([str(script), "--devices", "x", "-h"]), "__main__"]
+
+
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "import sys; sys.exit()"])
+def test_a_script_that_calls_neither(ending: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"from ray import tune\ntune.Tuner(lambda config: None)\n{ending}\n")
+    refused("run", str(script), mentions="without calling ray.tune.run or ray.tune.Tuner")
+
+
+def test_what_a_script_raises_comes_out_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f():\n    raise KeyError('mine')\nf()\n")
+    done = fluidtune("run", str(script))
+    assert done.returncode == 1
+    assert "KeyError: 'mine'" in done.stderr and str(script) in done.stderr
+
+
+def test_a_report_of_nothing(tmp_path: Path) -> None:
+    refused("report", str(tmp_path), mentions=str(tmp_path))
+
+
+def test_doctor_names_what_is_there() -> None:
+    done = fluidtune("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("python", "ray", "torch", "gpu"):
+        assert f"  {name}: " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["digits_hyperband", "digits_asha"])
+def test_the_examples_know_nothing_of_fluidtune(name: str) -> None:
+    text = (ROOT / "examples" / f"{name}.py").read_text()
+    code = text.split('"""', 2)[2]
+    assert "fluidtune" not in code
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("name", ["digits_hyperband", "digits_asha", "digits_elastic"])
+def test_an_example_from_the_command_line(name: str, tmp_path: Path) -> None:
+    script = ROOT / "examples" / f"{name}.py"
+    done = fluidtune(
+        "run", "--devices", "cpu:2", str(script), "--samples", "4", "--epochs", "3", "--storage", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "best accuracy 0." in done.stdout
+    (log,) = (tmp_path / name).glob("*.jsonl")
+    shown = fluidtune("report", str(tmp_path / name))
+    assert shown.returncode == 0, shown.stderr
+    assert "timeline.png" in shown.stdout
+    assert (tmp_path / name / "timeline.png").stat().st_size > 1000
+    assert log.stat().st_size > 0

@@ -1,0 +1,248 @@
+"""What a script may use of Ray Tune besides an algorithm goes on working under FluidTune."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
+
+import fluidtune
+from fluidtune import FluidScheduler
+from fluidtune.report import EVENT_LOG_NAME
+from tests.tune.running import CPUS, Recorder, fit, logged, outcome
+from tests.tune.trainables import Stepper, raising, score, with_checkpoints, without_checkpoints
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
+
+
+class After(Stopper):
+    """Stops a trial at its fourth result, and everything after 14 results."""
+
+    def __init__(self) -> None:
+        self.results = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.results += 1
+        return result["training_iteration"] >= 4
+
+    def stop_all(self) -> bool:
+        return self.results >= 14
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        {"training_iteration": 3},
+        {"score": 45.0},
+        lambda trial_id, result: result["at"] >= 2,
+        After(),
+    ],
+    ids=["iterations", "metric", "function", "stopper"],
+)
+def test_stop_criteria(stop: Any, tmp_path: Path) -> None:
+    recorder = Recorder()
+    space = {"x": tune.grid_search([0, 1, 2]), "n": 30}
+    results = fit("fluid", with_checkpoints, space, tmp_path, run={"stop": stop, "callbacks": [recorder]})
+    assert not results.errors
+    if isinstance(stop, dict) and "score" in stop:
+        expected = {x: next(i for i in range(1, 31) if score(x, i) >= 45 or i == 30) for x in range(3)}
+    else:
+        expected = dict.fromkeys(range(3), 3 if isinstance(stop, dict) else 4 if isinstance(stop, After) else 2)
+    assert {x: iterations[-1] for x, iterations in recorder.iterations().items()} == expected
+    assert {x: iteration for x, iteration, _ in outcome(results)} == expected
+
+
+def test_callbacks_and_loggers_of_trials_that_pause_and_resume(tmp_path: Path) -> None:
+    recorder = Recorder()
+    results = fit(
+        "fluid",
+        with_checkpoints,
+        {"x": tune.grid_search(list(range(5)))},
+        tmp_path,
+        scheduler=HyperBandScheduler(max_t=9, reduction_factor=3),
+        run={"callbacks": [recorder]},
+    )
+    starts = 0
+    for result in results:
+        last = result.metrics["training_iteration"]
+        every = list(range(1, last + 1))
+        assert logged(result) == every, "result.json"
+        with open(os.path.join(result.path, "progress.csv")) as file:
+            assert [int(row["training_iteration"]) for row in csv.DictReader(file)] == every, "progress.csv"
+        assert list(result.metrics_dataframe["training_iteration"]) == every
+        assert json.loads((Path(result.path) / "params.json").read_text())["x"] == result.config["x"]
+        told = recorder.of(result.config["x"])
+        assert told[0] == ("start", None) and told[-1] == ("complete", None)
+        assert [iteration for what, iteration in told if what == "result"] == every
+        assert told.count(("complete", None)) == 1
+        starts += told.count(("start", None))
+    assert starts > len(results), "no trial was paused and resumed, so this test has shown nothing"
+
+
+def talking(config: dict[str, Any]) -> None:
+    print(f"trial {config['x']} speaks")
+    print(f"trial {config['x']} complains", file=sys.stderr)
+    tune.report({"score": 1.0, "cwd": os.getcwd()})
+
+
+def test_log_to_file_keeps_what_a_trial_prints_and_no_others(tmp_path: Path) -> None:
+    results = fit("fluid", talking, {"x": tune.grid_search([0, 1, 2])}, tmp_path, run={"log_to_file": True})
+    for result in results:
+        x, place = result.config["x"], Path(result.metrics["cwd"])
+        assert (place / "stdout").read_text().splitlines() == [f"trial {x} speaks"]
+        assert (place / "stderr").read_text().splitlines() == [f"trial {x} complains"]
+
+
+@pytest.mark.parametrize("max_failures", [0, 2])
+def test_a_trial_that_raises_follows_the_failure_config(max_failures: int, tmp_path: Path) -> None:
+    recorder = Recorder()
+    space = {
+        "x": tune.grid_search([0, 1]),
+        "marker": tune.sample_from(lambda config: str(tmp_path / "marker") if config["x"] == 1 else None),
+        "failures": 2,
+    }
+    run = {"failure_config": FailureConfig(max_failures=max_failures), "callbacks": [recorder]}
+    results = fit("fluid", raising, space, tmp_path, run=run)
+    good, bad = (next(r for r in results if r.config["x"] == x) for x in (0, 1))
+    assert good.error is None and good.metrics["training_iteration"] == 5
+    if max_failures == 2:
+        assert not results.errors
+        assert recorder.iterations()[1] == [1, 2, 3, 4, 5], "an iteration was lost or came twice"
+    else:
+        assert len(results.errors) == results.num_errors == 1
+        assert "as ordered" in str(bad.error)
+        assert (Path(bad.path) / "error.txt").exists()
+        assert recorder.of(1)[-1] == ("error", None)
+
+
+def test_fail_fast_stops_the_others(tmp_path: Path) -> None:
+    space = {"x": tune.grid_search([0, 1, 2, 3]), "marker": str(tmp_path / "m"), "failures": 1, "n": 2000}
+    results = fit("fluid", raising, space, tmp_path, run={"failure_config": FailureConfig(fail_fast=True)})
+    assert results.num_errors == 1
+    assert all((r.metrics or {}).get("training_iteration", 0) < 2000 for r in results)
+
+
+def test_checkpoints_and_their_retention(tmp_path: Path) -> None:
+    keep = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="max")
+    (result,) = fit("fluid", with_checkpoints, {"x": 3, "n": 6}, tmp_path, run={"checkpoint_config": keep})
+    assert len(result.best_checkpoints) == 2
+    assert sorted(os.path.basename(p) for p in Path(result.path).glob("checkpoint_*")) == sorted(
+        os.path.basename(c.path) for c, _ in result.best_checkpoints
+    )
+    with result.checkpoint.as_directory() as directory:
+        assert json.loads((Path(directory) / "at.json").read_text()) == 6
+    # What we keep for ourselves is gone when the trial has ended.
+    assert not list(Path(result.path).glob(".fluid*"))
+
+
+def test_a_class_is_checkpointed_as_often_as_asked_and_at_its_end(tmp_path: Path) -> None:
+    often = CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True)
+    (result,) = fit("fluid", Stepper, {"x": 3, "n": 5}, tmp_path, run={"checkpoint_config": often})
+    kept = []
+    for checkpoint in sorted(Path(result.path).glob("checkpoint_*")):
+        kept.append(json.loads((checkpoint / "at.json").read_text()))
+    assert kept == [2, 4, 5]
+    assert logged(result) == [1, 2, 3, 4, 5]
+
+
+def test_time_budget(tmp_path: Path) -> None:
+    began = time.monotonic()
+    space = {"x": tune.grid_search([0, 1, 2, 3]), "n": 100000}
+    results = fit("fluid", without_checkpoints, space, tmp_path, time_budget_s=8)
+    assert time.monotonic() - began < 60
+    assert len(results) == 4
+    assert all((r.metrics or {}).get("training_iteration", 0) < 100000 for r in results)
+
+
+def test_a_fluid_scheduler_in_a_stock_tuner(tmp_path: Path) -> None:
+    tuner = tune.Tuner(
+        tune.with_parameters(with_large, table=list(range(1000))),
+        param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=TuneConfig(
+            metric="score", mode="max", scheduler=FluidScheduler(ASHAScheduler(max_t=4), CPUS), max_concurrent_trials=2
+        ),
+        run_config=RunConfig(name="job", storage_path=str(tmp_path), verbose=0),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    assert (tmp_path / "job" / EVENT_LOG_NAME).exists()
+    assert {r.metrics["sum"] for r in results} == {499500}
+
+
+def with_large(config: dict[str, Any], table: list[int]) -> None:
+    for iteration in range(1, 5):
+        tune.report({"score": score(config["x"], iteration), "sum": sum(table)})
+
+
+def test_the_legacy_form(tmp_path: Path) -> None:
+    analysis = fluidtune.run(
+        without_checkpoints,
+        config={"x": tune.grid_search([0, 1, 2])},
+        stop={"training_iteration": 2},
+        resources_per_trial={"cpu": 1},
+        storage_path=str(tmp_path),
+        metric="score",
+        mode="max",
+        verbose=0,
+        executor=CPUS,
+    )
+    assert [t.last_result["training_iteration"] for t in analysis.trials] == [2, 2, 2]
+    assert analysis.best_config["x"] == max(range(3), key=lambda x: score(x, 2))
+
+
+class Counting(tune.search.Searcher):
+    """Suggests x = 0, 1, 2, ... and is told what came of them."""
+
+    def __init__(self) -> None:
+        super().__init__(metric="score", mode="max")
+        self.suggested: dict[str, int] = {}
+        self.completed: list[int] = []
+        self.most = 0
+
+    def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
+        return True
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        self.suggested[trial_id] = len(self.suggested)
+        self.most = max(self.most, len(self.suggested) - len(self.completed))
+        return {"x": self.suggested[trial_id], "n": 3}
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        assert result is not None and result["training_iteration"] == 3
+        self.completed.append(self.suggested[trial_id])
+
+
+def test_a_searcher_is_asked_and_told(tmp_path: Path) -> None:
+    searcher = Counting()
+    limited = tune.search.ConcurrencyLimiter(searcher, max_concurrent=2)
+    results = fit(
+        "fluid", without_checkpoints, {}, tmp_path, search_alg=limited, num_samples=5, metric="score", mode="max"
+    )
+    assert not results.errors
+    assert sorted(searcher.completed) == [0, 1, 2, 3, 4]
+    assert searcher.most == 2
+
+
+def test_optuna(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from ray.tune.search.optuna import OptunaSearch
+
+    results = fit(
+        "fluid",
+        without_checkpoints,
+        {"x": tune.randint(0, 9), "n": 2},
+        tmp_path,
+        search_alg=OptunaSearch(seed=1),
+        num_samples=4,
+        max_concurrent_trials=2,
+    )
+    assert [r.metrics["training_iteration"] for r in results] == [2, 2, 2, 2]

@@ -1,0 +1,136 @@
+"""What a script asks for one trial is what it gets, and other jobs of the cluster see it taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import tune
+from ray.util.placement_group import placement_group_table
+
+from fluidtune import FluidExecutor
+from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events
+from tests.conftest import placement_groups
+from tests.tune.running import fit
+
+pytestmark = pytest.mark.ray
+
+
+def look(config: dict[str, Any]) -> None:
+    """Says what the trial sees of the machine, twice so that the second is not at the start."""
+    began = time.time()
+    time.sleep(0.3)
+    tune.report(
+        {
+            "score": 1.0,
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "pid": os.getpid(),
+            "began": began,
+            "ended": time.time(),
+            "free": dict(ray.available_resources()),
+            "groups": sum(g["state"] == "CREATED" for g in placement_group_table().values()),
+        }
+    )
+
+
+def together(results: Any) -> int:
+    """The most trials that ran at one time."""
+    spans = [(r.metrics["began"], r.metrics["ended"]) for r in results]
+    return max(sum(a <= t < b for a, b in spans) for t, _ in spans)
+
+
+def run(path: Path, resources: Any, trials: int = 4, **executor: Any) -> Any:
+    results = fit(
+        "fluid",
+        tune.with_resources(look, resources),
+        {"x": tune.grid_search(list(range(trials)))},
+        path,
+        executor=FluidExecutor(**executor),
+    )
+    assert not results.errors
+    assert len(results) == trials
+    return results
+
+
+@pytest.mark.usefixtures("ray4")
+class TestCPUs:
+    def test_two_cores_each(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 2})
+        assert together(results) <= 2
+        assert {r.metrics["groups"] for r in results} == {2}
+        assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
+
+    def test_half_a_core_each(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1")
+        assert together(results) == 2
+        assert all(r.metrics["free"].get("CPU", 0) == 3 for r in results)
+
+    def test_custom_resources_are_kept(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 1, "custom_resources": {"licence": 1}}, trials=3)
+        assert together(results) <= 2, "there are two licences"
+        assert min(r.metrics["free"].get("licence", 0) for r in results) == 0
+
+    def test_several_bundles_are_left_to_tune(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING, logger="fluidtune"):
+            results = run(tmp_path, tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}]), trials=3)
+        warnings = [r for r in caplog.records if "left to Ray Tune" in r.getMessage()]
+        assert len(warnings) == 1
+        assert together(results) <= 2
+
+    def test_the_devices_are_given_back(self, tmp_path: Path) -> None:
+        run(tmp_path, {"cpu": 1}, trials=1)
+        assert placement_groups() == []
+        deadline = time.monotonic() + 10
+        while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert ray.available_resources()["CPU"] == 4
+
+
+@pytest.mark.usefixtures("ray_gpus")
+class TestGPUs:
+    def test_a_whole_one_each(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 1, "gpu": 1})
+        assert {r.metrics["gpus"] for r in results} <= {"0", "1"}
+        spans = sorted((r.metrics["gpus"], r.metrics["began"], r.metrics["ended"]) for r in results)
+        for (gpu, _, ended), (other, began, _) in zip(spans, spans[1:], strict=False):
+            assert gpu != other or ended <= began + 0.01, "two trials were on one GPU"
+        assert all(r.metrics["free"].get("GPU", 0) == 0 for r in results)
+
+    def test_half_a_gpu_is_shared_by_two(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1")
+        assert together(results) == 2
+        assert len({r.metrics["gpus"] for r in results}) == 1
+
+    def test_max_packing_shares_a_whole_gpu(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 1, "gpu": 1}, devices="gpu:1", max_packing=2)
+        assert together(results) == 2
+
+    def test_a_trial_over_two_gpus_is_one_process_that_sees_both(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 2, "gpu": 2}, trials=2)
+        assert {r.metrics["gpus"] for r in results} == {"0,1"}
+        assert together(results) == 1
+        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        assert not [e for e in events if e["event"].startswith("resize")]
+        occupancy_of(events)
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_devices_of_two_nodes(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, log_to_driver=False)
+        results = run(tmp_path, {"cpu": 1}, trials=4)
+        assert together(results) == 2
+        started = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)[0]
+        assert len({device["node"] for device in started["devices"]}) == 2
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

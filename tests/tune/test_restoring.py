@@ -1,0 +1,113 @@
+"""Ctrl-C, `Tuner.restore` and `Tuner.can_restore`: finished trials are kept, the others go on where they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from ray import tune
+
+import fluidtune
+from tests.tune.running import CPUS, fit, logged
+from tests.tune.trainables import raising, with_checkpoints
+
+ROOT = Path(__file__).parents[2]
+
+INTERRUPTED = """
+import sys
+import ray
+from ray import tune
+from tests.tune.trainables import with_checkpoints
+
+if __name__ == "__main__":
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    tune.Tuner(
+        with_checkpoints,
+        param_space={"x": tune.grid_search([0, 1, 2, 3]), "n": tune.sample_from(
+            lambda config: 3 if config["x"] < 2 else 100), "pause": 0.1},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0),
+    ).fit()
+    print("ended in order")
+"""
+
+
+def reported(path: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in path.glob("job/*/result.json"))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, one_ray) -> None:  # type: ignore[no-untyped-def]
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "fluidtune.cli", "run", "--devices", "cpu:2", str(script), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while reported(tmp_path) < 15 and time.monotonic() < deadline and driver.poll() is None:
+            time.sleep(0.1)
+        assert driver.poll() is None, driver.communicate()[0][-3000:]
+        below = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(signal.SIGINT)
+        said, _ = driver.communicate(timeout=60)
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+    assert "ended in order" in said, said[-3000:]
+    _, alive = psutil.wait_procs(below, timeout=20)
+    assert not alive, f"left behind: {alive}"
+    assert fluidtune.Tuner.can_restore(str(tmp_path / "job"))
+    assert not fluidtune.Tuner.can_restore(str(tmp_path / "another"))
+
+    one_ray.use(num_cpus=2)
+    finished = {p: p.stat().st_mtime for p in tmp_path.glob("job/*_x=[01]_*/checkpoint_*")}
+    assert len(finished) == 6
+    tuner = fluidtune.Tuner.restore(
+        str(tmp_path / "job"), with_checkpoints, executor=CPUS, param_space={"x": tune.grid_search([0, 1, 2, 3]), "n": 25}
+    )
+    began = time.monotonic()
+    results = tuner.fit()
+    assert not results.errors and len(results) == 4
+    assert time.monotonic() - began < 60
+    for result in results:
+        last = 3 if result.config["x"] < 2 else 100
+        assert result.metrics["training_iteration"] == last
+        assert sorted(set(logged(result))) == list(range(1, last + 1))
+        if last == 100:
+            assert result.metrics["began"] > 0, "it began again instead of going on"
+    assert {p: p.stat().st_mtime for p in tmp_path.glob("job/*_x=[01]_*/checkpoint_*")} == finished
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+@pytest.mark.parametrize("side", ["stock", "fluid"])
+def test_an_experiment_goes_on_under_fluidtune_whoever_began_it(side: str, tmp_path: Path) -> None:
+    space = {
+        "x": tune.grid_search([0, 1, 2]),
+        "marker": tune.sample_from(lambda config: str(tmp_path / "marker") if config["x"] == 1 else None),
+        "failures": 1,
+    }
+    first = fit(side, raising, space, tmp_path)
+    assert first.num_errors == 1
+    path = str(tmp_path / side)
+    assert fluidtune.Tuner.can_restore(path)
+    results = fluidtune.Tuner.restore(path, raising, executor=CPUS, resume_errored=True).fit()
+    assert not results.errors
+    assert [r.metrics["training_iteration"] for r in results] == [5, 5, 5]
+    for result in results:
+        assert logged(result) == [1, 2, 3, 4, 5]
+    assert len(list(Path(path).glob("fluid_events.jsonl"))) == 1

@@ -1,0 +1,111 @@
+"""One process serves trial after trial, unless a trial left it dirty; and the run's event log says all of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from fluidtune import FluidExecutor
+from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
+from tests.tune.running import fit
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
+
+_kept: list[Any] = []
+
+
+def messy(config: dict[str, Any]) -> None:
+    """Says what it found, then leaves behind what it is told to."""
+    import torch
+
+    found = {
+        "pid": os.getpid(),
+        "dtype": str(torch.get_default_dtype()),
+        "device": str(torch.empty(0).device),
+        "drawn": float(torch.rand(())),
+        "python": random.random(),
+        "variable": os.environ.get("A_TRIALS_OWN", "none"),
+        "cwd": os.getcwd(),
+    }
+    leaves = config["x"]
+    if leaves == "thread":
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    elif leaves == "child":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    elif leaves == "memory":
+        _kept.append(bytearray(b"x") * (1200 << 20))
+    elif leaves == "settings":
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.manual_seed(1)
+        random.seed(1)
+        os.environ["A_TRIALS_OWN"] = "here"
+        os.chdir("/")
+    tune.report({"score": 1.0, **found})
+
+
+def one_after_the_other(path: Path, leave: list[str]) -> tuple[list[dict[str, Any]], Any]:
+    results = fit("fluid", messy, {"x": tune.grid_search(leave)}, path, executor=FluidExecutor(devices="cpu:1"))
+    assert not results.errors
+    return [r.metrics for r in results], read_events(path / "fluid" / EVENT_LOG_NAME)
+
+
+def test_a_worker_serves_trial_after_trial_as_if_new(tmp_path: Path) -> None:
+    found, events = one_after_the_other(tmp_path, ["settings", "settings", "nothing", "settings", "nothing2"])
+    assert len({f["pid"] for f in found}) == 1
+    for key in ("dtype", "device", "drawn", "variable"):
+        assert len({f[key] for f in found}) == 1, f"{key}: {[f[key] for f in found]}"
+    assert found[0]["dtype"] == "torch.float32" and found[0]["variable"] == "none"
+    assert len({f["python"] for f in found}) == len(found)
+    # Tune gives each trial a directory of its own.
+    assert len({f["cwd"] for f in found}) == len(found)
+    counted = Counter(e["event"] for e in events)
+    assert counted["worker_started"] == 1 and counted["worker_replaced"] == 0
+
+
+def test_a_worker_that_was_left_dirty_is_replaced(tmp_path: Path) -> None:
+    found, events = one_after_the_other(tmp_path, ["thread", "a", "child", "b", "memory", "c"])
+    pids = [f["pid"] for f in found]
+    assert pids[0] != pids[1] and pids[1] == pids[2] != pids[3] and pids[3] == pids[4] != pids[5]
+    reasons = [e["reason"] for e in events if e["event"] == "worker_replaced"]
+    assert [reason.split()[0] for reason in reasons] == ["threads", "processes", "memory"]
+
+
+def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
+    from tests.tune.trainables import with_checkpoints
+
+    results = fit("fluid", with_checkpoints, {"x": tune.grid_search([0, 1, 2]), "n": 4}, tmp_path)
+    directory = tmp_path / "fluid"
+    events = read_events(directory / EVENT_LOG_NAME)
+    assert events.dropped == 0
+    assert events[0]["event"] == "run_started" and events[-1]["event"] == "run_ended"
+    trials = {r.metrics["trial_id"] for r in results}
+    for trial in trials:
+        own = [e for e in events if e.get("trial") == trial]
+        assert [e["event"] for e in own if e["event"] != "kind_found"] == [
+            "trial_added",
+            "trial_started",
+            *["trial_result"] * 4,
+            "trial_ended",
+        ]
+        assert [e["iteration"] for e in own if e["event"] == "trial_result"] == [1, 2, 3, 4]
+        assert own[-1]["ending"] == "stopped"
+    best = results.get_best_result()
+    assert events[-1]["trials"] == 3
+    assert events[-1]["best"] == {"trial": best.metrics["trial_id"], "metric": best.metrics["score"]}
+    summary = summarise(events)
+    assert summary.finished and summary.trials == 3 and summary.devices == 2
+    assert 0 < summary.utilisation <= 1
+    occupancy_of(events)
+    for name in ("timeline.png", "utilisation.png", "summary.json"):
+        assert (directory / name).stat().st_size > 100
