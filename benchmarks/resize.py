@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import ROOT, cores, finish, parser, result, run_process, say
+from benchmarks.common import ROOT, finish, parser, result, run_process, say
 from benchmarks.sides import OURS, under_fluidtune
 from fluidtune.report import read_events
 
@@ -80,7 +80,6 @@ def main() -> None:
     options = parser("Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.")
     options.add_argument("--backend", choices=BACKENDS, default="torch", help="the collective library")
     args = options.parse_args()
-    cores(DEVICES)
     runs = []
     for turn in range(args.repeats):
         runs.append({OURS: fluid(2 if args.quick else 6), "stock": stock(1 if args.quick else 3)})

@@ -302,8 +302,8 @@ class Worker:
         return ray.util.get_node_ip_address(), os.getpid()
 
     def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._trainable is not None
-        return self._trainable.get_auto_filled_metrics(*args, **kwargs)
+        # Asked when a trial starts, for display; the trial may be gone before the question arrives.
+        return self._trainable.get_auto_filled_metrics(*args, **kwargs) if self._trainable is not None else {}
 
     # --- a follower
 

@@ -32,8 +32,8 @@ from fluidtune.tune.run import Run
 
 logger = logging.getLogger(__name__)
 
-#: A worker that was told to clean up and has not within this time is killed, seconds.
-CLEAN_DEADLINE_S = 30.0
+#: A worker of a trial that lost another one is killed when it has not cleaned up within this time, seconds.
+CLEAN_BROKEN_S = 30.0
 #: Tune is not asked to save its state more often than this, seconds.
 SAVE_EVERY_S = 5.0
 
@@ -132,7 +132,6 @@ class Job:
             self._log.write("device_lost", device=device)
         for device, node in came.items():
             self._log.write("device_gained", device=device, node=node)
-        self._kill_overdue()
         return list(came.items()), gone
 
     def resources_in_use(self) -> dict[str, float]:
@@ -204,6 +203,7 @@ class Job:
         Tune saves every ten seconds or so by itself; a driver killed in between would not know them finished.
         """
         now = time.monotonic()
+        self._kill_overdue(now)
         if not self._unsaved or now < self._settle_at:
             return
         self._controller.checkpoint(force=True, wait=True)
@@ -242,6 +242,7 @@ class Job:
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
                 )
+        self._waiting.set(len(self.engine.waiting), {"job": self.name})
         self._busy.set(len({d for devices in self._in_use.values() for d in devices}), {"job": self.name})
         return instructions
 
@@ -303,13 +304,18 @@ class Job:
     def alive(self, worker: PooledWorker) -> bool:
         return worker.name in self.pool.workers
 
-    def watch(self, worker: PooledWorker) -> None:
-        """Kill the worker if it has not cleaned up in time."""
-        self._watched.setdefault(worker.name, time.monotonic() + CLEAN_DEADLINE_S)
+    @property
+    def patience(self) -> float:
+        """Seconds that a stopped trial's worker may take to clean up: stock Tune's own limit."""
+        return float(os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S", "600"))
 
-    def _kill_overdue(self) -> None:
+    def watch(self, worker: PooledWorker, within: float) -> None:
+        """Kill the worker if it has not cleaned up within so many seconds."""
+        self._watched.setdefault(worker.name, time.monotonic() + within)
+
+    def _kill_overdue(self, now: float) -> None:
         for name, deadline in list(self._watched.items()):
-            if time.monotonic() > deadline:
+            if now > deadline:
                 del self._watched[name]
                 worker = self.pool.workers.get(name)
                 if worker is not None and worker.busy:

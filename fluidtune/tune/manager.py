@@ -10,24 +10,23 @@ are carried.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import ray
 from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec, Outcome
-from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
 from fluidtune.tune import compat
-from fluidtune.tune.job import Job
+from fluidtune.tune.crew import Crew, first_line
+from fluidtune.tune.job import CLEAN_BROKEN_S, Job
+from fluidtune.tune.resizing import Resizer
 from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ class FluidActorManager:
 
     def __init__(self, job: Job):
         self._job = job
-        self._engine = job.engine
         self._trials: dict[str, Trial] = {}
         #: Runs that Tune has asked for and not let go of, by ticket.
         self._runs: dict[compat.TrackedActor, Run] = {}
@@ -70,19 +68,15 @@ class FluidActorManager:
         self._failed: set[int] = set()
         #: Runs that Tune let go of in this step; why is read from the trial when the step is over.
         self._released: list[Run] = []
-        self._events: list[m.Event] = []
         #: Callbacks into Tune that are due, one a step.
         self._due: deque[Callable[[], None]] = deque()
-        #: Ray futures and who handles them: (value or exception) -> None.
-        self._futures: dict[Any, Callable[[Any], None]] = {}
-        #: Who waits for a worker that is still cleaning up: (device, further devices, what to do with the worker).
-        self._wanting: list[tuple[int, tuple[int, ...], Callable[[PooledWorker], None]]] = []
-        self._polled = 0.0
+        self._crew = Crew(job)
+        self._resizer = Resizer(self._crew, self._spec, self._recover)
         #: What Tune's controller reads directly: ticket -> (handle of the worker's actor, None).
         self._live_actors_to_ray_actors_resources: dict[compat.TrackedActor, tuple[Any, None]] = {}
         self._actor_task_events = self
         for device, node in job.devices_there(wait_s=5.0):
-            self._events.append(m.DeviceGained(device, node))
+            self._crew.events.append(m.DeviceGained(device, node))
 
     # --- what the scheduler tells
 
@@ -91,7 +85,7 @@ class FluidActorManager:
 
     def budget_changed(self, trial_id: str, iterations: float | None) -> None:
         if trial_id in self._by_trial:
-            self._events.append(m.BudgetChanged(trial_id, iterations))
+            self._crew.events.append(m.BudgetChanged(trial_id, iterations))
 
     def status_line(self) -> str:
         """One line for Tune's progress display."""
@@ -118,7 +112,7 @@ class FluidActorManager:
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._by_trial[trial.trial_id] = run
-        self._events.extend(self._job.arrival(trial))
+        self._crew.events.extend(self._job.arrival(trial))
         return tracked
 
     def remove_actor(self, tracked_actor: Any, kill: bool = False, stop_future: Any = None) -> bool:
@@ -162,9 +156,7 @@ class FluidActorManager:
         run = self._runs.get(tracked_actor)
         if run is not None:
             for task in run.tasks:
-                self._futures.pop(task.future, None)
-                if task.future is not None:
-                    self._futures[task.future] = lambda value: None
+                self._crew.drop(task.future)
             run.tasks.clear()
 
     def get_live_actors_resources(self) -> dict[str, float]:
@@ -180,7 +172,8 @@ class FluidActorManager:
 
     @property
     def num_total_actors(self) -> int:
-        return len(self._runs) + len(self._due)
+        # Workers that clean up count, so that Tune gives them time to before it calls cleanup().
+        return len(self._runs) + len(self._due) + self._crew.cleaning
 
     @property
     def num_actor_tasks(self) -> int:
@@ -188,13 +181,13 @@ class FluidActorManager:
 
     def resolve_future(self, future: Any) -> None:
         """Wait for one task and handle it now (Tune does so for a trial's export)."""
-        self._handle(future)
+        self._crew.resolve(future)
 
     def next(self, timeout: float | None = None) -> bool:
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""
         self._advance()
         if not self._due:
-            self._wait(timeout)
+            self._crew.wait(timeout)
             self._advance()
         if self._due:
             self._due.popleft()()
@@ -203,33 +196,21 @@ class FluidActorManager:
 
     def cleanup(self) -> None:
         """The run is over: give every process and device back."""
-        self._futures.clear()
-        self._tell_released()
+        self._crew.close()
         self._job.close(self._trials.values())
 
     # --- carrying out
 
     def _advance(self) -> None:
         """Tell the engine what happened and do what it says, until there is nothing more to tell."""
-        self._poll_devices()
+        self._crew.poll()
         self._tell_released()
-        while self._events:
-            events, self._events = self._events, []
+        while self._crew.events:
+            events, self._crew.events = self._crew.events, []
             for instruction in self._job.decide(events):
                 self._carry_out(instruction)
-        wanting, self._wanting = self._wanting, []
-        for device, others, then in wanting:
-            self._take(device, others, then)
+        self._crew.serve()
         self._job.settle()
-
-    def _poll_devices(self, force: bool = False) -> None:
-        now = time.monotonic()
-        if not force and (self._job.reservation.complete or now - self._polled < 0.5):
-            return
-        self._polled = now
-        came, gone = self._job.poll_devices()
-        self._events.extend(m.DeviceLost(device) for device in gone)
-        self._events.extend(m.DeviceGained(device, node) for device, node in came)
 
     def _tell_released(self) -> None:
         for run in self._released:
@@ -237,21 +218,23 @@ class FluidActorManager:
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED else "paused"
-            self._unload(run)
+            self._unload(run, self._job.patience)
             self._job.ended(run.trial, ending)
-            self._events.append(m.TrialEnded(run.id, ending))
+            self._crew.events.append(m.TrialEnded(run.id, ending))
         self._released.clear()
 
     def _carry_out(self, instruction: m.Instruction) -> None:
         if isinstance(instruction, m.Start):
             run = self._by_trial[instruction.trial]
+            if run.placement is not None:
+                self._detach(run, "its device was lost")
             run.devices, run.share, run.width = instruction.devices, instruction.share, 1
             run.wanted = instruction.devices
             self._place(run)
         elif isinstance(instruction, m.Resize):
             run = self._by_trial[instruction.trial]
             run.wanted = instruction.devices
-            self._begin_resize(run)
+            self._resizer.begin(run)
         elif isinstance(instruction, m.Suspend):
             self._by_trial[instruction.trial].suspend = True
         # Release needs nothing: workers go back to the pool when they have cleaned up.
@@ -267,23 +250,11 @@ class FluidActorManager:
                 self._job.pool.give_back(worker)  # the trial ended while it waited for a worker
                 return
             run.leader = worker
-            self._track(
-                worker.actor.load.remote(run.trainable_ref, self._spec(run)),
-                lambda value: self._loaded(run, worker, value),
-            )
+            future = worker.actor.load.remote(run.trainable_ref, self._spec(run))
+            self._crew.track(future, partial(self._loaded, run, worker))
 
         # Several devices and not elastic: one process that sees them all.
-        self._take(run.devices[0], run.devices[1:] if self._job.layout.share > 1 else (), load)
-
-    def _take(self, device: int, others: tuple[int, ...], then: Callable[[PooledWorker], None]) -> None:
-        """Call ``then`` with a worker of the device, at once or when one has cleaned up."""
-        if not self._job.ready(device, others):
-            self._wanting.append((device, others, then))
-            return
-        worker, fresh = self._job.take(device, others)
-        if fresh:
-            self._track(worker.actor.info.remote(), lambda value: self._job.worker_known(worker, value))
-        then(worker)
+        self._crew.take(run.devices[0], run.devices[1:] if run.kind != "elastic" else (), load)
 
     def _spec(self, run: Run) -> LoadSpec:
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
@@ -316,7 +287,7 @@ class FluidActorManager:
         run.live = True
         assert run.leader is not None
         self._live_actors_to_ray_actors_resources[run.tracked] = (run.leader.actor, None)
-        run.trial.temporary_state.ray_actor = run.leader.actor
+        run.trial.set_ray_actor(run.leader.actor)
         self._job.log("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
         checkpoint = run.trial.latest_checkpoint_result
         if checkpoint and not (run.tasks and run.tasks[0].method == "restore"):
@@ -340,7 +311,7 @@ class FluidActorManager:
             task.future = method.remote(reform) if reform is not None else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
-        self._track(task.future, lambda value: self._answered(run, task, value))
+        self._crew.track(task.future, partial(self._answered, run, task))
 
     def _answered(self, run: Run, task: Task, value: Any) -> None:
         if task not in run.tasks:
@@ -367,122 +338,30 @@ class FluidActorManager:
         if outcome.kind != run.kind:
             run.kind = outcome.kind
             self._job.kind_found(run.trial, outcome.kind)
-            self._events.append(m.KindFound(run.id, outcome.kind))
+            self._crew.events.append(m.KindFound(run.id, outcome.kind))
         if outcome.reformed is not None:
-            self._finish_resize(run, outcome.reformed)
+            self._resizer.done(run, *outcome.reformed)
         if compat.RESULT_DUPLICATE not in outcome.result:
             run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
-            self._events.append(m.Result(run.id, outcome.seconds, run.width if run.width > 1 else run.share))
+            self._crew.events.append(m.Result(run.id, outcome.seconds, run.width if run.width > 1 else run.share))
             self._job.result(run, outcome)
         if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.
-            self._begin_resize(run)
+            self._resizer.begin(run)
 
     def _move(self, run: Run) -> None:
         """Take a trial off its device at its own checkpoint; it goes on from there where the engine says."""
         run.suspend = run.live = False
         run.loss = "moved to a device of its own"
-        self._unload(run)
-        self._events.append(m.TrialEnded(run.id, "paused"))
-        self._events.extend(self._job.arrival(run.trial))
-
-    # --- resizing
-
-    def _begin_resize(self, run: Run) -> None:
-        """Bring the workers of an elastic trial to those of ``run.wanted``: warm them up while the trial trains."""
-        new = [device for device in run.wanted if device not in run.workers()]
-        if run.address is None and new:
-            return  # not known to be elastic yet, or its leader has not said where to be found
-        self._job.log(
-            "resize_started",
-            trial=run.id,
-            devices_from=list(run.workers()),
-            devices_to=list(run.wanted),
-            reason="grow" if len(run.wanted) > run.width else "shrink",
-        )
-        run.generation += 1
-        generation = run.generation
-        run.ready = set()
-        run.awaited = set(new)
-
-        def join(worker: PooledWorker) -> None:
-            if run.generation != generation or worker.device not in run.awaited:
-                self._job.pool.give_back(worker)  # the resize was called off meanwhile
-                return
-            run.joining[worker.device] = worker
-            self._track(
-                worker.actor.join.remote(run.trainable_ref, self._spec(run)),
-                lambda value: self._joined(run, worker, value),
-            )
-
-        for device in new:
-            self._take(device, (), join)
-        if not new:
-            self._all_ready(run)
-
-    def _joined(self, run: Run, worker: PooledWorker, value: Any) -> None:
-        if run.joining.get(worker.device) is not worker:
-            return
-        if value is not True:
-            reason = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else "its loop ended early"
-            if isinstance(value, RayActorError):
-                del run.joining[worker.device]
-                self._lost_worker(worker, value)
-            self._cancel_join(run, reason)
-            return
-        run.ready.add(worker.device)
-        if run.ready == run.awaited:
-            self._all_ready(run)
-
-    def _all_ready(self, run: Run) -> None:
-        """Every new worker stands at the loop's entrance: let them in at the leader's next boundary."""
-        assert run.address is not None
-        workers = {**run.workers(), **run.joining}
-        members = tuple(workers[device].name for device in run.wanted)
-        reform = run.reform = Reform(run.generation, members, run.address)
-        for device, worker in run.joining.items():
-            run.followers[device] = worker
-            self._track(worker.actor.enter.remote(reform), partial(self._follower_ended, run, worker))
-        run.joining, run.awaited = {}, set()
-
-    def _cancel_join(self, run: Run, reason: str) -> None:
-        for worker in run.joining.values():
-            self._clean(worker)
-        run.joining, run.awaited = {}, set()
-        devices = tuple(run.workers())
-        run.wanted = devices
-        self._job.log("resize_failed", trial=run.id, devices=list(devices), reason=reason[:500])
-        self._events.append(m.ResizeFailed(run.id, devices))
-
-    def _finish_resize(self, run: Run, reformed: tuple[int, float]) -> None:
-        generation, seconds = reformed
-        if generation != run.generation or not run.reforming:
-            return
-        run.reforming = False
-        run.followers = {d: w for d, w in run.followers.items() if d in run.wanted}
-        run.width = len(run.wanted)
-        run.devices = run.wanted
-        self._job.resized(run, seconds)
-        self._events.append(m.Resized(run.id, run.wanted, seconds))
-
-    def _follower_ended(self, run: Run, worker: PooledWorker, value: Any) -> None:
-        """A follower's loop is over: it was told to leave, its group broke, or its process died."""
-        died = isinstance(value, RayActorError)
-        member = run.leader is not None and run.followers.get(worker.device) is worker
-        expected = not member or worker.device not in run.wanted
-        if died:
-            self._lost_worker(worker, value)
-        else:
-            self._clean(worker)
-        if not expected:
-            run.followers.pop(worker.device, None)
-            self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}")
+        self._unload(run, self._job.patience)
+        self._crew.events.append(m.TrialEnded(run.id, "paused"))
+        self._crew.events.extend(self._job.arrival(run.trial))
 
     # --- losses
 
     def _worker_died(self, run: Run, worker: PooledWorker | None, error: Exception) -> None:
         if worker is not None:
-            self._lost_worker(worker, error)
+            self._crew.lost(worker, error)
             run.leader = None if run.leader is worker else run.leader
         if worker is None or worker.pid is not None:
             run.deaths += 1
@@ -491,22 +370,26 @@ class FluidActorManager:
         if run.deaths >= MAX_DEATHS or run.misses >= MAX_MISSES:
             self._fail(run, error)
         else:
-            self._recover(run, f"its worker died: {str(error).strip().splitlines()[0]}")
+            self._recover(run, f"its worker died: {first_line(error)}")
 
     def _recover(self, run: Run, reason: str) -> None:
         """Take the trial off what is left of its workers; the engine gives it new devices."""
         if run.tracked not in self._runs:
             return
+        self._detach(run, reason)
+        self._crew.poll(force=True)
+        self._crew.events.append(m.WorkerLost(run.id))
+
+    def _detach(self, run: Run, reason: str) -> None:
+        """The trial has no workers any more; what Tune waits for will be asked again of the next ones."""
         run.live, run.loss = False, reason
         for task in run.tasks:
-            self._futures.pop(task.future, None)
+            self._crew.drop(task.future)
             task.issued, task.future = False, None
         # A restore that was issued and not answered is part of getting back, not of what Tune still waits for.
         while run.tasks and run.tasks[0].method == "restore" and run.tasks[0].on_result is None:
             run.tasks.popleft()
-        self._unload(run)
-        self._poll_devices(force=True)
-        self._events.append(m.WorkerLost(run.id))
+        self._unload(run, CLEAN_BROKEN_S)
 
     def _fail(self, run: Run, error: Exception) -> None:
         """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
@@ -516,8 +399,8 @@ class FluidActorManager:
         self._runs.pop(tracked, None)
         self._live_actors_to_ray_actors_resources.pop(tracked, None)
         self._forget(run)
-        self._unload(run)
-        self._events.append(m.TrialEnded(run.id, "failed"))
+        self._unload(run, CLEAN_BROKEN_S)
+        self._crew.events.append(m.TrialEnded(run.id, "failed"))
 
         def tell() -> None:
             _call(tracked._on_error, tracked, error)
@@ -530,52 +413,18 @@ class FluidActorManager:
         if self._by_trial.get(run.id) is run:
             del self._by_trial[run.id]
         for task in run.tasks:
-            self._futures.pop(task.future, None)
+            self._crew.drop(task.future)
 
-    def _unload(self, run: Run) -> None:
+    def _unload(self, run: Run, within: float) -> None:
         """Let every worker of the trial clean up, leader first so that it can dismiss the others."""
         leader, run.leader = run.leader, None
         followers, run.followers = run.followers, {}
         joining, run.joining = run.joining, {}
-        run.placement, run.awaited, run.reform, run.reforming = None, set(), None, False
+        run.placement, run.address, run.awaited, run.reform, run.reforming = None, None, set(), None, False
         if leader is not None:
-            self._clean(leader)
+            self._crew.clean(leader, within)
         for worker in joining.values():
-            self._clean(worker)
-        # Followers clean up when their `enter` returns, see _follower_ended.
+            self._crew.clean(worker, within)
         for worker in followers.values():
-            self._job.watch(worker)
-
-    def _clean(self, worker: PooledWorker) -> None:
-        if not self._job.alive(worker):
-            return
-        self._track(
-            worker.actor.unload.remote(),
-            lambda value: self._job.cleaned(worker, value),
-        )
-
-    def _lost_worker(self, worker: PooledWorker, error: Exception) -> None:
-        self._job.worker_lost(worker, str(error).strip().splitlines()[0])
-        self._poll_devices(force=True)
-
-    # --- futures
-
-    def _track(self, future: Any, handler: Callable[[Any], None]) -> None:
-        self._futures[future] = handler
-
-    def _wait(self, timeout: float | None) -> None:
-        if not self._futures:
-            if timeout:
-                time.sleep(min(timeout, 0.1))
-            return
-        ready, _ = ray.wait(list(self._futures), num_returns=1, timeout=timeout)
-        for future in ready:
-            self._handle(future)
-
-    def _handle(self, future: Any) -> None:
-        handler = self._futures.pop(future)
-        try:
-            value = ray.get(future)
-        except Exception as error:
-            value = error
-        handler(value)
+            # It cleans up when its loop has ended, see Resizer.
+            self._job.watch(worker, within)

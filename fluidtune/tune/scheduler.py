@@ -76,8 +76,8 @@ class FluidScheduler(TrialScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         from fluidtune.tune.manager import install
 
-        controller = compat.controller_of(tune_controller)
-        self._manager = install(controller, self, trial)
+        if not trial.is_finished():  # a restored experiment brings its finished trials, too
+            self._manager = install(compat.controller_of(tune_controller), self, trial)
         self.base_scheduler.on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import random
@@ -33,8 +32,8 @@ KILLS = 20
 def reported(storage: Path) -> dict[float, list[dict]]:
     """What Tune's own logger wrote down, by the trial's x."""
     found = {}
-    for path in glob.glob(str(storage / "job" / "*" / "result.json")):
-        lines = [json.loads(line) for line in open(path)]
+    for path in (storage / "job").glob("*/result.json"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
         found[lines[0]["config"]["x"]] = lines
     return found
 
@@ -61,31 +60,40 @@ def check_reports(kind: str, storage: Path, trials: int, iterations: int, tmp: P
         assert [line["value"] for line in lines] == pytest.approx(expected, rel=1e-4), x
 
 
-class Killer(threading.Thread):
-    """Kills a living worker of the job at random moments, each time after a trial made progress since the last."""
+def busy_workers(events: list[dict]) -> list[int]:
+    """Process ids of living workers that have done an iteration: killing one again and again in its start would be
+    taken for the trial's own fault."""
+    devices: dict[str, list[int]] = {}
+    started: dict[int, tuple[float, int]] = {}
+    worked: dict[int, float] = {}
+    for event in events:
+        if event["event"] in ("trial_started", "resized"):
+            devices[event["trial"]] = event["devices"]
+        elif event["event"] == "worker_started":
+            started[event["device"]] = event["t"], event["pid"]
+        elif event["event"] == "trial_result":
+            worked.update(dict.fromkeys(devices.get(event["trial"], ()), event["t"]))
+    return [
+        pid for device, (since, pid) in started.items() if worked.get(device, 0) > since and psutil.pid_exists(pid)
+    ]
 
-    def __init__(self, log: Path, seed: int, choose=None):
+
+class Killer(threading.Thread):
+    """Kills a worker of the job at random moments, each time after it made progress."""
+
+    def __init__(self, log: Path, seed: int):
         super().__init__(daemon=True)
         self.log, self.random, self.kills, self.over = log, random.Random(seed), 0, False
-        self.choose = choose or (lambda events, pids: self.random.choice(pids))
 
     def run(self):
-        seen = 0
         while self.kills < KILLS and not self.over:
             time.sleep(0.05)
-            if not self.log.exists():
-                continue
-            events = read_events(self.log)
-            if not any(e["event"] == "trial_result" for e in events[seen:]):
+            pids = busy_workers(read_events(self.log)) if self.log.exists() else []
+            if not pids:
                 continue
             time.sleep(self.random.uniform(0.0, 0.5))
-            pids = [e["pid"] for e in events if e["event"] == "worker_started" and psutil.pid_exists(e["pid"])]
-            pid = self.choose(events, pids) if pids else None
-            if pid is None:
-                continue
-            seen = len(read_events(self.log))
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(self.random.choice(pids), signal.SIGKILL)
             except ProcessLookupError:
                 continue
             self.kills += 1
@@ -121,19 +129,18 @@ def nothing_left() -> None:
     while True:
         groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
         free = ray.available_resources().get("CPU", 0)
-        workers = [p.pid for p in psutil.process_iter(["cmdline"]) if "ray::Worker" in " ".join(p.info["cmdline"] or [])]
-        mine = [pid for pid in workers if any(q.pid == os.getpid() for q in parents(pid))]
+        mine = [p.pid for p in psutil.process_iter(["name"]) if "ray::Worker" in p.info["name"] and is_ours(p)]
         if not groups and free == ray.cluster_resources()["CPU"] and not mine:
             return
         assert time.monotonic() < deadline, (groups, free, mine)
         time.sleep(0.2)
 
 
-def parents(pid: int) -> list[psutil.Process]:
+def is_ours(process: psutil.Process) -> bool:
     try:
-        return psutil.Process(pid).parents()
+        return any(parent.pid == os.getpid() for parent in process.parents())
     except psutil.NoSuchProcess:
-        return []
+        return False
 
 
 @pytest.mark.timeout(420)
@@ -172,11 +179,11 @@ def test_driver_killed_at_random_moments(kind, kills, tmp_path):
     trials, iterations, step = 4, 60, 0.1
     rng = random.Random(kills)
     done = tmp_path / "done.json"
-    finished: set[float] = set()
     mode, count = "new", 0
     while not done.exists():
         tag = uuid.uuid4().hex
-        command = [sys.executable, "-m", "tests.faults.jobs", mode, kind, str(tmp_path), str(trials), str(iterations), str(step)]
+        arguments = [mode, kind, tmp_path, trials, iterations, step]
+        command = [sys.executable, "-m", "tests.faults.jobs", *map(str, arguments)]
         environment = {**os.environ, "FLUIDTUNE_TEST_TAG": tag, "PYTHONPATH": str(ROOT)}
         with open(tmp_path / "out.txt", "ab") as out:
             driver = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
@@ -197,7 +204,6 @@ def test_driver_killed_at_random_moments(kind, kills, tmp_path):
     outcome = json.loads(done.read_text())
     assert outcome == {"errors": 0, "iterations": [iterations] * trials}
     check_reports(kind, tmp_path, trials, iterations, tmp_path)
-    del finished
 
 
 def wait_for_progress(log: Path, driver: subprocess.Popen) -> None:

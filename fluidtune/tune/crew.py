@@ -1,0 +1,120 @@
+"""The shell's hands: calls to workers and what comes back, workers taken and cleaned up, devices that come and go.
+
+Every call is a Ray future with one handler. What happened is collected as events for the engine; nothing is
+decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.engine import messages as m
+from fluidtune.tune.job import Job
+
+#: How often devices that are not there are looked for, seconds.
+POLL_S = 0.5
+
+
+class Crew:
+    """Belongs to one manager; ``job`` owns the processes."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        #: What the engine has not been told yet.
+        self.events: list[m.Event] = []
+        #: Ray futures and who handles them: (value or exception) -> None.
+        self._futures: dict[Any, Callable[[Any], None]] = {}
+        #: Who waits for a worker that is still cleaning up: (device, further devices, what to do with the worker).
+        self._wanting: list[tuple[int, tuple[int, ...], Callable[[PooledWorker], None]]] = []
+        #: Workers that have been told to clean up and have not answered.
+        self.cleaning = 0
+        self._polled = 0.0
+
+    # --- futures
+
+    def track(self, future: Any, handler: Callable[[Any], None]) -> None:
+        self._futures[future] = handler
+
+    def drop(self, future: Any) -> None:
+        """Nobody is interested in this one any more."""
+        self._futures.pop(future, None)
+
+    def wait(self, timeout: float | None) -> None:
+        """Handle at most one future that is ready within ``timeout`` seconds."""
+        if not self._futures:
+            time.sleep(min(0.1, timeout or 0.0))
+            return
+        ready, _ = ray.wait(list(self._futures), num_returns=1, timeout=timeout)
+        for future in ready:
+            self.resolve(future)
+
+    def resolve(self, future: Any) -> None:
+        """Wait for this future and handle it."""
+        handler = self._futures.pop(future)
+        try:
+            value = ray.get(future)
+        except Exception as error:
+            value = error
+        handler(value)
+
+    def close(self) -> None:
+        self._futures.clear()
+        self._wanting.clear()
+
+    # --- workers
+
+    def take(self, device: int, others: tuple[int, ...], then: Callable[[PooledWorker], None]) -> None:
+        """Call ``then`` with a worker of the device that sees ``others`` too; at once, or when one has cleaned up."""
+        if not self.job.ready(device, others):
+            self._wanting.append((device, others, then))
+            return
+        worker, fresh = self.job.take(device, others)
+        if fresh:
+            self.track(worker.actor.info.remote(), lambda value: self.job.worker_known(worker, value))
+        then(worker)
+
+    def serve(self) -> None:
+        """Give those that wait for a worker the ones that are free now."""
+        wanting, self._wanting = self._wanting, []
+        for device, others, then in wanting:
+            self.take(device, others, then)
+
+    def clean(self, worker: PooledWorker, within: float) -> None:
+        """Have the worker unload its trial; ``within``: seconds after which it is killed instead."""
+        if not self.job.alive(worker):
+            return
+        self.cleaning += 1
+        self.job.watch(worker, within)
+
+        def cleaned(value: Any) -> None:
+            self.cleaning -= 1
+            self.job.cleaned(worker, value)
+
+        self.track(worker.actor.unload.remote(), cleaned)
+
+    def lost(self, worker: PooledWorker, error: RayActorError) -> None:
+        """The worker's process is dead; perhaps its device is gone with it."""
+        self.job.worker_lost(worker, first_line(error))
+        self.poll(force=True)
+
+    # --- devices
+
+    def poll(self, force: bool = False) -> None:
+        """Look for devices that came or went. Costs calls to Ray, so only while one is missing, or when told to."""
+        now = time.monotonic()
+        if not force and (self.job.reservation.complete or now - self._polled < POLL_S):
+            return
+        self._polled = now
+        came, gone = self.job.poll_devices()
+        self.events.extend(m.DeviceLost(device) for device in gone)
+        self.events.extend(m.DeviceGained(device, node) for device, node in came)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,113 @@
+"""How a resize that the engine wants is done, step by step.
+
+New workers run the trial's code up to its first boundary while the old ones train; when all of them stand
+ready they are told to enter and the leader is told with its next iteration; the leader takes them in at a
+boundary and says so with that iteration's result. Shrinking has no first half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.worker import LoadSpec
+from fluidtune.elastic import Reform
+from fluidtune.engine import messages as m
+from fluidtune.tune.crew import Crew
+from fluidtune.tune.job import CLEAN_BROKEN_S
+from fluidtune.tune.run import Run
+
+
+class Resizer:
+    """``spec``: what a worker needs to host a run. ``recover``: called when a run lost one of its workers."""
+
+    def __init__(self, crew: Crew, spec: Callable[[Run], LoadSpec], recover: Callable[[Run, str], None]):
+        self._crew = crew
+        self._spec = spec
+        self._recover = recover
+
+    def begin(self, run: Run) -> None:
+        """Bring the workers of an elastic trial to those of ``run.wanted``."""
+        new = [device for device in run.wanted if device not in run.workers()]
+        if run.address is None:
+            return  # its leader has not said where to be found; asked again after its next iteration
+        self._crew.job.log(
+            "resize_started",
+            trial=run.id,
+            devices_from=list(run.workers()),
+            devices_to=list(run.wanted),
+            reason="grow" if len(run.wanted) > run.width else "shrink",
+        )
+        run.generation += 1
+        generation = run.generation
+        run.ready, run.awaited = set(), set(new)
+
+        def join(worker: PooledWorker) -> None:
+            if run.generation != generation or worker.device not in run.awaited:
+                self._crew.job.pool.give_back(worker)  # the resize was called off meanwhile
+                return
+            run.joining[worker.device] = worker
+            future = worker.actor.join.remote(run.trainable_ref, self._spec(run))
+            self._crew.track(future, partial(self._joined, run, worker))
+
+        for device in new:
+            self._crew.take(device, (), join)
+        if not new:
+            self._all_ready(run)
+
+    def _joined(self, run: Run, worker: PooledWorker, value: Any) -> None:
+        if run.joining.get(worker.device) is not worker:
+            return
+        if value is True:
+            run.ready.add(worker.device)
+            if run.ready == run.awaited:
+                self._all_ready(run)
+            return
+        if isinstance(value, RayActorError):
+            del run.joining[worker.device]
+            self._crew.lost(worker, value)
+        self._cancel(run, str(value) if isinstance(value, Exception) else "a new worker's loop ended early")
+
+    def _all_ready(self, run: Run) -> None:
+        assert run.address is not None
+        workers = {**run.workers(), **run.joining}
+        members = tuple(workers[device].name for device in run.wanted)
+        reform = run.reform = Reform(run.generation, members, run.address)
+        for device, worker in run.joining.items():
+            run.followers[device] = worker
+            self._crew.track(worker.actor.enter.remote(reform), partial(self._follower_ended, run, worker))
+        run.joining, run.awaited = {}, set()
+
+    def _cancel(self, run: Run, reason: str) -> None:
+        for worker in run.joining.values():
+            self._crew.clean(worker, CLEAN_BROKEN_S)
+        run.joining, run.awaited = {}, set()
+        run.wanted = tuple(run.workers())
+        self._crew.job.log("resize_failed", trial=run.id, devices=list(run.wanted), reason=reason[:500])
+        self._crew.events.append(m.ResizeFailed(run.id, run.wanted))
+
+    def done(self, run: Run, generation: int, seconds: float) -> None:
+        """The leader says that it has re-formed its group."""
+        if generation != run.generation or not run.reforming:
+            return
+        run.reforming = False
+        run.followers = {d: w for d, w in run.followers.items() if d in run.wanted}
+        run.width, run.devices = len(run.wanted), run.wanted
+        self._crew.job.resized(run, seconds)
+        self._crew.events.append(m.Resized(run.id, run.wanted, seconds))
+
+    def _follower_ended(self, run: Run, worker: PooledWorker, value: Any) -> None:
+        """A follower's loop is over: it was told to leave, its group broke, or its process died."""
+        died = isinstance(value, RayActorError)
+        member = run.leader is not None and run.followers.get(worker.device) is worker
+        if died:
+            self._crew.lost(worker, value)
+        else:
+            self._crew.clean(worker, CLEAN_BROKEN_S)
+        if member and worker.device in run.wanted:
+            del run.followers[worker.device]
+            self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}")
