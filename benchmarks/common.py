@@ -83,9 +83,7 @@ def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = Fal
     or takes longer than ``timeout`` seconds; nothing that it started is then left.
     """
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    )
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     # A side must not find the cluster of another.
     environment.pop("RAY_ADDRESS", None)
     with tempfile.TemporaryFile("w+") as output:

@@ -3,9 +3,9 @@
 ``python -m benchmarks.demo --out DIR``. The job is examples/digits_elastic.py, a HyperBand search over a
 convolutional network on scikit-learn's digits, with the same configurations both times, on all cores of the machine
 up to four. Each run is a whole process, and its time includes start-up. Written to DIR: timeline.png (trials over
-devices under FluidTune), utilisation.png (how much of the devices trials held, stock Ray Tune beside it; of stock
-only the time inside iterations is known, so that the seconds in which it starts a process for a trial count as
-idle), and both runs' results.
+devices under FluidTune), utilisation.png (how much of the devices was inside an iteration of some trial, in both
+runs: when stock Ray Tune gives a core to a trial is not to be seen from outside, but when its iterations ran is;
+so the seconds in which a trial is brought to its device count as idle on both sides), and both runs' results.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from rich.table import Table
 
 from benchmarks.common import ROOT, run_process
 from benchmarks.sides import under_fluidtune
-from fluidtune.report import events_from_tune_results, read_events, utilisation_png, write_report
+from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
 
 SCRIPT = ROOT / "examples" / "digits_elastic.py"
 NAME = SCRIPT.stem
 METRIC = "accuracy"
-#: Seconds between two iterations of a trial from which on it has been off its device.
-GAP = 1.0
 
 
 def results(run: Path) -> dict[str, list[dict[str, Any]]]:
@@ -41,15 +39,25 @@ def results(run: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def spells(trial: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """When a trial was running: one record for each spell without a gap between its iterations."""
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        start = row["timestamp"] - row["time_this_iter_s"]
-        if found and start - found[-1]["end"] < GAP:
-            found[-1]["end"] = row["timestamp"]
-        else:
-            found.append({"trial": trial, "start": start, "end": row["timestamp"]})
+def stock_iterations(run: Path) -> list[dict[str, Any]]:
+    """When each iteration of a run under stock Ray Tune began and ended, from Tune's results."""
+    return [
+        {"trial": trial, "start": row["timestamp"] - row["time_this_iter_s"], "end": row["timestamp"]}
+        for trial, rows in results(run).items()
+        for row in rows
+    ]
+
+
+def fluid_iterations(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """When each iteration of a run under FluidTune began and ended, and on which devices."""
+    found = []
+    held: dict[str, list[int]] = {}
+    for event in events:
+        if event["event"] in ("trial_started", "resized"):
+            held[event["trial"]] = event["devices"]
+        elif event["event"] == "trial_result":
+            end, devices = event["t"], held[event["trial"]]
+            found.append({"trial": event["trial"], "start": end - event["seconds"], "end": end, "device": devices})
     return found
 
 
@@ -79,14 +87,12 @@ def main() -> None:
         console.print(f"{name}: {len(trials)} trials in {seconds[name]:.1f} s, best accuracy {best[name]:.4f}")
 
     ours, stock = runs["FluidTune"] / NAME, runs["stock Ray Tune"] / NAME
-    stock_events = events_from_tune_results(
-        [record for trial, rows in results(stock).items() for record in spells(trial, rows)],
-        devices=cores,
-        run="stock Ray Tune, time in iterations",
-        kind="cpu",
-    )
     written = write_report(ours, out)
-    utilisation_png(read_events(ours / "fluid_events.jsonl"), written.utilisation, stock_events)
+    in_iterations = [
+        events_from_tune_results(records, devices=cores, run="time in iterations", kind="cpu")
+        for records in (fluid_iterations(read_events(ours / EVENT_LOG_NAME)), stock_iterations(stock))
+    ]
+    utilisation_png(in_iterations[0], written.utilisation, in_iterations[1])
 
     table = Table(title=f"HyperBand on handwritten digits, {cores} cores")
     for column in ("", "seconds, start-up included", "best accuracy"):

@@ -1,11 +1,11 @@
 """How long a trial waits from being chosen to its first result.
 
-``python -m benchmarks.launch --json [--devices cpu:2] [--quick]``. A grid of trials whose first iteration is a tenth
-of a second, on the three sides of sides.py; the median over a job's trials. A trial is *chosen* when a place to run
-becomes free for it: when ``fit`` begins, for as many trials as there are cores, and for any other when the trial
-whose place it takes is complete (job.py says how they are matched, by one Tune callback on every side). Who is
-next was decided before that, on every side, so from this moment on only the launch is in its way: stopping the old trial,
-bringing a process, loading the new trial, running its first iteration, and reporting.
+``python -m benchmarks.launch --json [--devices cpu:2] [--quick]``. A grid of trials whose first iteration is a
+tenth of a second, on the three sides of sides.py; the median over a job's trials. A trial is *chosen* when a
+place to run becomes free for it: when ``fit`` begins, for as many trials as there are cores, and for any other
+when the trial whose place it takes is complete (job.py says how they are matched, by one Tune callback on every
+side). Who is next was decided before that, on every side, so that from this moment on only the launch is in its
+way: stopping the old trial, bringing a process, loading the new trial, its first iteration, and reporting it.
 """
 
 from __future__ import annotations

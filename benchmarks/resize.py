@@ -65,9 +65,7 @@ def stock(times: int) -> dict[str, list[float]]:
     """So many growths and as many shrinks by pause and resume, under stock Ray Tune."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = Path(directory) / "out.json"
-        run_process(
-            [sys.executable, JOB, "pause", "--times", str(times), "--storage", directory, "--out", str(out)]
-        )
+        run_process([sys.executable, JOB, "pause", "--times", str(times), "--storage", directory, "--out", str(out)])
         return json.loads(out.read_text())
 
 
@@ -84,10 +82,7 @@ def main() -> None:
     for turn in range(args.repeats):
         runs.append({OURS: fluid(2 if args.quick else 6), "stock": stock(1 if args.quick else 3)})
         say(f"[{turn + 1}/{args.repeats}] {json.dumps(runs[-1])}")
-    found = {
-        name: {kind: [s for run in runs for s in run[name][kind]] for kind in runs[0][name]}
-        for name in runs[0]
-    }
+    found = {name: {kind: [s for run in runs for s in run[name][kind]] for kind in runs[0][name]} for name in runs[0]}
     missing = [kind for kind in ("grow", "shrink") if not found[OURS][kind]]
     if missing:
         raise SystemExit(

@@ -1,7 +1,6 @@
 """ASHA over a small convolutional network on scikit-learn's handwritten digits, with stock Ray Tune.
 
-    python examples/digits_asha.py
-    fluidtune run examples/digits_asha.py
+python examples/digits_asha.py
 """
 
 import argparse

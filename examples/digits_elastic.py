@@ -1,5 +1,7 @@
 """The loop of digits_hyperband.py made elastic: the lines marked with # elastic are all that changed.
 
+Run it either way:
+
     python examples/digits_elastic.py             stock Ray Tune, one worker per trial
     fluidtune run examples/digits_elastic.py      trials also grow onto idle devices while they train
 """

@@ -1,7 +1,6 @@
 """HyperBand over a small convolutional network on scikit-learn's handwritten digits, with stock Ray Tune.
 
-    python examples/digits_hyperband.py
-    fluidtune run examples/digits_hyperband.py
+python examples/digits_hyperband.py
 """
 
 import argparse

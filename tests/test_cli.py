@@ -92,9 +92,7 @@ def test_doctor_names_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["digits_hyperband", "digits_asha"])
 def test_the_examples_know_nothing_of_fluidtune(name: str) -> None:
-    text = (ROOT / "examples" / f"{name}.py").read_text()
-    code = text.split('"""', 2)[2]
-    assert "fluidtune" not in code
+    assert "fluid" not in (ROOT / "examples" / f"{name}.py").read_text().lower()
 
 
 @pytest.mark.ray

@@ -7,6 +7,7 @@ a trial does on a device is not decided here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +60,19 @@ class Layout:
     share: float
     packing: int
     worker: dict[str, float]
+
+    def share_of(self, request: Mapping[str, float]) -> float:
+        """What a trial with a request of its own asks of one device.
+
+        Devices and workers are cut to the job's first trial: one that asks for less gets as much as that one.
+        """
+        asked = float(request.get("GPU" if self.kind == "gpu" else "CPU", 0.0))
+        if self.kind == "cpu":
+            cores = self.bundle.get("CPU", 1.0)
+            share = asked / cores if asked <= cores else math.ceil(asked / cores)
+        else:
+            share = asked
+        return max(self.share, share)
 
 
 def layout(

@@ -35,14 +35,11 @@ class GradientReducer:
         """
         for name, part in module.named_modules():
             if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
-                raise TypeError(
-                    f"{name or type(part).__name__} has sparse gradients: build it with sparse=False"
-                )
+                raise TypeError(f"{name or type(part).__name__} has sparse gradients: build it with sparse=False")
         for name, parameter in module.named_parameters():
             if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise TypeError(
-                    f"parameter {name} has no shape yet: run one batch through the lazy module before "
-                    "elastic.prepare()"
+                    f"parameter {name} has no shape yet: run one batch through the lazy module before elastic.prepare()"
                 )
             self.watch(parameter)
 

@@ -332,9 +332,7 @@ class ElasticSession:
         order = self._backend.broadcast_object(self._decide() if self.leader else None)
         if order.kind == "end":
             self._backend.dissolve(orderly=True)
-            self._leave(
-                f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}"
-            )
+            self._leave(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
         if order.epoch != epoch:
             raise RuntimeError(
                 f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "

@@ -62,8 +62,7 @@ SCHEMA: dict[str, EventSchema] = {
         {"device": "device number", "node": "its machine"},
     ),
     "device_lost": EventSchema(
-        "A device is gone; a trial that held it holds nothing, on any device, until it is started or"
-        " resized again.",
+        "A device is gone; a trial that held it holds nothing, on any device, until it is started or resized again.",
         {"device": "device number"},
         {"reason": "why, in words"},
     ),

@@ -72,9 +72,7 @@ class _Work:
 
     parts: list[_Part] = field(default_factory=list)
     #: trial -> width -> seconds of each iteration.
-    times: dict[str, dict[float, list[float]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
+    times: dict[str, dict[float, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
 
 
 def _work(events: Iterable[EventDict]) -> _Work:

@@ -216,8 +216,7 @@ def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> St
     table = np.array(changes)
     times, where = np.unique(table[:, 0], return_inverse=True)
     busy, trials, there = (
-        np.cumsum(np.bincount(where.ravel(), weights=table[:, column], minlength=len(times)))
-        for column in (1, 2, 3)
+        np.cumsum(np.bincount(where.ravel(), weights=table[:, column], minlength=len(times))) for column in (1, 2, 3)
     )
     there = np.round(there)
     # Adding and taking off 1/3 leaves dust, and a log written while trials change places may say both of

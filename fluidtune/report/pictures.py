@@ -83,9 +83,7 @@ def _head(events: Events) -> EventDict:
 def _title(events: Events, use: Occupancy) -> str:
     head = _head(events)
     trials = len({interval.trial for interval in use.intervals})
-    noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(
-        str(head.get("kind")), "device"
-    )
+    noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(str(head.get("kind")), "device")
     parts = [
         str(head.get("run") or "run"),
         f"{plural(trials, 'trial')} on {plural(len(use.available), noun)}",
@@ -171,9 +169,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     _device_ticks(axes, devices, 0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since start ({unit_name})", color=INK)
-    axes.set_title(
-        f"{_title(events, use)}, {utilisation(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10
-    )
+    axes.set_title(f"{_title(events, use)}, {utilisation(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
     names = _short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
     _draw_legend(figure, names, colours, axes, len(use.drivers) > 1)
@@ -191,9 +187,7 @@ def _colours(use: Occupancy) -> dict[str, str]:
             first = len(colours)
             turns = [PALETTE[(first + step) % len(PALETTE)] for step in range(len(PALETTE))]
             colours[interval.trial] = next((colour for colour in turns if colour not in taken), turns[0])
-        recent[interval.device] = [*(trial for trial in trials if trial != interval.trial), interval.trial][
-            -4:
-        ]
+        recent[interval.device] = [*(trial for trial in trials if trial != interval.trial), interval.trial][-4:]
     return colours
 
 
@@ -217,10 +211,7 @@ def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], a
     # One collection for all: 10,000 rectangles of their own would take minutes.
     from matplotlib.collections import PolyCollection
 
-    corners = [
-        [(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)]
-        for i, low, high in boxes
-    ]
+    corners = [[(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)] for i, low, high in boxes]
     faces = [colours[interval.trial] for interval, _, _ in boxes]
     # White seams keep equal neighbours apart, but must not eat bars that are a pixel wide.
     seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
@@ -286,9 +277,7 @@ def _draw_labels(
     to_points = 72 / figure.dpi
     for interval, low, high in boxes:
         colour = colours[interval.trial]
-        (left, top), (right, bottom) = axes.transData.transform(
-            [(at(interval.start), low), (at(interval.end), high)]
-        )
+        (left, top), (right, bottom) = axes.transData.transform([(at(interval.start), low), (at(interval.end), high)])
         wide, tall = (right - left) * to_points, abs(bottom - top) * to_points
         size = min(8.5, tall * 0.72)
         # A digit is about 0.6 em wide. Small triangles may sit on the bar's start: leave room for one.
@@ -314,9 +303,7 @@ def _draw_legend(
 
     entries: list[Any] = []
     if len(colours) <= LEGEND_TRIALS:
-        entries += [
-            Patch(color=colour, label=f"trial {names[trial]}"[:28]) for trial, colour in colours.items()
-        ]
+        entries += [Patch(color=colour, label=f"trial {names[trial]}"[:28]) for trial, colour in colours.items()]
     else:
         entries.append(Patch(color=PALETTE[0], label="a trial (colours repeat)"))
     entries.append(Patch(color=IDLE, label="idle"))
@@ -419,9 +406,7 @@ def _finish_above(axes: Axes, title: str) -> None:
     axes.grid(axis="y", color="#CFD8DC", linewidth=0.6)
     axes.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2
-        )
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
     _polish(axes)
 
 
@@ -440,9 +425,7 @@ def _draw_use(
     if area:
         axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.35, linewidth=0, zorder=2)
     line = 1.6 if label else 0.8
-    axes.stairs(
-        values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4
-    )
+    axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
 
 
 def _save(figure: Figure, out: str | os.PathLike[str]) -> Path:

@@ -118,9 +118,7 @@ def _rows_of(path: Path) -> list[Mapping[str, Any]]:
         except ValueError:
             raise EventLogError(f"{path} is neither JSON nor JSON lines: {_EXPECTED}") from None
     rows = found if isinstance(found, list) else [found]
-    if rows and all(
-        isinstance(row, dict) and {"timestamp", "time_this_iter_s"} <= row.keys() for row in rows
-    ):
+    if rows and all(isinstance(row, dict) and {"timestamp", "time_this_iter_s"} <= row.keys() for row in rows):
         # Tune's own: a trial's results. The first iteration began that much before its result.
         start = rows[0]["timestamp"] - rows[0]["time_this_iter_s"]
         trial = rows[0].get("trial_id", path.parent.name)

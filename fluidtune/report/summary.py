@@ -158,9 +158,7 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
     )
 
 
-def _best(
-    events: Iterable[EventDict], ended: EventDict | None, mode: str | None
-) -> tuple[str | None, float | None]:
+def _best(events: Iterable[EventDict], ended: EventDict | None, mode: str | None) -> tuple[str | None, float | None]:
     """What run_ended says; of a run without one, the best result so far."""
     if ended is not None and isinstance(ended.get("best"), dict):
         best = ended["best"]
@@ -222,8 +220,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(
             (
                 "workers",
-                f"{summary.workers_started} started, {summary.workers_lost} lost,"
-                f" {summary.workers_replaced} replaced",
+                f"{summary.workers_started} started, {summary.workers_lost} lost, {summary.workers_replaced} replaced",
             )
         )
     if summary.devices_lost:
@@ -279,7 +276,5 @@ def render(summary: Summary) -> RenderableType:
     widths.add_column("median s each", justify="right")
     widths.add_column("device time", justify="right")
     for width, at in summary.widths.items():
-        widths.add_row(
-            f"{width:g}", str(at.iterations), f"{at.median_seconds:.4g}", duration(at.device_seconds)
-        )
+        widths.add_row(f"{width:g}", str(at.iterations), f"{at.median_seconds:.4g}", duration(at.device_seconds))
     return Group(figures, Text(""), widths)

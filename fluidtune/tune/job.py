@@ -174,7 +174,7 @@ class Job:
         done = float((trial.last_result or {}).get("training_iteration") or 0.0)
         left = None if member.target is None else max(0.0, member.target - done)
         kind = self.kind_of(trial)
-        share = self.layout.share
+        share = self.layout.share_of(trial.placement_group_factory.bundles[0])
         self._log.write("trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left)
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share))
         return events

@@ -103,9 +103,7 @@ class FluidActorManager:
         on_stop: Callable[..., None] | None = None,
         on_error: Callable[..., None] | None = None,
     ) -> compat.TrackedActor:
-        tracked = compat.TrackedActor(
-            uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error
-        )
+        tracked = compat.TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
         trial = self._trials[kwargs["config"][compat.TRIAL_INFO].trial_id]
         run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial))
         self._runs[tracked] = run

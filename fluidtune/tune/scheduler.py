@@ -44,6 +44,8 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler = base_scheduler
         self.executor = executor or FluidExecutor()
         self._manager: Any = None
+        #: The first trial asked for what only Ray can place: the whole job runs as under stock Tune.
+        self._left_to_ray = False
         self._mode: str | None = None
         #: trial id -> the iteration at which the engine believes its budget to end.
         self._targets: dict[str, float | None] = {}
@@ -52,7 +54,7 @@ class FluidScheduler(TrialScheduler):
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore; a running executor stays behind.
         state = dict(self.__dict__)
-        state.update(_manager=None, _targets={})
+        state.update(_manager=None, _left_to_ray=False, _targets={})
         return state
 
     @property
@@ -76,8 +78,10 @@ class FluidScheduler(TrialScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         from fluidtune.tune.manager import install
 
-        if not trial.is_finished():  # a restored experiment brings its finished trials, too
+        # A restored experiment brings its finished trials, too.
+        if not trial.is_finished() and not self._left_to_ray:
             self._manager = install(compat.controller_of(tune_controller), self, trial)
+            self._left_to_ray = self._manager is None
         self.base_scheduler.on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:

@@ -169,9 +169,7 @@ class BackendContract:
         ours, theirs = pool[0].result(), pool[1].result()
         for got in (ours, theirs):
             assert got["rest"][:2] == tree["rest"][:2]
-            for a, b in [(got[k], tree[k]) for k in tree if k != "rest"] + [
-                (got["rest"][2], tree["rest"][2])
-            ]:
+            for a, b in [(got[k], tree[k]) for k in tree if k != "rest"] + [(got["rest"][2], tree["rest"][2])]:
                 assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
     def test_generations_of_different_sizes_follow_each_other(self, pool):

@@ -40,9 +40,7 @@ def normed(kind, samples, options):
     generator = torch.Generator().manual_seed(3)
     x = 100 + torch.randn(samples, 6, generator=generator)  # a mean far from 0 needs a careful variance
     model = model_of(kind, **options)
-    model, loader = elastic.prepare(
-        model, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=samples)
-    )
+    model, loader = elastic.prepare(model, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=samples))
     for _ in range(3):
         for part, y in loader:
             model.zero_grad()
@@ -81,9 +79,7 @@ def test_the_modules_are_torchs_own_again_at_width_one(pool):
 
 
 def one_sample():
-    model, loader = elastic.prepare(
-        nn.BatchNorm1d(2), DataLoader(TensorDataset(torch.ones(1, 2)), batch_size=1)
-    )
+    model, loader = elastic.prepare(nn.BatchNorm1d(2), DataLoader(TensorDataset(torch.ones(1, 2)), batch_size=1))
     for (x,) in loader:
         with pytest.raises(ValueError, match="more than 1 value"):
             model(x)
@@ -95,9 +91,7 @@ def test_a_batch_of_one_is_refused_as_torch_does(pool):
 
 
 def in_half_precision():
-    model, loader = elastic.prepare(
-        nn.BatchNorm1d(2), DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=8)
-    )
+    model, loader = elastic.prepare(nn.BatchNorm1d(2), DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=8))
     for (x,) in loader:
         return [model(x.bfloat16()).dtype, model.running_mean.dtype]
 

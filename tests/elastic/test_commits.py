@@ -234,9 +234,7 @@ def resumed(start, commit_at=2, stop=5):
     state = first._state.capture()
     first.close()
     kept = Commit("t", "f", loop=0, epoch=commit_at, iteration=commit_at + 10, state=state)
-    session = ElasticSession(
-        trial="t", worker="w", leader=True, backend=TorchBackend(), resume=kept, fingerprint="f"
-    )
+    session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), resume=kept, fingerprint="f")
     assert session.iteration == commit_at + 10
     other = torch.nn.Linear(2, 1)
     elastic.use(session)

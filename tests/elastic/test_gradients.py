@@ -106,9 +106,7 @@ def branches():
 
 def test_parameters_that_only_some_workers_used(pool):
     close(pool, branches)
-    assert [g is None for g in alone(branches)] == [False] * 4 + [True] * 4 + [False] * 4 + [True] * 2 + [
-        False
-    ] * 2
+    assert [g is None for g in alone(branches)] == [False] * 4 + [True] * 4 + [False] * 4 + [True] * 2 + [False] * 2
 
 
 def scaled_and_clipped():

@@ -23,7 +23,8 @@ HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "he
 
 @pytest.fixture
 def two_nodes():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH})
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster, node

@@ -51,9 +51,7 @@ def resized(t: float, trial: str, *devices: int, seconds: float = 0.5) -> EventD
 def result(
     t: float, trial: str, iteration: int, seconds: float, width: float, metric: float | None = None
 ) -> EventDict:
-    return ev(
-        t, "trial_result", trial=trial, iteration=iteration, seconds=seconds, width=width, metric=metric
-    )
+    return ev(t, "trial_result", trial=trial, iteration=iteration, seconds=seconds, width=width, metric=metric)
 
 
 def ended(t: float, trial: str, ending: str = "stopped") -> EventDict:
@@ -64,9 +62,7 @@ def over(t: float, seconds: float = 0.0, trials: int = 0, best: Any = None) -> E
     return ev(t, "run_ended", seconds=seconds, trials=trials, best=best)
 
 
-def random_run(
-    seed: int, *, devices: int, trials: int, iterations: int = 20, losses: bool = True
-) -> list[EventDict]:
+def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, losses: bool = True) -> list[EventDict]:
     """A run on its own clock: trials are packed while many wait and grow when few are left; deterministic."""
     rng = random.Random(seed)
     events = [begin(1000.0, devices, kind="emulated", run=f"random {seed}"), group(1000.0)]
@@ -111,16 +107,12 @@ def random_run(
         elif losses and rng.random() < 0.002:
             lost = held[trial][0][0]
             release(trial)
-            events.append(
-                ev(now, "worker_lost", worker=f"w{lost}", device=lost, reason="killed", trial=trial)
-            )
+            events.append(ev(now, "worker_lost", worker=f"w{lost}", device=lost, reason="killed", trial=trial))
             waiting.insert(0, trial)
         elif idle and not waiting and room[held[trial][0][0]] + held[trial][1] > 1 - 1e-9:
             was = held[trial][0]
             grown = was + idle[: len(was)]
-            events.append(
-                ev(now, "resize_started", trial=trial, devices_from=was, devices_to=grown, reason="idle")
-            )
+            events.append(ev(now, "resize_started", trial=trial, devices_from=was, devices_to=grown, reason="idle"))
             for device in grown:
                 room[device] = 0.0
             held[trial] = (grown, 1.0)

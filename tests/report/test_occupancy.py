@@ -188,19 +188,13 @@ def valid_runs(draw: st.DrawFn) -> list[EventDict]:
 
     for _ in range(draw(st.integers(0, 40))):
         now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
-        what = draw(
-            st.sampled_from(
-                ["start", "start", "resize", "end", "suspend", "worker", "lose", "gain", "killed"]
-            )
-        )
+        what = draw(st.sampled_from(["start", "start", "resize", "end", "suspend", "worker", "lose", "gain", "killed"]))
         trial = draw(st.sampled_from("abcdef"))
         if what == "start" and trial not in held:
             share = draw(st.sampled_from([1.0, 1.0, 0.5, 1 / 3, 0.25]))
             room = sorted(device for device in there if free(device) >= share - 1e-9)
             if room:
-                where = (
-                    room[: draw(st.integers(1, len(room)))] if share == 1 else [draw(st.sampled_from(room))]
-                )
+                where = room[: draw(st.integers(1, len(room)))] if share == 1 else [draw(st.sampled_from(room))]
                 held[trial] = (where, share)
                 events.append(started(now, trial, *where, share=share))
         elif what == "resize" and trial in held:

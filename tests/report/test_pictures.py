@@ -92,9 +92,7 @@ def test_trials_that_follow_each_other_on_a_device_differ_in_colour():
     use = occupancy_of(random_run(4, devices=3, trials=60, iterations=4))
     colours = _colours(use)
     for device in use.available:
-        trials = [
-            interval.trial for interval in use.intervals if interval.device == device and interval.width < 1
-        ]
+        trials = [interval.trial for interval in use.intervals if interval.device == device and interval.width < 1]
         assert len(trials) > 10
         for one, other in [*pairwise(trials), *zip(trials, trials[2:], strict=False)]:
             assert one == other or colours[one] != colours[other]
@@ -129,9 +127,7 @@ def test_device_names_do_not_overlap(devices):
     figure = timeline_figure([begin(0, devices), started(0, "a", 0), over(10)])
     (axes,) = figure.axes
     figure.draw_without_rendering()
-    spans = sorted(
-        (box.y0, box.y1) for box in (label.get_window_extent() for label in axes.get_yticklabels())
-    )
+    spans = sorted((box.y0, box.y1) for box in (label.get_window_extent() for label in axes.get_yticklabels()))
     assert spans
     assert all(high <= next_low for (_, high), (next_low, _) in pairwise(spans))
 
@@ -142,9 +138,7 @@ def test_labels_stay_inside_their_bars(devices):
     (axes,) = figure.axes
     figure.draw_without_rendering()
     assert axes.texts
-    bars = [
-        axes.transData.transform([(left, top), (right, bottom)]) for left, right, top, bottom in boxes(axes)
-    ]
+    bars = [axes.transData.transform([(left, top), (right, bottom)]) for left, right, top, bottom in boxes(axes)]
     for text in axes.texts:
         box = text.get_window_extent()
         assert any(
@@ -165,9 +159,7 @@ def test_slots_keep_a_trials_place_and_never_leave_the_row():
     ]
     places = _slots(packed)
     assert places[:5] == pytest.approx([0, third, 2 * third, 0, 2 * third])
-    assert all(
-        0 <= place <= 1 - interval.share + 1e-9 for place, interval in zip(places, packed, strict=True)
-    )
+    assert all(0 <= place <= 1 - interval.share + 1e-9 for place, interval in zip(places, packed, strict=True))
 
 
 def test_short_names():
@@ -185,9 +177,9 @@ def test_utilisation_has_all_devices_above_and_each_below():
     (area, line) = above.patches
     # Half-second windows would hide nothing here: every change is on a whole tenth.
     values, edges, _ = line.get_data()
-    assert np.average(
-        values, weights=np.diff(edges) * (np.where(edges[:-1] < 9 - 1e-9, 2, 1))
-    ) == pytest.approx(100 * utilisation(occupancy_of(events)))
+    assert np.average(values, weights=np.diff(edges) * (np.where(edges[:-1] < 9 - 1e-9, 2, 1))) == pytest.approx(
+        100 * utilisation(occupancy_of(events))
+    )
     assert area.get_fill() and not line.get_fill()
     assert len(below.patches) == 2 * 2
     assert above.get_ylim()[1] > 100
@@ -253,9 +245,7 @@ def test_records_of_a_stock_run():
 
 
 def test_records_without_a_device_get_the_lowest_free_one():
-    records = [
-        {"trial": name, "start": start, "end": start + 3} for name, start in [("a", 0), ("b", 1), ("c", 3)]
-    ]
+    records = [{"trial": name, "start": start, "end": start + 3} for name, start in [("a", 0), ("b", 1), ("c", 3)]]
     assert [i.device for i in occupancy_of(events_from_tune_results(records)).intervals] == [0, 1, 0]
     # More at once than there are devices: times of results overlap a little.
     use = occupancy_of(events_from_tune_results(records, devices=1))
@@ -265,10 +255,7 @@ def test_records_without_a_device_get_the_lowest_free_one():
 def test_files_of_a_stock_run(tmp_path):
     for name, times in {"t1": [10, 14], "t2": [11, 21]}.items():
         (tmp_path / name).mkdir()
-        rows = [
-            {"trial_id": name, "timestamp": t, "time_this_iter_s": 2.0, "training_iteration": 1}
-            for t in times
-        ]
+        rows = [{"trial_id": name, "timestamp": t, "time_this_iter_s": 2.0, "training_iteration": 1} for t in times]
         (tmp_path / name / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     use = occupancy_of(events_from_tune_results(tmp_path))
     assert [(i.trial, i.device, i.start, i.end) for i in use.intervals] == [

@@ -77,9 +77,7 @@ def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
 
 
 def test_trials_of_a_restored_run_end_once():
-    summary = summarise(
-        [begin(0, 1), started(0, "a", 0), begin(10, 1), started(11, "a", 0), ended(20, "a"), over(20)]
-    )
+    summary = summarise([begin(0, 1), started(0, "a", 0), begin(10, 1), started(11, "a", 0), ended(20, "a"), over(20)])
     assert (summary.restored, summary.trials, summary.endings) == (1, 1, {"stopped": 1})
     assert summary.wall_seconds == 10
 
@@ -116,9 +114,7 @@ def test_the_gain_of_packing_from_another_trials_ratio():
 def test_the_next_rung_waits_for_the_one_below_and_an_asynchronous_trial_does_not():
     def rungs(synchronous: bool) -> list:
         events = [group(0, synchronous=synchronous), *(added(0, trial) for trial in "abc")]
-        events += [
-            result(1, trial, 1, seconds, 1.0) for trial, seconds in [("a", 1.0), ("b", 5.0), ("c", 1.0)]
-        ]
+        events += [result(1, trial, 1, seconds, 1.0) for trial, seconds in [("a", 1.0), ("b", 5.0), ("c", 1.0)]]
         events += [ended(5, trial, "paused") for trial in "abc"]
         return [*events, added(5, "a"), result(6, "a", 2, 1.0, 1.0), ended(6, "a")]
 

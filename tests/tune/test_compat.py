@@ -90,7 +90,6 @@ def test_futures_are_resolved_through_the_same_path() -> None:
 
 
 def test_schedulers_are_handed_a_wrapper_with_its_controller() -> None:
-    from ray.tune.execution.tune_controller import _TrialExecutorWrapper  # noqa: F401  its home is listed too
     from ray.tune.execution.tune_controller import TrialRunnerWrapper
 
     assert "_tune_controller" in attributes_set(TrialRunnerWrapper) or "_tune_controller" in inspect.getsource(

@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 XS = list(range(9))
 
 
-def both(path: Path, trainable: Any, make: Any, xs: list[int] = XS, **config: Any) -> tuple[Any, Any, Recorder, Recorder]:
+def both(path: Path, trainable: Any, make: Any, **config: Any) -> tuple[Any, Any, Recorder, Recorder]:
     sides = []
     for side in ("stock", "fluid"):
         recorder = Recorder()
         results = fit(
             side,
             trainable,
-            {"x": tune.grid_search(xs)},
+            {"x": tune.grid_search(XS)},
             path,
             scheduler=make(),
             run={"callbacks": [recorder]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -97,7 +98,7 @@ class TestGPUs:
         results = run(tmp_path, {"cpu": 1, "gpu": 1})
         assert {r.metrics["gpus"] for r in results} <= {"0", "1"}
         spans = sorted((r.metrics["gpus"], r.metrics["began"], r.metrics["ended"]) for r in results)
-        for (gpu, _, ended), (other, began, _) in zip(spans, spans[1:], strict=False):
+        for (gpu, _, ended), (other, began, _) in itertools.pairwise(spans):
             assert gpu != other or ended <= began + 0.01, "two trials were on one GPU"
         assert all(r.metrics["free"].get("GPU", 0) == 0 for r in results)
 

@@ -76,9 +76,7 @@ def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, o
     one_ray.use(num_cpus=2)
     finished = {p: p.stat().st_mtime for p in tmp_path.glob("job/*_x=[01]_*/checkpoint_*")}
     assert len(finished) == 6
-    tuner = fluidtune.Tuner.restore(
-        str(tmp_path / "job"), with_checkpoints, executor=CPUS, param_space={"x": tune.grid_search([0, 1, 2, 3]), "n": 25}
-    )
+    tuner = fluidtune.Tuner.restore(str(tmp_path / "job"), with_checkpoints, executor=CPUS)
     began = time.monotonic()
     results = tuner.fit()
     assert not results.errors and len(results) == 4

@@ -1,0 +1,81 @@
+"""What the benchmarks share, without running one."""
+
+import argparse
+import json
+import sys
+import time
+
+import psutil
+import pytest
+
+from benchmarks import common
+
+
+def test_ratios_are_the_others_over_ours():
+    sides = {"ours": {"seconds": 2.0}, "a": {"seconds": 3.0}, "b": {"seconds": 1.0}}
+    assert common.ratios(sides, "ours", "seconds") == {"a": 1.5, "b": 0.5}
+
+
+def test_sides_run_in_turn_and_medians_are_taken():
+    order = []
+
+    def side(name, values):
+        left = iter(values)
+
+        def run():
+            order.append(name)
+            return {"seconds": next(left)}
+
+        return run
+
+    found = common.repeat({"x": side("x", [5.0, 1.0, 3.0]), "y": side("y", [2.0, 2.0, 8.0])}, 3)
+    assert order == ["x", "y"] * 3
+    assert found["x"]["seconds"] == 3.0
+    assert found["y"]["seconds"] == 2.0
+    assert found["x"]["all"] == [{"seconds": 5.0}, {"seconds": 1.0}, {"seconds": 3.0}]
+
+
+@pytest.mark.parametrize("devices", ["gpu:2", "cpu", "cpu:0", "cpu:x", "2"])
+def test_devices_other_than_cores_are_refused(devices):
+    with pytest.raises(argparse.ArgumentTypeError, match="cpu:N"):
+        common.cores(devices)
+
+
+def test_cores():
+    assert common.cores("cpu:3") == 3
+
+
+def test_finish_prints_one_line_of_json(capsys):
+    figures = common.result("name", "cpu:2", "real", ratio=1.5)
+    common.finish(figures, as_json=True)
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    assert json.loads(text) == figures
+    assert {"benchmark", "machine", "devices", "kind"} <= figures.keys()
+
+
+def test_a_process_is_timed():
+    assert 0.2 <= common.run_process([sys.executable, "-c", "import time; time.sleep(0.2)"]) < 20
+
+
+def test_a_failing_process_shows_its_output():
+    with pytest.raises(RuntimeError, match="went wrong"):
+        common.run_process([sys.executable, "-c", "raise SystemExit('went wrong')"])
+
+
+def test_a_process_that_takes_too_long_is_killed_with_its_children():
+    script = (
+        "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True).pid, flush=True); time.sleep(60)"
+    )
+    with pytest.raises(RuntimeError, match="took more than") as raised:
+        common.run_process([sys.executable, "-c", script], timeout=3)
+    child = int(str(raised.value).split()[-1])
+    deadline = time.monotonic() + 5
+    while _lives(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _lives(child)
+
+
+def _lives(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,86 @@
+"""What the benchmarks compute from what was recorded, without running one."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+from benchmarks.demo import fluid_iterations, stock_iterations
+from benchmarks.job import Watch
+from benchmarks.resize import resizes
+
+
+def test_launches_match_places_with_first_results(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("benchmarks.job.time.time", lambda: now[0])
+    watch = Watch()
+    watch.setup()
+
+    def at(moment, what, trial):
+        now[0] = moment
+        told = SimpleNamespace(trial_id=trial)
+        if what == "result":
+            watch.on_trial_result(iteration=0, trials=[], trial=told, result={})
+        else:
+            watch.on_trial_complete(iteration=0, trials=[], trial=told)
+
+    at(103, "result", "a")
+    at(104, "result", "b")
+    at(105, "result", "a")
+    at(106, "complete", "a")
+    at(106.5, "result", "c")
+    at(107, "complete", "c")
+    at(108, "result", "d")
+    at(109, "complete", "b")
+    assert watch.launches(2) == [3.0, 4.0, 0.5, 1.0]
+
+
+def _event(t, event, **fields):
+    return {"t": t, "event": event, "trial": "a", **fields}
+
+
+def test_resizes_last_from_the_decision_to_the_first_result_after():
+    events = [
+        _event(1.0, "resize_started", devices_from=[0], devices_to=[0, 1]),
+        _event(1.1, "worker_started", trial=None),
+        _event(1.5, "trial_result"),
+        _event(4.0, "resized", seconds=0.1),
+        _event(4.0, "trial_result"),
+        _event(5.0, "resize_started", devices_from=[0, 1], devices_to=[0]),
+        _event(5.2, "resized", seconds=0.2),
+        _event(5.25, "trial_result"),
+        _event(6.0, "resize_started", devices_from=[0], devices_to=[0, 1]),
+        _event(6.1, "trial_result", trial="b"),
+        _event(6.5, "resized", seconds=0.3),
+        _event(6.5, "trial_result"),
+        _event(7.0, "resize_started", devices_from=[0, 1], devices_to=[0]),
+        _event(7.5, "trial_ended"),
+    ]
+    found = resizes(events)
+    assert found == {"grow": [0.5], "shrink": [0.25], "cold": [3.0], "stall": [0.1, 0.2, 0.3]}
+
+
+def test_iterations_of_a_fluid_run_lie_on_the_devices_held():
+    events = [
+        _event(1.0, "trial_started", devices=[1]),
+        _event(3.0, "trial_result", seconds=0.5),
+        _event(4.0, "resized", devices=[1, 0], seconds=0.1),
+        _event(4.0, "trial_result", seconds=0.25),
+    ]
+    assert fluid_iterations(events) == [
+        {"trial": "a", "start": 2.5, "end": 3.0, "device": [1]},
+        {"trial": "a", "start": 3.75, "end": 4.0, "device": [1, 0]},
+    ]
+
+
+def test_iterations_of_a_stock_run_come_from_tunes_results(tmp_path):
+    for trial, end in (("a", 10.0), ("b", 12.0)):
+        (tmp_path / trial).mkdir()
+        row = {"timestamp": end, "time_this_iter_s": 2.0}
+        (tmp_path / trial / "result.json").write_text(json.dumps(row) + "\n")
+    assert stock_iterations(tmp_path) == [
+        {"trial": "a", "start": 8.0, "end": 10.0},
+        {"trial": "b", "start": 10.0, "end": 12.0},
+    ]

@@ -1,0 +1,66 @@
+"""Which process serves next, without starting any."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluidtune.cluster import pool as pool_module
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.pool import PooledWorker, WorkerPool
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    def start(self, device, now, visible):
+        self._count += 1
+        worker = PooledWorker(f"w{self._count}", device, object(), now, exclusive=tuple(map(int, visible or ())))
+        self.workers[worker.name] = worker
+        return worker
+
+    killed = []
+    monkeypatch.setattr(WorkerPool, "_start", start)
+    monkeypatch.setattr(pool_module.ray, "kill", killed.append)
+    made = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")
+    made.killed = killed
+    return made
+
+
+def test_a_device_whose_worker_is_cleaning_has_no_room_for_another(pool):
+    # docs/bugs.md, 2: a second process there would wait for the first one's place for ever.
+    worker = pool.take(0, now=0.0)
+    assert not pool.ready(0)
+    assert pool.ready(1)
+    pool.give_back(worker)
+    assert pool.ready(0)
+    assert pool.take(0, now=1.0) is worker
+
+
+def test_a_worker_that_died_makes_room(pool):
+    worker = pool.take(0, now=0.0)
+    pool.discard(worker)
+    assert pool.ready(0)
+    assert pool.take(0, now=1.0) is not worker
+
+
+def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
+    worker = pool.take(0, now=0.0)
+    pool.discard(worker)
+    pool.give_back(worker)
+    assert not pool.idle(0)
+
+
+def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
+    idle = pool.take(0, now=0.0)
+    assert not pool.ready(0, alone=True)
+    pool.give_back(idle)
+    assert pool.ready(0, alone=True)
+    wide = pool.take(0, now=1.0, visible=["0", "1"])
+    assert wide is not idle and pool.killed == [idle.actor]
+    pool.give_back(wide)
+    assert not pool.idle(0) and pool.killed == [idle.actor, wide.actor]
+
+
+def test_packing_gives_room_for_several(pool):
+    pool._layout = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
+    first, second = pool.take(0, now=0.0), pool.take(0, now=0.0)
+    assert first is not second and not pool.ready(0)

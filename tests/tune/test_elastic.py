@@ -1,0 +1,104 @@
+"""Elastic trials on real workers: resized at random moments, a trial gives what it gives undisturbed."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+import fluidtune
+from fluidtune.engine import messages as m
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.tune import job as job_module
+from tests.faults import jobs
+from tests.faults.test_kills import undisturbed
+
+pytestmark = pytest.mark.ray
+
+ITERATIONS = 200
+
+
+class Restless:
+    """An engine that runs one trial and changes its width at random, as fast as resizes are answered."""
+
+    def __init__(self, **settings: Any):
+        self.waiting = ()
+        self._random = random.Random(7)
+        self._devices: set[int] = set()
+        self._held: tuple[int, ...] = ()
+        self._resizing = False
+
+    def handle(self, *events: m.Event, now: float) -> list[m.Instruction]:
+        out: list[m.Instruction] = []
+        for event in events:
+            if isinstance(event, m.DeviceGained):
+                self._devices.add(event.device)
+            elif isinstance(event, m.TrialAdded):
+                self._held = (0,)
+                out.append(m.Start(event.trial, self._held, 1.0))
+            elif isinstance(event, m.Resized):
+                self._resizing, self._held = False, event.devices
+            elif isinstance(event, m.Result) and not self._resizing and self._random.random() < 0.7:
+                self._resizing = True
+                out.append(m.Resize(event.trial, (0, 1) if self._held == (0,) else (0,)))
+        return out
+
+
+class ElasticClass(tune.Trainable):
+    """The same training as a class: the host comes to the boundary before every step."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from fluidtune import elastic
+
+        torch.manual_seed(int(config["x"]))
+        inputs = torch.linspace(-1, 1, 64).reshape(-1, 1)
+        model = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=16, shuffle=True)
+        self.model, self.optimizer, self.loader = elastic.prepare(model, optimizer, loader)
+
+    def step(self) -> dict[str, Any]:
+        import torch
+
+        from fluidtune import elastic
+
+        total, count = 0.0, 0
+        for x, y in self.loader:
+            time.sleep(self.config["step"] / 4)
+            self.optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        return {"value": elastic.mean(total, count)}
+
+
+@pytest.mark.parametrize("trainable", [jobs.elastic, ElasticClass])
+def test_losses_do_not_depend_on_when_a_trial_is_resized(
+    trainable: Any, tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "Engine", Restless)
+    (tmp_path / "notes").mkdir()
+    tuner = fluidtune.Tuner(
+        trainable,
+        param_space={"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")},
+        tune_config=tune.TuneConfig(metric="value", mode="min"),
+        run_config=tune.RunConfig(
+            name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": ITERATIONS}
+        ),
+        executor=fluidtune.FluidExecutor(devices="cpu:2"),
+    )
+    result = tuner.fit()[0]
+    values = list(result.metrics_dataframe["value"])
+    expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
+    assert values == pytest.approx(expected, rel=1e-4)
+    widths = [len(e["devices"]) for e in read_events(tmp_path / "job" / EVENT_LOG_NAME) if e["event"] == "resized"]
+    assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
