@@ -4,8 +4,8 @@
 convolutional network on scikit-learn's digits, with the same configurations both times, on all cores of the machine
 up to four. Each run is a whole process, and its time includes start-up. Written to DIR: timeline.png (trials over
 devices under FluidTune), utilisation.png (how much of the devices was inside an iteration of some trial, in both
-runs: when stock Ray Tune gives a core to a trial is not to be seen from outside, but when its iterations ran is;
-so the seconds in which a trial is brought to its device count as idle on both sides), and both runs' results.
+runs: when stock Ray Tune gives a core to a trial is not to be seen from outside, but when its iterations ran is,
+to the second; so the time in which a trial is brought to its device counts as idle in both), and both runs' results.
 """
 
 from __future__ import annotations

@@ -124,8 +124,9 @@ def main() -> None:
         "iterations": sum(found.metrics["training_iteration"] for found in grid),
         "trials": len(grid),
         "errors": len(grid.errors),
-        "launches": watch.launches(args.cpus),
     }
+    if args.algorithm == "grid":
+        measured["launches"] = watch.launches(args.cpus)
     with open(args.out, "w") as file:
         json.dump(measured, file)
     ray.shutdown()

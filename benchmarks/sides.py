@@ -34,7 +34,8 @@ def sides(devices: str, job: Sequence[str]) -> dict[str, Callable[[], Figures]]:
                 place = ("--cpus", str(cores(devices)), "--storage", directory, "--out", str(out))
                 seconds = run_process([*command, *job, *place, *more])
                 found = json.loads(out.read_text())
-            found["launch_seconds"] = median(found.pop("launches"))
+            if "launches" in found:
+                found["launch_seconds"] = median(found.pop("launches"))
             return {"seconds": seconds, **found}
 
         return run

@@ -320,6 +320,9 @@ class FluidActorManager:
         if isinstance(value, Outcome) and value.lost:
             self._recover(run, f"its group broke: {value.lost}")
             return
+        if isinstance(value, Exception) and task.on_error is None:
+            self._fail(run, value)  # a restore of our own: it cannot be got back to where Tune thinks it is
+            return
         run.tasks.remove(task)
         self._issue(run)
         if isinstance(value, Exception):

@@ -9,8 +9,6 @@ import pytest
 
 from benchmarks.common import ROOT
 
-pytest.importorskip("sklearn")
-
 COMMON = {"benchmark", "machine", "devices", "kind", "sides", "ratio", "ratios"}
 THREE = {"fluid", "stock", "stock_reuse"}
 

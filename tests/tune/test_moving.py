@@ -1,0 +1,72 @@
+"""A packed trial with checkpoints of its own moves to a device that became free, and loses nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+import fluidtune
+from fluidtune.report import EVENT_LOG_NAME, read_events
+
+pytestmark = pytest.mark.ray
+
+
+class Contender(tune.Trainable):
+    """Every step needs its GPU to itself for a while, so that sharing one costs time."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.value = 0.0
+
+    def step(self) -> dict[str, Any]:
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        with open(os.path.join(self.config["locks"], gpu), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            time.sleep(0.1)
+        self.value = 0.9 * self.value + self.config["x"]
+        return {"value": self.value, "gpu": gpu, "done": self.iteration + 1 >= self.config["steps"][self.config["x"]]}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "value.json").write_text(json.dumps(self.value))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self.value = json.loads(Path(checkpoint_dir, "value.json").read_text())
+
+
+@pytest.mark.usefixtures("ray_gpus")
+def test_a_packed_trial_moves_at_its_own_checkpoint(tmp_path: Path) -> None:
+    # The first and the third share a GPU, the others too; the second, left alone, shows what sharing costs.
+    steps = {1.0: 100, 2.0: 45, 3.0: 100, 4.0: 20}
+    (tmp_path / "locks").mkdir()
+    grid = fluidtune.Tuner(
+        tune.with_resources(Contender, {"cpu": 1, "gpu": 1}),
+        param_space={"x": tune.grid_search(list(steps)), "locks": str(tmp_path / "locks"), "steps": steps},
+        tune_config=tune.TuneConfig(metric="value", mode="max"),
+        run_config=tune.RunConfig(
+            name="moving",
+            storage_path=str(tmp_path),
+            verbose=0,
+            stop={"training_iteration": 100},
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=5),
+        ),
+        executor=fluidtune.FluidExecutor(devices="gpu:2", max_packing=2),
+    ).fit()
+    assert not grid.errors
+    events = read_events(tmp_path / "moving" / EVENT_LOG_NAME)
+    moves = [e for e in events if e["event"] == "recovered" and "moved" in e["reason"]]
+    assert len(moves) == 1
+    for result in grid:
+        rows = result.metrics_dataframe
+        x = result.config["x"]
+        assert list(rows["training_iteration"]) == list(range(1, steps[x] + 1))
+        value = 0.0
+        for seen in rows["value"]:
+            value = 0.9 * value + x
+            assert seen == pytest.approx(value)
+        assert len(set(rows["gpu"])) == (2 if moves[0]["trial"] in result.path else 1)
