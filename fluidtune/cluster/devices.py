@@ -192,9 +192,11 @@ class Reservation:
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         """Look at the groups. Returns: devices that are there now and were not (with their node), and those gone."""
         if wait_s:
-            missing = [d for d in self._groups if d not in self.nodes]
-            if missing:
-                self._groups[missing[0]].wait(wait_s)
+            # The first is worth waiting for; the others are mostly made in the same moment.
+            for group in self._groups.values():
+                if not group.wait(wait_s):
+                    break
+                wait_s = 0.1
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         came, gone = {}, []
         for device, group in self._groups.items():
