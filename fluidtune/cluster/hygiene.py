@@ -41,13 +41,12 @@ class Baseline:
         self._children = {p.pid for p in self._process.children()}
         self._rss: int | None = None
         self._torch: dict[str, Any] | None = None
+        self._frozen = False
 
     def loaded(self) -> None:
         """The trainable's modules are imported; its own code has not run. Take what the first trial brought."""
         if self._rss is None:
             self._rss = self._process.memory_info().rss
-            # What is here now stays: a collection after each trial need not look at it again.
-            gc.freeze()
         torch = sys.modules.get("torch")
         if torch is not None and self._torch is None:
             self._torch = {
@@ -73,6 +72,10 @@ class Baseline:
             numpy.random.seed()
         self._restore_torch()
         gc.collect()
+        if not self._frozen:
+            # What survived the first trial is libraries: later collections need not look at it again.
+            gc.freeze()
+            self._frozen = True
         return self._leftovers()
 
     def _restore_torch(self) -> None:

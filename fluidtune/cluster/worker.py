@@ -387,12 +387,10 @@ def _step_for_ever(trainable: Trainable, session: ElasticSession) -> None:
 def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
     """Let an elastic leader's loop go on to its next boundary, where it commits and dismisses its followers."""
     session.leave()
-    with contextlib.suppress(Left, GroupLost, Exception):
-        if isinstance(trainable, FunctionTrainable):
-            runner = getattr(compat.get_session(), "training_thread", None)
-            if runner is not None and runner.is_alive():
-                trainable.train()
-        else:
+    if isinstance(trainable, FunctionTrainable):
+        compat.let_go_on(timeout=5.0)
+    else:
+        with contextlib.suppress(Left, GroupLost):
             session.boundary()
 
 

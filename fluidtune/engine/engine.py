@@ -169,11 +169,11 @@ class Engine:
             raise EngineError(f"group {event.group!r}: concurrency {event.concurrency}, expected >= 1 or None")
         if group is None:
             pool = Pool(self._state.pool)
-            self._state.groups[event.group] = Group(event.group, event.synchronous, event.concurrency, pool)
+            self._state.groups[event.group] = Group(event.group, event.synchronous, event.concurrency, event.tail, pool)
         elif group.synchronous != event.synchronous:
             raise EngineError(f"group {event.group!r} cannot change synchronous; announce a new group")
         else:
-            group.concurrency = event.concurrency
+            group.concurrency, group.tail = event.concurrency, event.tail
         return ()
 
     @_take.register

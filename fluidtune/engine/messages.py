@@ -48,11 +48,14 @@ class GroupAnnounced(Event):
     ``synchronous``: its trials are a batch whose makespan counts (grid, random, a rung); largest first.
     Otherwise trials join and leave all the time (ASHA): first come, first served, and at most
     ``concurrency`` of them at once (None: as many as there are whole devices, as stock Tune would).
+    ``tail``: iterations that its best trials will train after this group is over (the rungs to come), which
+    cannot begin before. Of synchronous groups the one with the longest tail goes first.
     """
 
     group: str
     synchronous: bool = True
     concurrency: int | None = None
+    tail: float = 0.0
 
 
 @dataclass(frozen=True)

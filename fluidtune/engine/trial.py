@@ -28,6 +28,8 @@ class Group:
     synchronous: bool
     #: How many of an asynchronous group may run at once; None: as many as there are devices over share.
     concurrency: int | None
+    #: Iterations that follow for its best trials when it is over; synchronous groups with more go first.
+    tail: float
     #: What its trials have found out about speeds.
     pool: Pool
     #: Its trials that wait, run or are suspending, in the order added (values are unused).

@@ -1,9 +1,10 @@
 """The waiting queue: who is next.
 
-Trials that lost their worker come first, then synchronous groups by height, then asynchronous ones by
-arrival; a group that was passed over too often comes before both, so that none starves. Decides the order
-only; whether there is a device for the next trial is `placing`'s business. Trials of a group that need the
-same lie in one *line*: when the first of a line cannot start, neither can the others, and nobody looks.
+Trials that lost their worker come first, then synchronous groups by what is to come after them and by
+height, then asynchronous ones by arrival; a group that was passed over too often comes before both, so that
+none starves. Decides the order only; whether there is a device for the next trial is `placing`'s business.
+Trials of a group that need the same lie in one *line*: when the first of a line cannot start, neither can
+the others, and nobody looks.
 """
 
 from __future__ import annotations
@@ -79,17 +80,17 @@ class Waiting:
     def next_line(self, stuck: list[Line], patience: int) -> Line | None:
         """The line whose first trial is next, leaving out those in ``stuck``."""
         best: Line | None = None
-        best_rank: tuple[int, float, int] | None = None
+        best_rank: tuple[int, float, float, int] | None = None
         for line in self._lines.values():
             if line in stuck:
                 continue
             order, number, _ = line.entries[0]
             if line.first:
-                rank = (0, 0.0, number)
+                rank = (0, 0.0, 0.0, number)
             elif line.group.passed >= patience:
-                rank = (1, -line.group.passed, number)
+                rank = (1, -line.group.passed, 0.0, number)
             else:
-                rank = (2 if line.group.synchronous else 3, order, number)
+                rank = (2 if line.group.synchronous else 3, -line.group.tail, order, number)
             if best_rank is None or rank < best_rank:
                 best, best_rank = line, rank
         return best
@@ -100,7 +101,7 @@ class Waiting:
         for line in self._lines.values():
             for order, number, name in line.entries:
                 rank = 0 if line.first else 1 if line.group.synchronous else 2
-                keyed.append((rank, order, number, name))
+                keyed.append((rank, 0.0 if line.first else -line.group.tail, order, number, name))
         return [name for *_, name in sorted(keyed)]
 
     def count_started(self, started: Group) -> None:

@@ -8,8 +8,11 @@ Nothing else in the project may import a Ray module with an underscore in its pa
 - ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
 - ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
 - ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
-- The train session of a function trainable: a follower's is muted, so that only the leader reports.
-- ``HyperBandScheduler._hyperbands`` and ``_Bracket``'s fields: what rung a trial is in and how long it is.
+- The train session of a function trainable: a follower's is muted, so that only the leader reports; an elastic
+  leader's loop is let go on from its report when the trial ends (``continue_lock``, ``training_thread``,
+  ``result_queue``, ``error_queue``).
+- ``HyperBandScheduler._hyperbands``, ``_max_t_attr`` and ``_Bracket``'s fields: what rung a trial is in, how long it
+  is and what follows it.
 - ``AsyncHyperBandScheduler._max_t``, ``_time_attr`` of both: how long a trial may train.
 - ``Tuner._local_tuner``: where a restored Tuner keeps its `TuneConfig`.
 - ``Trainable._iteration``, ``_time_total``: continued when a trial resumes from a commit.
@@ -17,6 +20,10 @@ Nothing else in the project may import a Ray module with an underscore in its pa
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
+import time
 from typing import Any
 
 import ray
@@ -66,3 +73,20 @@ def mute_session() -> None:
     session = get_session()
     if session is not None:
         session.report = lambda *args, **kwargs: None
+
+
+def let_go_on(timeout: float) -> None:
+    """Let a function trainable's loop go on from the report that it stands at, up to its end or its next report.
+
+    What it raises there is dropped. Tune's own way, another ``train()``, looks for the end five times a second.
+    """
+    session = get_session()
+    thread = getattr(session, "training_thread", None)
+    if thread is None or not thread.is_alive():
+        return
+    session.continue_lock.release()
+    deadline = time.monotonic() + timeout
+    while thread.is_alive() and session.result_queue.empty() and time.monotonic() < deadline:
+        threading.Thread.join(thread, 0.005)
+    with contextlib.suppress(queue.Empty):
+        session.error_queue.get_nowait()

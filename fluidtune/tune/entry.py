@@ -72,8 +72,7 @@ class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
         return tuner
 
     def fit(self) -> Any:
-        scheduler = self._local_tuner._tune_config.scheduler
-        _ready(scheduler.executor)
+        _ready(self._local_tuner._tune_config.scheduler.executor)
         return super().fit()
 
 

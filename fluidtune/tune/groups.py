@@ -16,11 +16,15 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 
 @dataclass(frozen=True)
 class Membership:
-    """``target``: the iteration at which the trial's current budget ends, None when nobody knows."""
+    """``target``: the iteration at which the trial's current budget ends, None when nobody knows.
+
+    ``tail``: iterations that the group's best trials will train after that.
+    """
 
     group: str
     synchronous: bool
     target: float | None
+    tail: float = 0.0
 
 
 class Adapter:
@@ -64,8 +68,11 @@ class HyperBandAdapter(Adapter):
         for band, brackets in enumerate(self._base._hyperbands):
             for index, bracket in enumerate(brackets):
                 if bracket is not None and trial in bracket._live_trials:
+                    name = f"band{band}/bracket{index}/rung{bracket._halves}"
+                    # Whatever time_attr counts, brackets are compared in it.
+                    tail = max(0.0, self._base._max_t_attr - bracket._cumul_r)
                     target = bracket._cumul_r if self._base._time_attr == "training_iteration" else None
-                    return Membership(f"band{band}/bracket{index}/rung{bracket._halves}", True, target)
+                    return Membership(name, True, target, tail)
         return super().membership(trial)
 
     def promoted(self) -> list[Trial]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import threading
 import time
 import uuid
 from collections.abc import Iterable
@@ -163,7 +164,7 @@ class Job:
         if member.group not in self._groups:
             self._groups.add(member.group)
             concurrency = None if member.synchronous else self._concurrency
-            events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency))
+            events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency, member.tail))
             self._log.write(
                 "group_announced",
                 group=member.group,
@@ -362,11 +363,16 @@ class Job:
             best = {"trial": trial, "metric": values[trial]}
         self._log.write("run_ended", seconds=time.time() - self._started, trials=len(trials), best=best)
         self._log.close()
-        try:
-            write_report(self._log.path)
-        except Exception:
-            # The run's results are safe; a picture that cannot be drawn must not take them down.
-            logger.exception("FluidTune: the report of this run could not be written")
+        # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
+        threading.Thread(target=_draw, args=(self._log.path,), name="fluid-report").start()
+
+
+def _draw(log: Path) -> None:
+    try:
+        write_report(log)
+    except Exception:
+        # The run's results are safe; a picture that cannot be drawn must not take them down.
+        logger.exception("FluidTune: the report of this run could not be written")
 
 
 def _asked_concurrency(search_alg: Any) -> int | None:

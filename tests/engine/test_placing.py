@@ -3,6 +3,7 @@
 from fluidtune.engine import (
     DeviceGained,
     DeviceLost,
+    Engine,
     GroupAnnounced,
     Release,
     Resized,
@@ -194,3 +195,15 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     assert bench.engine.devices == {0: ("x",), 1: (), 2: ("z",), 3: ()}
     assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
     assert bench(TrialEnded("z", "stopped")) == [Release("z", (2,)), Start("gang", (2, 3), 1.0)]
+
+
+def test_a_batch_with_more_to_come_after_it_goes_first() -> None:
+    engine = Engine()
+    engine.handle(DeviceGained(0), GroupAnnounced("last"), GroupAnnounced("early", tail=8.0), now=0.0)
+    started = engine.handle(
+        TrialAdded("long", "last", iterations=9.0),
+        TrialAdded("short", "early", iterations=1.0),
+        now=0.0,
+    )
+    assert [i.trial for i in started if isinstance(i, Start)] == ["short"]
+    assert engine.waiting == ("long",)
