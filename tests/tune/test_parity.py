@@ -49,9 +49,11 @@ def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(tra
     assert len(set(lengths)) > 1
     for x, iterations in told_fluid.iterations().items():
         assert iterations == list(range(1, len(iterations) + 1)), f"trial x={x} lost or repeated an iteration"
-    # Whoever was promoted was started again, as under stock Tune.
+    # The last of a rung to report goes on without a pause, and which one that is depends on the order of execution:
+    # starts may differ, nothing else.
     for x in XS:
-        assert told_fluid.of(x) == told_stock.of(x)
+        fluid_heard, stock_heard = ([e for e in told.of(x) if e[0] != "start"] for told in (told_fluid, told_stock))
+        assert fluid_heard == stock_heard
 
 
 def test_hyperband_without_checkpoints_decides_the_same_and_repeats_nothing(tmp_path: Path) -> None:
