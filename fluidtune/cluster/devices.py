@@ -172,7 +172,6 @@ class Reservation:
     """
 
     def __init__(self, plan: Layout):
-        self._bundle = plan.bundle
         #: device -> its placement group; all of them, there or not.
         self._groups: dict[int, PlacementGroup] = {
             device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-device-{device}")

@@ -34,8 +34,8 @@ class PooledWorker:
     actor: Any
     #: Unix time at which it was asked for; for the event log.
     asked: float
-    #: The GPUs it was started to see beyond its own device's, for a trial over several.
-    exclusive: tuple[int, ...] = ()
+    #: It was started to see several GPUs, for one trial, and is not kept.
+    exclusive: bool = False
     pid: int | None = None
     gpus: list[str] = field(default_factory=list)
     #: Set while it serves or cleans up; an idle worker is in the pool.
@@ -110,7 +110,7 @@ class WorkerPool:
             )
             .remote(name, environment)
         )
-        worker = PooledWorker(name, device, actor, now, exclusive=tuple(map(int, visible or ())))
+        worker = PooledWorker(name, device, actor, now, exclusive=visible is not None)
         self.workers[name] = worker
         return worker
 

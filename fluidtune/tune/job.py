@@ -255,7 +255,7 @@ class Job:
             trial=run.id,
             iteration=run.delivered,
             seconds=outcome.seconds,
-            width=run.width if run.width > 1 else float(run.share),
+            width=float(run.ran_at),
             metric=float(value) if isinstance(value, (int, float)) else None,
         )
         self._iterations.inc(1, {"job": self.name})

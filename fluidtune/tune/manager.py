@@ -9,7 +9,6 @@ are carried.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -28,8 +27,6 @@ from fluidtune.tune.crew import Crew, first_line
 from fluidtune.tune.job import CLEAN_BROKEN_S, Job
 from fluidtune.tune.resizing import Resizer
 from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
-
-logger = logging.getLogger(__name__)
 
 
 def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager | None:
@@ -344,7 +341,7 @@ class FluidActorManager:
             self._resizer.done(run, *outcome.reformed)
         if compat.RESULT_DUPLICATE not in outcome.result:
             run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
-            self._crew.events.append(m.Result(run.id, outcome.seconds, run.width if run.width > 1 else run.share))
+            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at))
             self._job.result(run, outcome)
         if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.

@@ -88,6 +88,11 @@ class Run:
         return self.trial.trial_id
 
     @property
+    def ran_at(self) -> float:
+        """The width of its last iteration: workers, or its share of one device."""
+        return self.width if self.width > 1 else self.share
+
+    @property
     def resizing(self) -> bool:
         return bool(self.awaited) or self.reform is not None or self.reforming
 

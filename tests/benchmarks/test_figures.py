@@ -3,10 +3,6 @@
 import json
 from types import SimpleNamespace
 
-import pytest
-
-pytest.importorskip("sklearn")
-
 from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.job import Watch
 from benchmarks.resize import resizes

@@ -13,7 +13,7 @@ from fluidtune.cluster.pool import PooledWorker, WorkerPool
 def pool(monkeypatch):
     def start(self, device, now, visible):
         self._count += 1
-        worker = PooledWorker(f"w{self._count}", device, object(), now, exclusive=tuple(map(int, visible or ())))
+        worker = PooledWorker(f"w{self._count}", device, object(), now, exclusive=visible is not None)
         self.workers[worker.name] = worker
         return worker
 
