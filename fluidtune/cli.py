@@ -17,13 +17,19 @@ def cli() -> None:
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--devices", default=None, help='What to run on: "gpu", "gpu:N", "cpu" or "cpu:N".')
+@click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    devices: str | None, max_packing: int | None, max_workers: int | None, script: str, args: tuple[str, ...]
+    devices: str | None,
+    max_packing: int | None,
+    max_workers: int | None,
+    profile: str | None,
+    script: str,
+    args: tuple[str, ...],
 ) -> None:
     """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
     if not Path(script).is_file():
@@ -32,7 +38,8 @@ def run(
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 
-    run_script(script, args, FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers))
+    executor = FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers, profile=profile)
+    run_script(script, args, executor)
 
 
 @cli.command()

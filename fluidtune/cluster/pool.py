@@ -17,7 +17,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune.cluster.devices import Layout, Reservation
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class WorkerPool:
         self._count += 1
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
-        environment = dict(self._environment)
+        environment = {**self._environment, DEVICE_VARIABLE: str(device)}
         if visible is not None:
             resources["GPU"] = 1.0
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)

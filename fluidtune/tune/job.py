@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import tempfile
 import threading
 import time
 import uuid
@@ -23,10 +24,14 @@ from ray.util.metrics import Counter, Gauge
 
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
+from fluidtune.cluster.emulated.board import Board
+from fluidtune.cluster.emulated.session import NODE
+from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info, Outcome, delete_commits
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
@@ -71,6 +76,7 @@ class Job:
         self.backend = settings.backend
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
         self.name = uuid.uuid4().hex[:8]
+        self.emulation = _emulation(settings, self.layout.count) if self.layout.kind == "emulated" else None
         self.reservation = Reservation(self.layout)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
         self.engine = Engine(
@@ -109,7 +115,7 @@ class Job:
 
     def devices_there(self, wait_s: float) -> list[tuple[int, str]]:
         """Wait a little for the first devices, begin the event log, and name those that are there."""
-        came, _ = self.reservation.poll(wait_s)
+        came = self._nodes(self.reservation.poll(wait_s)[0])
         scheduler = self._scheduler
         self._log.write(
             "run_started",
@@ -120,7 +126,7 @@ class Job:
             machine=f"{platform.node()}, {os.cpu_count()} cores",
             kind=self.layout.kind,
             devices=[{"device": d, "node": node} for d, node in came.items()],
-            settings={k: getattr(scheduler.executor, k) for k in scheduler.executor.__dataclass_fields__},
+            settings={k: _plain(getattr(scheduler.executor, k)) for k in scheduler.executor.__dataclass_fields__},
             algorithm=type(scheduler.base_scheduler).__name__,
             metric=scheduler.metric,
             mode=scheduler.mode,
@@ -129,11 +135,18 @@ class Job:
 
     def poll_devices(self) -> tuple[list[tuple[int, str]], list[int]]:
         came, gone = self.reservation.poll()
+        came = self._nodes(came)
         for device in gone:
             self._log.write("device_lost", device=device)
         for device, node in came.items():
             self._log.write("device_gained", device=device, node=node)
         return list(came.items()), gone
+
+    def _nodes(self, came: dict[int, str]) -> dict[int, str]:
+        """Emulated devices are on emulated nodes, whatever real one their workers run on."""
+        if self.emulation is None:
+            return came
+        return {device: f"emulated-{device // NODE}" for device in came}
 
     def resources_in_use(self) -> dict[str, float]:
         """Logical resources of the devices that trials hold, for Tune's display."""
@@ -154,7 +167,8 @@ class Job:
         """The trial's trainable in Ray's object store, put there once."""
         trainable = trial.get_trainable_cls()
         if trainable not in self._refs:
-            self._refs[trainable] = ray.put(trainable)
+            emulated = self.emulation and paced(trainable, self.emulation)
+            self._refs[trainable] = ray.put(emulated or trainable)
         return self._refs[trainable]
 
     def arrival(self, trial: Trial) -> list[m.Event]:
@@ -348,6 +362,8 @@ class Job:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
         self.pool.close()
         self.reservation.remove()
+        if self.emulation is not None:
+            os.unlink(self.emulation.board)
         # Tune has saved its final state before it cleans up.
         self._delete_commits()
         trials = list(trials)
@@ -365,6 +381,18 @@ class Job:
         self._log.close()
         # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
         threading.Thread(target=_draw, args=(self._log.path,), name="fluid-report").start()
+
+
+def _emulation(settings: Any, devices: int) -> Emulation:
+    """The profile and a board of this job's own."""
+    descriptor, path = tempfile.mkstemp(prefix="fluidtune-emulated-")
+    os.close(descriptor)
+    Board.create(path, devices)
+    return Emulation(settings.emulated_profile(), path)
+
+
+def _plain(setting: Any) -> Any:
+    return setting.name if isinstance(setting, Profile) else setting
 
 
 def _draw(log: Path) -> None:

@@ -259,6 +259,7 @@ class FluidActorManager:
             delivered=run.delivered,
             backend=self._job.backend,
             device=self._job.torch_device,
+            emulation=self._job.emulation,
         )
 
     def _loaded(self, run: Run, worker: PooledWorker, value: Any) -> None:
