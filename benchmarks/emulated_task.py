@@ -1,4 +1,4 @@
-"""What an emulated tuning job trains: nothing, but with a learning curve that depends on configuration and iteration alone.
+"""What an emulated tuning job trains: nothing, with a learning curve of configuration and iteration alone.
 
 Curves cross, so that who is best changes from rung to rung; the same configuration has the same curve on every
 side, so that decisions can be compared. Checkpoints are real.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Outcome:
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
     ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
     """
 
     result: dict[str, Any]
@@ -65,6 +67,7 @@ class Outcome:
     reformed: tuple[int, float] | None = None
     swallowed: int = 0
     lost: str | None = None
+    memory: float | None = None
 
 
 #: The number of the emulated device that a worker process stands for.
@@ -213,7 +216,7 @@ class Worker:
         self._recent.clear()
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
-        self._has_checkpoint = _overrides_checkpointing(trainable_cls)
+        self._has_checkpoint = overrides_checkpointing(trainable_cls)
         commits = _commits(spec)
         resume = commits.load() if commits is not None else None
         if resume is not None and not self._usable(resume, mark):
@@ -290,7 +293,19 @@ class Worker:
             address=session.address,
             reformed=reformed,
             swallowed=swallowed,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> float | None:
+        assert self._spec is not None
+        if self._spec.emulation is not None:
+            return self._spec.emulation.profile.memory
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return None
+        device = torch.cuda.current_device()
+        needed: float = torch.cuda.max_memory_reserved(device)
+        return needed / torch.cuda.get_device_properties(device).total_memory
 
     def _kind(self) -> Kind:
         assert self._session is not None
@@ -420,7 +435,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
             session.boundary()
 
 
-def _overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
+def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
     """A class trainable that saves and loads its own checkpoints. (A function shows it by reporting one.)"""
     if issubclass(trainable_cls, FunctionTrainable):
         return False

@@ -20,8 +20,9 @@ class FluidExecutor:
         devices: what the job runs on: "gpu" or "gpu:N" (whole GPUs), "cpu" or "cpu:N" (cores), "emulated:N" (devices
             that compute nothing, see docs/emulated.md). None: GPUs if the script's trials ask for them, else cores;
             all that the Ray cluster has.
-        max_packing: the packing limit c, how many trials may share one device when trials are many. None: what
-            the script itself asks for (a trial that asks for half a GPU is packed in twos, others not).
+        max_packing: the packing limit c, how many trials may share one device when trials are many. None: on GPUs
+            what is found out to pay and to fit while they train, if they can be moved; on cores what the script
+            itself asks for (a trial that asks for half a core is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch".
         profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of

@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.tune.trainable import FunctionTrainable
 from ray.util.metrics import Counter, Gauge
 
 import fluidtune
@@ -28,9 +29,10 @@ from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
-from fluidtune.cluster.worker import Info, Outcome, delete_commits
+from fluidtune.cluster.worker import Info, Outcome, delete_commits, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from fluidtune.engine.packing import MOST_PACKED
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
@@ -66,11 +68,15 @@ class Job:
         self._scheduler = scheduler
         self._concurrency = _asked_concurrency(controller.search_alg)
         stream = not scheduler.synchronous
+        spec = DeviceSpec.parse(settings.devices)
+        on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
+        # Two trials on one core take turns: nothing is to be found out there.
+        search = settings.max_packing is None and not on_cores
         self.layout = layout(
-            DeviceSpec.parse(settings.devices),
+            spec,
             request,
             ray.cluster_resources(),
-            max_packing=settings.max_packing or 1,
+            max_packing=MOST_PACKED if search else settings.max_packing or 1,
             concurrency=self._concurrency if stream else None,
         )
         self.backend = settings.backend
@@ -80,7 +86,8 @@ class Job:
         self.reservation = Reservation(self.layout)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
         self.engine = Engine(
-            max_packing=settings.max_packing or 1,
+            max_packing=None if search else settings.max_packing or 1,
+            most_packed=self.layout.packing,
             max_workers=settings.max_workers,
         )
         self._groups: set[str] = set()
@@ -230,6 +237,15 @@ class Job:
             if self.kind_of(trial) == "elastic":
                 delete_commits(trial.storage)
         self._unsaved.clear()
+
+    def commits(self, run: Run) -> bool:
+        """The trial goes on from wherever it is unloaded."""
+        return run.kind == "elastic" and self.emulation is None
+
+    def saves(self, run: Run) -> bool:
+        """The trial can be asked for a checkpoint at any iteration."""
+        trainable = run.trial.get_trainable_cls()
+        return not issubclass(trainable, FunctionTrainable) and overrides_checkpointing(trainable)
 
     def kind_found(self, trial: Trial, kind: m.Kind) -> None:
         self._kinds[trial.trainable_name] = kind
