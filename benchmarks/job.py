@@ -4,12 +4,12 @@ It searches over the digits network of examples/ (`elastic` or `plain`: the same
 length that train nothing (`sleep`), or over an emulated task on emulated GPUs (`emulated`; under stock Ray Tune
 ``--pace`` makes it last as long as the profile says), with the same configurations on every side.
 
-Of its own run it writes: the best metric, the iterations, the seconds of ``fit``, and each trial's launch: from the moment at which a place to run
-became free for it to the arrival of its first result. The place of the first N trials (N cores) is free when
-``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the order of first results
-takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and every side
-sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen: launches say
-something for `grid` only.)
+Of its own run it writes: the best metric, the iterations, the seconds of ``fit``, and each trial's launch: from the
+moment at which a place to run became free for it to the arrival of its first result. The place of the first N trials
+(N cores) is free when ``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the
+order of first results takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and
+every side sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen:
+launches say something for `grid` only.)
 """
 
 from __future__ import annotations

@@ -92,6 +92,10 @@ class Engine:
         """Trials on every device (running there or promised it), in the order they came."""
         return {device: tuple(tenants) for device, tenants in self._state.devices.tenants.items()}
 
+    def tenants(self, device: int) -> tuple[str, ...]:
+        """The same of one device."""
+        return tuple(self._state.devices.tenants[device])
+
     @property
     def idle_devices(self) -> tuple[int, ...]:
         """Devices without a trial, ascending."""

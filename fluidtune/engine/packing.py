@@ -41,7 +41,7 @@ def seek(state: State, now: float) -> list[Instruction]:
         return out
     trial = _next(state)
     device = _candidate(state, state.max_packing + 1, fits, measured=True) if trial is not None else None
-    if trial is not None and trial.kind != "plain" and device is not None:
+    if trial is not None and device is not None:
         search.count, search.device = state.max_packing + 1, device
         search.newcomer, search.tenants = trial.name, tuple(state.devices.tenants[device])
         out.append(_join(state, trial, device, search.count, now))
