@@ -64,6 +64,28 @@ def report(run_dir: str) -> None:
 
 
 @cli.command()
+@click.argument("source")
+@click.option("--devices", "sizes", default="1,2,4,8,16", help="Numbers of devices to plan for, with commas.")
+@click.option("--trials", type=int, default=None, help="With a profile: how many equal trials (27).")
+@click.option("--iterations", type=int, default=None, help="With a profile: iterations of each trial (27).")
+@click.option("--out", default="plan.png", help="Where the picture goes.")
+def plan(source: str, sizes: str, trials: int | None, iterations: int | None, out: str) -> None:
+    """Say what to expect at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
+    from rich.console import Console
+
+    from fluidtune.planned import job_of, plan_png, render_plan
+    from fluidtune.twin import forecasts
+
+    counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]
+    if not counts or len(counts) != len(sizes.split(",")):
+        raise FluidTuneError(f"--devices {sizes!r} is not a list of whole numbers above 0, for example 1,2,4,8,16")
+    job = job_of(source, trials, iterations)
+    found = forecasts(job, counts)
+    Console().print(render_plan(job, found))
+    click.echo(f"wrote {plan_png(job, found, out)}")
+
+
+@cli.command()
 def doctor() -> None:
     """Say what of FluidTune's surroundings is there, and what to type where something is missing."""
     from fluidtune.doctor import checks

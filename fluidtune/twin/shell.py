@@ -38,6 +38,8 @@ class _Progress:
     stage: int = 0
     left: int = 0
     run: _Run | None = None
+    #: What the engine was told that it is.
+    kind: m.Kind = "plain"
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Twin:
     def _add(self, name: str) -> None:
         progress = self._trials[name]
         stage = progress.work.stages[progress.stage]
-        progress.left = stage.iterations
+        progress.left, progress.kind = stage.iterations, self._kind
         if stage.group not in self._announced:
             self._announced.add(stage.group)
             synchronous = self.job.synchronous.get(stage.group, True)
@@ -233,8 +235,8 @@ class Twin:
 
     def _done(self, name: str, run: _Run, resized: list[m.Event], seconds: float, width: float) -> None:
         progress = self._trials[name]
-        if self._kind != self.job.kind or self.iterations < len(self._trials):
-            self._kind = self.job.kind
+        if progress.kind != self.job.kind:
+            self._kind = progress.kind = self.job.kind
             self._events.append(m.KindFound(name, self._kind))
         self.iterations += 1
         self._events += [*resized, m.Result(name, seconds, width, self.job.profile.memory)]
