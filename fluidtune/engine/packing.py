@@ -19,6 +19,8 @@ THRESHOLD = 0.05
 MOST_PACKED = 4
 #: The part of a device's memory that may be given out.
 MEMORY = 0.95
+#: Iterations that a trial must have left to take part in a try: one that is mixed, two that count.
+LONG = 3
 #: Tries that may end before anything is measured, because their trials end.
 TRIES = 20
 #: A tenant that becomes so many times slower than p trials in turn would be: no need to wait for a second result.
@@ -40,8 +42,10 @@ def seek(state: State, now: float) -> list[Instruction]:
     if out or search.over or search.count or state.max_packing + 1 > fits:
         return out
     trial = _next(state)
-    device = _candidate(state, state.max_packing + 1, fits, measured=True) if trial is not None else None
-    if trial is not None and device is not None:
+    if trial is None or not _long(trial):
+        return out
+    device = _candidate(state, state.max_packing + 1, fits, measured=True)
+    if device is not None:
         search.count, search.device = state.max_packing + 1, device
         search.newcomer, search.tenants = trial.name, tuple(state.devices.tenants[device])
         out.append(_join(state, trial, device, search.count, now))
@@ -80,8 +84,8 @@ def _verdict(state: State, search: Search) -> bool | None:
         return None
     for name in search.tenants:
         speed = state.trials[name].speed
-        base, seconds = speed.base(), speed.seconds(1 / p)
-        if base and seconds and seconds > HOPELESS * p * base:
+        base, seconds = state.base(state.trials[name]), speed.seconds(1 / p)
+        if seconds and seconds > HOPELESS * p * base:
             return False
     ratio = state.pool.measured_ratio(1 / p)
     if ratio is None:
@@ -107,7 +111,7 @@ def _candidate(state: State, count: int, fits: int, measured: bool = False) -> i
         if len(tenants) != count - 1:
             continue
         trials = [state.trials[name] for name in tenants]
-        if all(map(_stays, trials)) and (not measured or _measured(trials, count - 1)):
+        if all(map(_stays, trials)) and (not measured or all(_measured(trial) for trial in trials)):
             return device
     return None
 
@@ -117,10 +121,13 @@ def _stays(trial: Trial) -> bool:
     return one and trial.asked_share == 1 and trial.resizing_to is None
 
 
-def _measured(trials: list[Trial], count: int) -> bool:
-    """Their speeds with ``count`` on the device are known, and of one how that compares with being alone."""
-    known = all(trial.kind != "plain" and trial.speed.seconds(1 / count) is not None for trial in trials)
-    return known and any(trial.speed.base() is not None for trial in trials)
+def _measured(trial: Trial) -> bool:
+    """It can be moved, will be there for long enough, and how fast such trials are alone is known."""
+    return trial.kind != "plain" and _long(trial) and trial.group.pool.base() is not None
+
+
+def _long(trial: Trial) -> bool:
+    return trial.iterations is None or trial.iterations >= LONG
 
 
 def _fitting(state: State) -> int:
