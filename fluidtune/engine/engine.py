@@ -255,8 +255,11 @@ class Engine:
         # Who shares the device is known best here: alone on a packed device means width 1.
         packed = event.width <= 1 and len(trial.devices) == 1
         width = state.width(trial) if packed else event.width
-        news = trial.speed.record(width, event.seconds)
-        trial.group.pool.record(trial.name, trial.speed, width)
+        trial.settled = True
+        news = False
+        if not packed or all(state.trials[name].settled for name in state.devices.tenants[trial.devices[0]]):
+            news = trial.speed.record(width, event.seconds)
+            trial.group.pool.record(trial.name, trial.speed, width)
         trial.done += 1
         if trial.iterations is not None:
             trial.iterations = max(0.0, trial.iterations - 1)

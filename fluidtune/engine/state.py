@@ -228,7 +228,7 @@ class State:
         trial.devices = devices if gang else (first,)
         trial.resizing_to = None if gang or len(devices) == 1 else devices
         trial.share = 1 / self.devices.packing[first]
-        trial.first, trial.has_run, trial.cooldown = False, True, 0
+        trial.first, trial.has_run, trial.settled, trial.cooldown = False, True, False, 0
         trial.speed.restart()
         trial.group.running += 1
         self.running[trial.name] = None

@@ -62,6 +62,23 @@ def _digits(width: int) -> str:
     return "9" * (width // 9) + (str(width % 9) if width % 9 else "")
 
 
+def _when_felt(events: list[Event]) -> list[Event]:
+    """The events in time, a trial's start put where its first iteration began: while it loads nobody feels it."""
+    out: list[tuple[float, int, Event]] = []
+    loading: dict[str, Event] = {}
+    for number, event in enumerate(events):
+        trial = str(event.get("trial"))
+        if event["event"] == "trial_started":
+            loading[trial] = event
+            continue
+        if event["event"] == "trial_result" and trial in loading and event.get("seconds"):
+            out.append((event["t"] - event["seconds"], number, loading.pop(trial)))
+        elif event["event"] in ("trial_ended", "trial_suspended"):
+            loading.pop(trial, None)
+        out.append((event["t"], number, event))
+    return [event for *_, event in sorted(out, key=lambda item: item[:2])]
+
+
 def _samples(events: list[Event]) -> tuple[dict[str, dict[Place, list[float]]], list[float]]:
     samples: dict[str, dict[Place, list[float]]] = defaultdict(lambda: defaultdict(list))
     held: dict[str, tuple[int, ...]] = {}
@@ -79,7 +96,7 @@ def _samples(events: list[Event]) -> tuple[dict[str, dict[Place, list[float]]], 
             tenants[device].add(trial)
         held[trial] = devices
 
-    for event in events:
+    for event in _when_felt(events):
         what, trial = event["event"], str(event.get("trial"))
         if what == "trial_started":
             move(trial, tuple(event["devices"]))

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from fluidtune.engine import Kind
@@ -192,11 +192,13 @@ def _pending(events: list[Event]) -> int | None:
 
 
 def _costs(events: list[Event], begun: float) -> Costs:
-    starts = [event["t"] - event["seconds"] for event in events if event["event"] == "worker_started"]
-    takes = [event["seconds"] for event in events if event["event"] == "worker_started"]
-    begin = max(0.0, min(starts) - begun) if starts else 0.0
-    cold = min(takes, default=0.0)
-    queue = max(0.0, (max(takes) - cold) / (len(takes) - 1)) if len(takes) > 1 else 0.0
+    # Each worker: when it was asked for, and when it was there.
+    workers = sorted((e["t"], e["t"] - e["seconds"]) for e in events if e["event"] == "worker_started")
+    begin = max(0.0, min(asked for _, asked in workers) - begun) if workers else 0.0
+    cold = min((there - asked for there, asked in workers), default=0.0)
+    # The gaps between those that were asked for while the one before was not there yet.
+    gaps = [two - one for (one, _), (two, asked) in pairwise(workers) if asked < one]
+    queue = mean(gaps) if gaps else 0.0
     last: dict[str, float] = {}
     fresh: set[str] = set()
     cold_until = max((event["t"] for event in events if event["event"] == "worker_started"), default=0.0)
