@@ -22,6 +22,7 @@ from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune import startup
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, LoopThread, Reform, use
 from fluidtune.elastic.backends import CollectiveBackend, TorchBackend
@@ -139,6 +140,7 @@ class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
     def __init__(self, name: str, environment: dict[str, str]):
+        startup.importing()  # until the first trial's modules are here
         os.environ.update(environment)
         self._name = name
         self._baseline = Baseline()
@@ -163,6 +165,7 @@ class Worker:
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> None:
         """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec, self._reported = spec, spec.delivered
         self._last_metrics, self._missed = {}, []
@@ -310,6 +313,7 @@ class Worker:
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
         """Run the trial's code here up to where it can enter the group. False: it does not get there."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
