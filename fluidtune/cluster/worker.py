@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import cloudpickle
@@ -23,11 +24,14 @@ from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
+from fluidtune.cluster import emulated
 from fluidtune.cluster.hygiene import Baseline
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, LoopThread, Reform, use
-from fluidtune.elastic.backends import CollectiveBackend, TorchBackend
+from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
+
+if TYPE_CHECKING:
+    from fluidtune.elastic import Commit, CommitStore, ElasticSession
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class LoadSpec:
     """What a worker needs to host a trial.
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: iterations that Tune has
-    already seen. ``time_total``: seconds of training that Tune has accounted for. ``device``: "cpu" or "cuda".
+    already seen. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
     """
 
     trial: str
@@ -43,6 +47,7 @@ class LoadSpec:
     delivered: int = 0
     backend: str = "torch"
     device: str = "cpu"
+    emulation: emulated.Emulation | None = None
 
 
 @dataclass
@@ -52,6 +57,7 @@ class Outcome:
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
     ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
     """
 
     result: dict[str, Any]
@@ -62,7 +68,11 @@ class Outcome:
     reformed: tuple[int, float] | None = None
     swallowed: int = 0
     lost: str | None = None
+    memory: float | None = None
 
+
+#: The number of the emulated device that a worker process stands for.
+DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 #: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
 #: experiment's state every ten seconds or so.
@@ -131,9 +141,46 @@ def fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
-def _backend(spec: LoadSpec) -> CollectiveBackend:
+def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
+    """This worker's part in the trial, in use by the process from now on."""
+    if spec.emulation is not None:
+        device = int(os.environ[DEVICE_VARIABLE])
+        emulating = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
+        emulated.use(emulating)
+        return emulating  # type: ignore[return-value]  # it has all that is used of one here
+    # Here and not above: a worker on an emulated device needs no torch.
+    from fluidtune.elastic import ElasticSession, use
+    from fluidtune.elastic.backends import TorchBackend
+
     assert spec.backend == "torch"
-    return TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device)
+    session = ElasticSession(
+        trial=spec.trial,
+        worker=worker,
+        leader=leader,
+        backend=TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device),
+        device=spec.device,
+        **resuming,
+    )
+    use(session)
+    return session
+
+
+def _use_none(emulating: bool) -> None:
+    if emulating:
+        emulated.use(None)
+        return
+    from fluidtune.elastic import use
+
+    use(None)
+
+
+def _commits(spec: LoadSpec) -> CommitStore | None:
+    storage = spec.kwargs.get("storage")
+    if storage is None or spec.emulation is not None:
+        return None
+    from fluidtune.elastic import CommitStore
+
+    return CommitStore(commit_path(storage), files=_StorageFiles(storage))
 
 
 class Worker:
@@ -171,28 +218,16 @@ class Worker:
         self._last_metrics, self._missed = {}, []
         self._recent.clear()
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        storage = kwargs.get("storage")
         mark = fingerprint(kwargs["config"])
-        self._has_checkpoint = _overrides_checkpointing(trainable_cls)
-        commits, resume = None, None
-        if storage is not None:
-            commits = CommitStore(commit_path(storage), files=_StorageFiles(storage))
-            resume = commits.load()
-            if resume is not None and not self._usable(resume, mark):
-                resume = None
+        self._has_checkpoint = overrides_checkpointing(trainable_cls)
+        commits = _commits(spec)
+        resume = commits.load() if commits is not None else None
+        if resume is not None and not self._usable(resume, mark):
+            resume = None
         self._resume = resume
-        self._session = ElasticSession(
-            trial=spec.trial,
-            worker=self._name,
-            leader=True,
-            backend=_backend(spec),
-            device=spec.device,
-            commits=commits,
-            resume=resume,
-            fingerprint=mark,
-            note=self._note,
+        self._session = _session(
+            spec, self._name, True, commits=commits, resume=resume, fingerprint=mark, note=self._note
         )
-        use(self._session)
         self._trainable = trainable_cls(**kwargs)
         if resume is not None:
             self._continue_from(resume)
@@ -261,7 +296,19 @@ class Worker:
             address=session.address,
             reformed=reformed,
             swallowed=swallowed,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> float | None:
+        assert self._spec is not None
+        if self._spec.emulation is not None:
+            return self._spec.emulation.profile.memory
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return None
+        device = torch.cuda.current_device()
+        needed: float = torch.cuda.max_memory_reserved(device)
+        return needed / torch.cuda.get_device_properties(device).total_memory
 
     def _kind(self) -> Kind:
         assert self._session is not None
@@ -317,14 +364,7 @@ class Worker:
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        session = self._session = ElasticSession(
-            trial=spec.trial,
-            worker=self._name,
-            leader=False,
-            backend=_backend(spec),
-            device=spec.device,
-        )
-        use(session)
+        session = self._session = _session(spec, self._name, False)
         trainable = self._trainable = trainable_cls(**kwargs)
         compat.mute_session()
         if isinstance(trainable, FunctionTrainable):
@@ -375,7 +415,8 @@ class Worker:
                     trouble = trouble or "the training function did not end"
         if session is not None and trouble is None:
             session.close()
-        use(None)
+        if self._spec is not None:
+            _use_none(self._spec.emulation is not None)
         self._spec = None
         del trainable, session
         return trouble or self._baseline.restore()
@@ -398,7 +439,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
             session.boundary()
 
 
-def _overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
+def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
     """A class trainable that saves and loads its own checkpoints. (A function shows it by reporting one.)"""
     if issubclass(trainable_cls, FunctionTrainable):
         return False

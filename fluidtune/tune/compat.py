@@ -13,7 +13,9 @@ Nothing else in the project may import a Ray module with an underscore in its pa
   ``result_queue``, ``error_queue``).
 - ``HyperBandScheduler._hyperbands``, ``_max_t_attr`` and ``_Bracket``'s fields: what rung a trial is in, how long it
   is and what follows it.
-- ``AsyncHyperBandScheduler._max_t``, ``_time_attr`` of both: how long a trial may train.
+- ``AsyncHyperBandScheduler._max_t``, and ``_time_attr`` of every scheduler that has one: how long a trial may train.
+- ``PopulationBasedTraining._synch``, ``_next_perturbation_sync``, ``_perturbation_interval``: its intervals.
+- ``MaximumIterationStopper._max_iter``, ``CombinedStopper._stoppers``, ``TuneController._stopper``: likewise.
 - ``Tuner._local_tuner``: where a restored Tuner keeps its `TuneConfig`.
 - ``Trainable._iteration``, ``_time_total``: continued when a trial resumes from a commit.
 """
