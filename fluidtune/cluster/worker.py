@@ -56,7 +56,7 @@ class Outcome:
 
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
-    ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    ``lost``: there is no result, a peer died.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
     """
 
@@ -66,7 +66,6 @@ class Outcome:
     width: int = 1
     address: tuple[str, int] | None = None
     reformed: tuple[int, float] | None = None
-    swallowed: int = 0
     lost: str | None = None
     memory: float | None = None
 
@@ -94,7 +93,6 @@ class Info:
     """Who a worker is."""
 
     pid: int
-    node: str
     gpus: list[str] = field(default_factory=list)
 
 
@@ -205,7 +203,7 @@ class Worker:
 
     def info(self) -> Info:
         ids = ray.get_gpu_ids()
-        return Info(os.getpid(), ray.get_runtime_context().get_node_id(), [str(i) for i in ids])
+        return Info(os.getpid(), [str(i) for i in ids])
 
     # --- a trial's leader
 
@@ -267,7 +265,7 @@ class Worker:
             self._reported = result["training_iteration"]
             self._recent.append((self._reported, result))
             return Outcome(result, self._kind(), result["time_this_iter_s"])
-        before, swallowed = session.last_reform, 0
+        before = session.last_reform
         while True:
             started = time.perf_counter()
             try:
@@ -279,7 +277,6 @@ class Worker:
             seconds = time.perf_counter() - started
             if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
                 break
-            swallowed += 1
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
@@ -295,7 +292,6 @@ class Worker:
             width=session.width,
             address=session.address,
             reformed=reformed,
-            swallowed=swallowed,
             memory=self._memory(),
         )
 
