@@ -66,8 +66,8 @@ def digits_space(epochs: int) -> dict[str, Any]:
     return {
         "lr": tune.loguniform(1e-3, 3e-1),
         "momentum": tune.uniform(0.5, 0.95),
-        "width": tune.choice([24, 32, 48]),
-        "batch_size": tune.choice([32, 64]),
+        "width": tune.choice([32, 64, 96]),
+        "batch_size": tune.choice([64, 128]),
         "epochs": epochs,
         "seed": 0,
     }

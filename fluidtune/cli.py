@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fluidtune import startup
 from fluidtune.errors import FluidTuneError
 
 
@@ -35,6 +36,8 @@ def run(
     if not Path(script).is_file():
         # Before anything heavy is imported.
         raise FluidTuneError(f"there is no script {script!r}; give the path of a Python file")
+    startup.importing()
+    startup.end_quickly()
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 

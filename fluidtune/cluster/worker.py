@@ -23,6 +23,7 @@ from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune import startup
 from fluidtune.cluster import emulated
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
@@ -55,7 +56,7 @@ class Outcome:
 
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
-    ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    ``lost``: there is no result, a peer died.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
     """
 
@@ -65,7 +66,6 @@ class Outcome:
     width: int = 1
     address: tuple[str, int] | None = None
     reformed: tuple[int, float] | None = None
-    swallowed: int = 0
     lost: str | None = None
     memory: float | None = None
 
@@ -93,7 +93,6 @@ class Info:
     """Who a worker is."""
 
     pid: int
-    node: str
     gpus: list[str] = field(default_factory=list)
 
 
@@ -186,6 +185,7 @@ class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
     def __init__(self, name: str, environment: dict[str, str]):
+        startup.importing()  # until the first trial's modules are here
         os.environ.update(environment)
         self._name = name
         self._baseline = Baseline()
@@ -203,13 +203,14 @@ class Worker:
 
     def info(self) -> Info:
         ids = ray.get_gpu_ids()
-        return Info(os.getpid(), ray.get_runtime_context().get_node_id(), [str(i) for i in ids])
+        return Info(os.getpid(), [str(i) for i in ids])
 
     # --- a trial's leader
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> None:
         """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec, self._reported = spec, spec.delivered
         self._last_metrics, self._missed = {}, []
@@ -264,7 +265,7 @@ class Worker:
             self._reported = result["training_iteration"]
             self._recent.append((self._reported, result))
             return Outcome(result, self._kind(), result["time_this_iter_s"])
-        before, swallowed = session.last_reform, 0
+        before = session.last_reform
         while True:
             started = time.perf_counter()
             try:
@@ -276,7 +277,6 @@ class Worker:
             seconds = time.perf_counter() - started
             if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
                 break
-            swallowed += 1
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
@@ -292,7 +292,6 @@ class Worker:
             width=session.width,
             address=session.address,
             reformed=reformed,
-            swallowed=swallowed,
             memory=self._memory(),
         )
 
@@ -357,6 +356,7 @@ class Worker:
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
         """Run the trial's code here up to where it can enter the group. False: it does not get there."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))

@@ -69,6 +69,7 @@ def test_the_controller_still_uses_an_actor_manager() -> None:
     assert {"add_actor", "remove_actor", "schedule_actor_task", "next", "cleanup"} <= names
     assert "_actor_manager" in attributes_set(compat.TuneController)
     assert "_reuse_actors" in attributes_set(compat.TuneController)
+    assert "_set_trial_status" in attributes_set(compat.TuneController)
     assert "_storage" in attributes_set(compat.TuneController)
 
 
