@@ -207,6 +207,7 @@ class FluidActorManager:
             for instruction in self._job.decide(events):
                 self._carry_out(instruction)
         self._crew.serve()
+        self._job.ask_ahead(sum(1 for run in self._runs.values() if run.placement is not None and not run.live))
         self._job.settle()
 
     def _tell_released(self) -> None:
