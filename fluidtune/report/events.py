@@ -108,6 +108,14 @@ SCHEMA: dict[str, EventSchema] = {
             "metric": "the metric's value, or null",
         },
     ),
+    "trial_silent": EventSchema(
+        "The trial has not reported for much longer than its iterations took before. It keeps its devices.",
+        {
+            "trial": _TRIAL,
+            "seconds": "since its iteration was asked for, s",
+            "usual": "its longest iteration so far, s, or null before the first of the job",
+        },
+    ),
     "resize_started": EventSchema(
         "The trial was told to change its workers; it holds devices_from until `resized`.",
         {

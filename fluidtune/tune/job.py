@@ -37,6 +37,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
+from fluidtune.tune.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Job:
         #: Trials that ended for good since Tune last saved the experiment's state, and when it may be asked to again.
         self._unsaved: list[Trial] = []
         self._settle_at = 0.0
+        self.silence = Silence()
         #: Trials that this driver has started.
         self._logged: set[str] = set()
         directory = self._directory(controller)
@@ -165,9 +167,11 @@ class Job:
     def status_line(self, trials: int) -> str:
         held = {device for devices in self._in_use.values() for device in devices}
         wide = sum(1 for devices in self._in_use.values() if len(devices) > 1)
+        waiting = max(0, trials - len(self._in_use))
+        silent = f", silent: {' '.join(self.silence.named)}" if self.silence.named else ""
         return (
             f"FluidTune: {len(held)}/{len(self.reservation.nodes)} {self.layout.kind} devices busy, "
-            f"{len(self._in_use)} trials on them ({wide} on several), {max(0, trials - len(self._in_use))} waiting"
+            f"{len(self._in_use)} trials on them ({wide} on several), {waiting} waiting{silent}"
         )
 
     # --- trials
@@ -228,11 +232,26 @@ class Job:
         """
         now = time.monotonic()
         self._kill_overdue(now)
+        self._name_silent(now)
         if not self._unsaved or now < self._settle_at:
             return
         self._controller.checkpoint(force=True, wait=True)
         self._settle_at = time.monotonic() + max(SAVE_EVERY_S, 50 * (time.monotonic() - now))
         self._delete_commits()
+
+    def _name_silent(self, now: float) -> None:
+        for silent in self.silence.overdue(now):
+            usual = f"its iterations took up to {silent.usual:.3g} s" if silent.usual else "nothing was reported yet"
+            devices = list(self._in_use.get(silent.trial, ()))
+            logger.warning(
+                "FluidTune: trial %s has not reported for %.0f s (%s). It keeps devices %s; look at its logs, and stop "
+                "it if it hangs",
+                silent.trial,
+                silent.seconds,
+                usual,
+                devices,
+            )
+            self._log.write("trial_silent", trial=silent.trial, seconds=silent.seconds, usual=silent.usual)
 
     def ask_ahead(self, starting: int) -> None:
         """Let Tune ask the searcher for the next trial while ``starting`` ones wait for their processes only.
@@ -268,9 +287,11 @@ class Job:
         for event in events:
             if isinstance(event, m.TrialEnded):
                 self._in_use.pop(event.trial, None)
+                self.silence.gone(event.trial)
                 self._log.write("trial_ended", trial=event.trial, ending=event.ending)
             elif isinstance(event, m.WorkerLost):
                 self._in_use.pop(event.trial, None)
+                self.silence.gone(event.trial)
                 self._log.write("trial_suspended", trial=event.trial)
             elif isinstance(event, (m.Resized, m.ResizeFailed)) and event.trial in self._in_use:
                 self._in_use[event.trial] = event.devices
@@ -290,6 +311,7 @@ class Job:
         return instructions
 
     def result(self, run: Run, outcome: Outcome) -> None:
+        self.silence.heard(run.id, outcome.seconds)
         metric = self._scheduler.metric
         value = outcome.result.get(metric) if metric else None
         self._log.write(

@@ -281,3 +281,15 @@ def test_what_one_could_not_take_another_may():
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
     assert bench(Result("b", 1.0, 1), Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
     assert bench(ResizeFailed("a", (0,))) == [Release("a", (2,)), Resize("b", (1, 2))]
+
+
+def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
+    bench = Bench(2)
+    bench(elastic("a", 40), elastic("b", 40))
+    bench.results("a", 1.0, 20)
+    bench.results("b", 1.0, 36)
+    assert bench.engine.trial("a").height == 20.0
+    bench.results("a", 10.0, 4)
+    assert bench.engine.trial("a").height == 160.0, "four results are the majority of the last seven"
+    assert bench.engine.trial("b").height == 4.0, "its neighbour is not taken for slow"
+    assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,)), Resize("a", (0, 1))]
