@@ -23,9 +23,10 @@ from fluidtune.profiles import DEFAULT, Profile
 #: By size, what job.py is told. 17 trials are one whole band of HyperBand with at most 9 epochs.
 FULL = {"digits": ["--trials", "17", "--epochs", "9"], "short": ["--trials", "40"]}
 QUICK = {"digits": ["--trials", "3", "--epochs", "3"], "short": ["--trials", "4"]}
-#: The same of the emulated job, (trials, epochs): the dissertation's 81 trials, which with 81 epochs are one bracket of
-#: HyperBand, its successive halving. A grid and a population train every trial to the end: fewer epochs or trials.
-EMULATED = dict.fromkeys(("hyperband", "syncbohb", "bohb", "asha"), (81, 81)) | {"grid": (81, 9), "pbt": (27, 27)}
+#: The same of the emulated job, (trials, epochs). 49 trials are one whole band of HyperBand with at most 27 epochs; the
+#: dissertation's 81 trials are used where each is short.
+EMULATED = dict.fromkeys(("hyperband", "syncbohb"), (49, 27)) | dict.fromkeys(("bohb", "asha"), (81, 81))
+EMULATED |= {"grid": (81, 9), "pbt": (27, 27)}
 
 
 def emulated_job(algorithm: str, quick: bool, trials: int | None = None, epochs: int | None = None) -> list[str]:
@@ -41,8 +42,8 @@ def main() -> None:
     options.add_argument("--devices", default="cpu:2", type=_checked, help="what all sides run on, cpu:N or emulated:N")
     options.add_argument("--profile", help="of emulated devices, a file (a task that fills half a GPU)")
     options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
-    options.add_argument("--trials", type=int, help="of an emulated job (81; pbt 27)")
-    options.add_argument("--epochs", type=int, help="most iterations of an emulated trial (81; grid 9, pbt 27)")
+    options.add_argument("--trials", type=int, help="of an emulated job (81; of hyperband and syncbohb 49, pbt 27)")
+    options.add_argument("--epochs", type=int, help="most iterations of an emulated trial (27; asha, bohb 81, grid 9)")
     args = options.parse_args()
     size = QUICK if args.quick else FULL
     emulated = args.devices.startswith("emulated")

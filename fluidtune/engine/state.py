@@ -17,6 +17,8 @@ from fluidtune.planning import TrialLoad
 
 #: Results that must come in before a resize is tried again that did not do what was asked.
 COOLDOWN = 3
+#: An iteration of what follows a group counts so much of one before: each rung waits for its last trial.
+TAIL = 1.1
 
 
 @dataclass
@@ -140,7 +142,7 @@ class State:
 
     def path(self, trial: Trial) -> float:
         """The same until the end of what follows its group, should it be among the best."""
-        return (self.iterations_left(trial) + trial.group.tail) * self.base(trial)
+        return (self.iterations_left(trial) + TAIL * trial.group.tail) * self.base(trial)
 
     def seconds_left(self, trial: Trial, width: float) -> float:
         """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio."""
