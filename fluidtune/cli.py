@@ -20,10 +20,16 @@ def cli() -> None:
 @click.option("--devices", default=None, help='What to run on: "gpu", "gpu:N", "cpu" or "cpu:N".')
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    devices: str | None, max_packing: int | None, max_workers: int | None, script: str, args: tuple[str, ...]
+    devices: str | None,
+    max_packing: int | None,
+    max_workers: int | None,
+    backend: str,
+    script: str,
+    args: tuple[str, ...],
 ) -> None:
     """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
     if not Path(script).is_file():
@@ -32,7 +38,8 @@ def run(
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 
-    run_script(script, args, FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers))
+    settings = FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers, backend=backend)
+    run_script(script, args, settings)
 
 
 @cli.command()

@@ -24,7 +24,7 @@ from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, LoopThread, Reform, use
-from fluidtune.elastic.backends import CollectiveBackend, TorchBackend
+from fluidtune.elastic.backends import BACKENDS, CollectiveBackend
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
 
@@ -131,8 +131,7 @@ def fingerprint(config: dict[str, Any]) -> str:
 
 
 def _backend(spec: LoadSpec) -> CollectiveBackend:
-    assert spec.backend == "torch"
-    return TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device)
+    return BACKENDS[spec.backend](host=ray.util.get_node_ip_address(), device=spec.device)
 
 
 class Worker:

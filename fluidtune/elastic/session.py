@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy
 import torch
@@ -24,6 +24,12 @@ from .commits import Commit, CommitStore
 from .errors import GroupLost, Left
 from .loader import Share
 from .state import TrialState
+
+
+#: How long a leader waits for the others of a group that broke, seconds: those that compute notice later.
+MUSTER_S = 0.3
+#: A mended group's generation is its predecessor's plus so much: below every one that the host will choose.
+_MENDED = 0.001
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,15 @@ class _Position:
     loop: int
     epoch: int
     iteration: int
+
+
+class State(Protocol):
+    """What a trial consists of; `TrialState` unless the trial brings its own (`ElasticSession.adopt`)."""
+
+    def capture(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any], *, with_streams: bool) -> None: ...
+    def broadcast(self, backend: CollectiveBackend) -> None: ...
+    def set_width(self, width: int) -> None: ...
 
 
 @dataclass
@@ -111,16 +126,19 @@ class ElasticSession:
         self.worker = worker
         self.leader = leader
         self.share: Share | None = None
-        self.last_reform: tuple[int, float] | None = None
+        #: Its loop goes on by itself, in a smaller group, when another worker dies.
+        self.mends = False
+        self.last_reform: tuple[float, float] | None = None
         self._backend = backend
         self._commits = commits
         self._resume = resume
         self._fingerprint = fingerprint
         self._note = note
-        self._state = TrialState(self, torch.device(device))
+        self._objects = TrialState(self, torch.device(device))
+        self._state: State = self._objects
         self._wishes = _Wishes()
         self._members: tuple[str, ...] = (worker,)
-        self._address: Address | None = None
+        self._address: Address | None = None  # the leader's
         self._loop = -1  # index of the `epochs` call that runs
         self._entered = leader
         self._ahead: _Position | None = None  # a joiner's, while its function is at an earlier `epochs` call
@@ -146,10 +164,10 @@ class ElasticSession:
     @property
     def address(self) -> Address | None:
         """Leader: (host, port), where followers find it. None before the loop's first call; in a follower."""
-        return self._address
+        return self._address if self.leader else None
 
     @property
-    def generation(self) -> int:
+    def generation(self) -> float:
         """Of the group that the loop runs in; -1 before the first reform."""
         return self._backend.generation
 
@@ -230,7 +248,7 @@ class ElasticSession:
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
         """See `elastic.prepare`. May be called several times."""
         self._begin_elastic()
-        return self._state.add(objects)
+        return self._objects.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         """See `elastic.epochs`."""
@@ -255,6 +273,68 @@ class ElasticSession:
             raise ValueError(f"the commit of trial {self.trial} is from another kind of trainable")
         self._next_step = step + 1
         return step
+
+    def adopt(self, state: State) -> None:
+        """The trial is ``state``, and its boundaries are where it calls `boundary` (see `elastic.hvd`)."""
+        self._begin_elastic()
+        self._state, self._next_step, self.mends = state, None, True
+
+    def first_boundary(self) -> bool:
+        """The boundary before an adopted state's first turn; a follower enters there.
+
+        False if this loop was done before the commit that the trial goes on from.
+        """
+        self._loop += 1
+        step = self._begin(0)
+        self._next_step = None if step is None else step + 1
+        return step is not None
+
+    @property
+    def entered(self) -> bool:
+        """Is this worker in the trial's group? A follower is not before its first boundary."""
+        return self._entered
+
+    def mend(self) -> None:
+        """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
+
+        The caller puts the last commit back. Raises GroupLost in a follower whose leader is gone or went on
+        without it.
+        """
+        started = time.perf_counter()
+        self._backend.dissolve()
+        self._over = self.share = None
+        generation = round(self._backend.generation + _MENDED, 3)
+        if self.leader:
+            members = self._muster(generation)
+            self._backend.call(generation, members)
+            self._drop_wish_for(set(self._members) - set(members))
+        else:
+            assert self._address is not None
+            self._backend.announce(self._address, generation, self._members.index(self.worker))
+            if not self._backend.called(self._address, generation, MUSTER_S + self._backend.form_timeout):
+                raise GroupLost(f"the leader of generation {self.generation} did not go on")
+            members = self._backend.members(self._address, generation)
+            if self.worker not in members:
+                raise GroupLost(f"the leader of generation {self.generation} went on without {self.worker}")
+        self._join(members, generation)
+        self._next_step = self._epoch + 1
+        self.last_reform = (generation, time.perf_counter() - started)
+
+    def _muster(self, generation: float) -> tuple[str, ...]:
+        """The members that say within `MUSTER_S` that they are there; the leader first."""
+        others = dict(enumerate(self._members[1:], start=1))
+        deadline = time.monotonic() + MUSTER_S
+        while True:
+            here = [rank for rank in others if self._backend.announced(generation, [rank])]
+            if len(here) == len(others) or time.monotonic() > deadline:
+                return (self.worker, *(others[rank] for rank in here))
+            time.sleep(0.005)
+
+    def _drop_wish_for(self, gone: set[str]) -> None:
+        """A directive that is to bring in one that just died would wait for it; the host will give another."""
+        with self._wishes.changed:
+            if self._wishes.reform is not None and gone & set(self._wishes.reform.members):
+                self._wishes.reform = None
 
     def mean(self, total: float, count: float) -> float:
         """See `elastic.mean`."""
@@ -329,7 +409,7 @@ class ElasticSession:
             raise self._over
         self._epoch = epoch
         self.share = None
-        order = self._backend.broadcast_object(self._decide() if self.leader else None)
+        order = self._agree()
         if order.kind == "end":
             self._backend.dissolve(orderly=True)
             self._leave(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
@@ -359,6 +439,17 @@ class ElasticSession:
             )
         self._backend.dissolve(orderly=True)
 
+    def _agree(self) -> _Order:
+        """The leader's order for this boundary."""
+        order = self._decide() if self.leader else None
+        try:
+            return self._backend.broadcast_object(order)
+        except GroupLost:
+            if order is not None and order.reform is not None:  # nobody heard it: there may be another boundary
+                with self._wishes.changed:
+                    self._wishes.reform = self._wishes.reform or order.reform
+            raise
+
     def _decide(self) -> _Order:
         with self._wishes.changed:
             if self._wishes.leaving:
@@ -379,20 +470,25 @@ class ElasticSession:
         self._backend.dissolve(orderly=True)
         if self.worker not in reform.members:
             self._leave(f"worker {self.worker} is not in generation {reform.generation}")
-        rank, world = reform.members.index(self.worker), len(reform.members)
+        self._address = reform.address
+        self._join(reform.members, reform.generation)
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _join(self, members: tuple[str, ...], generation: float) -> None:
+        """Form this generation and take the leader's state; ``members`` have all been in the trial before."""
+        rank, world = members.index(self.worker), len(members)
+        assert self._address is not None
         try:
-            self._backend.form(reform.address, reform.generation, rank, world)
+            self._backend.form(self._address, generation, rank, world)
         except GroupLost as error:  # alone now, but no trial: nothing may go on
             self._over = error
             raise
-        self._members = reform.members
+        self._members = members
         here = _Position(self._loop, self._epoch, self._iteration)
         if world > 1:
-            self._backend.broadcast_object(here)
-            self._receive(here)
+            self._receive(self._backend.broadcast_object(here))
         else:
             self._state.set_width(1)
-        self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def _enter(self) -> None:
         """A joiner's way in: wait for the host's word, then for the leader's."""
@@ -416,7 +512,7 @@ class ElasticSession:
                 break
         started = time.perf_counter()
         self._backend.form(reform.address, reform.generation, rank, len(reform.members))
-        self._members = reform.members
+        self._members, self._address = reform.members, reform.address
         self._ahead = self._backend.broadcast_object()
         self.last_reform = (reform.generation, time.perf_counter() - started)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.elastic.backends import BACKENDS
+from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import compat
-
-_BACKENDS = ("torch",)
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FluidExecutor:
         max_packing: the packing limit c, how many trials may share one device when trials are many. None: what
             the script itself asks for (a trial that asks for half a GPU is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
-        backend: the collective library of elastic trials, "torch".
+        backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
 
     Raises:
         FluidTuneError: a setting is impossible, or Ray is not of a version that is tested.
@@ -39,8 +39,10 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        if self.backend not in _BACKENDS:
-            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(_BACKENDS)}")
+        if self.backend not in BACKENDS:
+            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
+        if self.backend == "horovod":
+            require_horovod()
         if self.max_workers and spec and spec.count and self.max_workers > spec.count:
             raise FluidTuneError(
                 f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "

@@ -52,7 +52,7 @@ class CollectiveBackend(ABC):
         #: This process' place in the group; 0 of 1 when there is none.
         self.rank = 0
         self.world = 1
-        self.generation = -1
+        self.generation: float = -1
         self._lost: str | None = None
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
@@ -77,26 +77,31 @@ class CollectiveBackend(ABC):
                 )
         return self.host, self._served.port
 
-    def announce(self, address: Address, generation: int, rank: int) -> None:
+    def announce(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it stands ready for this generation. Raises GroupLost if the leader is not
         there.
         """
         with self._guard("announcing a joiner"):
             self._store(address).set(f"{generation}/ready/{rank}", b"1")
 
-    def announced(self, generation: int, ranks: list[int]) -> bool:
+    def announced(self, generation: float, ranks: list[int]) -> bool:
         """Leader: do all these ranks stand ready for this generation? At once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
             return self._store(self.serve()).check([f"{generation}/ready/{rank}" for rank in ranks])
 
-    def call(self, generation: int) -> None:
-        """Leader: the generation forms now."""
+    def call(self, generation: float, members: tuple[str, ...] = ()) -> None:
+        """Leader: the generation forms now, of these workers (where they cannot know that otherwise)."""
         with self._guard("calling joiners"):
-            self._store(self.serve()).set(f"{generation}/call", b"1")
+            self._store(self.serve()).set(f"{generation}/call", pickle.dumps(members))
 
-    def called(self, address: Address, generation: int, patience: float) -> bool:
+    def members(self, address: Address, generation: float) -> tuple[str, ...]:
+        """Whom the leader has called."""
+        with self._guard("asking who was called"):
+            return pickle.loads(self._store(address).get(f"{generation}/call"))
+
+    def called(self, address: Address, generation: float, patience: float) -> bool:
         """Joiner: has the leader called? Waits up to ``patience`` seconds. Raises GroupLost if it is gone."""
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
@@ -107,12 +112,12 @@ class CollectiveBackend(ABC):
                 time.sleep(_POLL)
         return True
 
-    def form(self, address: Address, generation: int, rank: int, world: int) -> None:
+    def form(self, address: Address, generation: float, rank: int, world: int) -> None:
         """Become ``rank`` of ``world`` in this generation. All members call it; returns when all are
         connected.
 
         A world of 1 needs no peer, and its collectives cost nothing. Raises GroupLost after
-        ``form_timeout`` s.
+        ``form_timeout`` s. Generations are whole numbers but for a group that was mended (`ElasticSession.mend`).
         """
         if self.world != 1:
             raise ValueError(f"generation {self.generation} must be dissolved before {generation} is formed")
