@@ -14,10 +14,11 @@ import hashlib
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from pyarrow.fs import FileSelector, FileType
 from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
@@ -51,6 +52,7 @@ class Outcome:
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
     ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    ``mends``: if a peer dies, the others go on by themselves.
     """
 
     result: dict[str, Any]
@@ -58,9 +60,10 @@ class Outcome:
     seconds: float
     width: int = 1
     address: tuple[str, int] | None = None
-    reformed: tuple[int, float] | None = None
+    reformed: tuple[float, float] | None = None
     swallowed: int = 0
     lost: str | None = None
+    mends: bool = False
 
 
 #: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
@@ -76,6 +79,11 @@ class _Note:
     iteration: int
     time_total: float
     results: list[tuple[int, dict[str, Any]]]
+
+
+def _brief(note: _Note) -> _Note:
+    """Without the results, which only a driver that died has missed."""
+    return replace(note, results=[])
 
 
 @dataclass
@@ -104,6 +112,11 @@ class _StorageFiles:
         if target != path:
             self._fs.move(target, path)
 
+    def folders(self, path: str) -> list[str]:
+        """The paths of the folders in a folder; none if it is not there."""
+        infos = self._fs.get_file_info(FileSelector(path, allow_not_found=True))
+        return [info.path for info in infos if info.type == FileType.Directory]
+
     def read_bytes(self, path: str) -> bytes:
         with self._fs.open_input_stream(path) as stream:
             return stream.readall()
@@ -112,6 +125,19 @@ class _StorageFiles:
 def commit_path(storage: Any) -> str:
     """Where a trial's commits lie: inside the trial's own directory in Tune's storage."""
     return os.path.join(storage.trial_fs_path, ".fluid_commit")
+
+
+def _heir(storage: Any, worker: str) -> CommitStore | None:
+    """Where a follower commits for a leader that died."""
+    if storage is None:
+        return None
+    return CommitStore(os.path.join(commit_path(storage), f"heir-{worker}"), files=_StorageFiles(storage))
+
+
+def _heirs(storage: Any) -> list[CommitStore]:
+    """Of all followers that ever had to."""
+    names = _StorageFiles(storage).folders(commit_path(storage))
+    return [CommitStore(path, files=_StorageFiles(storage)) for path in names]
 
 
 def delete_commits(storage: Any) -> None:
@@ -173,9 +199,7 @@ class Worker:
         commits, resume = None, None
         if storage is not None:
             commits = CommitStore(commit_path(storage), files=_StorageFiles(storage))
-            resume = commits.load()
-            if resume is not None and not self._usable(resume, mark):
-                resume = None
+            resume = self._newest([commits, *_heirs(storage)], mark)
         self._resume = resume
         self._session = ElasticSession(
             trial=spec.trial,
@@ -187,11 +211,17 @@ class Worker:
             resume=resume,
             fingerprint=mark,
             note=self._note,
+            brief=_brief,
         )
         use(self._session)
         self._trainable = trainable_cls(**kwargs)
         if resume is not None:
             self._continue_from(resume)
+
+    def _newest(self, stores: list[CommitStore], mark: str) -> Commit | None:
+        """The commit to go on from: the leader's own, or that of a follower that outlived it."""
+        found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit, mark)]
+        return max(found, key=lambda commit: commit.iteration, default=None)
 
     def _usable(self, commit: Commit, mark: str) -> bool:
         """The commit is of this configuration, and of an iteration from which nothing that Tune missed is lost."""
@@ -257,6 +287,7 @@ class Worker:
             address=session.address,
             reformed=reformed,
             swallowed=swallowed,
+            mends=session.mends,
         )
 
     def _kind(self) -> Kind:
@@ -318,6 +349,8 @@ class Worker:
             leader=False,
             backend=_backend(spec),
             device=spec.device,
+            commits=_heir(kwargs.get("storage"), self._name),
+            fingerprint=fingerprint(kwargs["config"]),
         )
         use(session)
         trainable = self._trainable = trainable_cls(**kwargs)

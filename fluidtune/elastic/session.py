@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy
@@ -56,6 +56,8 @@ class _Order:
     kind: Literal["go", "reform", "stop", "end"]
     epoch: int
     reform: Reform | None = None
+    #: What a follower must know of the leader's last `save` to inherit the trial.
+    note: Any = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class ElasticSession:
     ``resume``: the commit to go on from. ValueError if its fingerprint is not ``fingerprint``.
     ``fingerprint``: names the trial's configuration; a commit of another one is not taken.
     ``note``: asked at every commit for what the host wants kept with it (`Commit.note`); picklable.
+    ``brief``: what of such a note a follower must have that commits in place of a leader that died.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class ElasticSession:
         resume: Commit | None = None,
         fingerprint: str = "",
         note: Callable[[], Any] | None = None,
+        brief: Callable[[Any], Any] | None = None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
@@ -134,6 +138,9 @@ class ElasticSession:
         self._resume = resume
         self._fingerprint = fingerprint
         self._note = note
+        self._brief = brief
+        self._saved: Commit | None = None  # of an adopted state, which says itself what is to be committed
+        self._written: Commit | None = None  # the last such one that is in the store
         self._objects = TrialState(self, torch.device(device))
         self._state: State = self._objects
         self._wishes = _Wishes()
@@ -294,6 +301,17 @@ class ElasticSession:
         """Is this worker in the trial's group? A follower is not before its first boundary."""
         return self._entered
 
+    def save(self) -> None:
+        """What the adopted state has saved now is what later boundaries commit, and `mend` goes back to."""
+        self._saved = self._snapshot()
+
+    def bequeath(self) -> None:
+        """Follower: commit in place of the leader, which is gone. Its last order told what has been reported."""
+        saved = self._saved
+        if self._commits is not None and saved is not None and saved.note is not None:
+            self._commits.offer(lambda: saved, force=True)
+            self._commits.flush()
+
     def mend(self) -> None:
         """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
 
@@ -323,10 +341,12 @@ class ElasticSession:
     def _muster(self, generation: float) -> tuple[str, ...]:
         """The members that say within `MUSTER_S` that they are there; the leader first."""
         others = dict(enumerate(self._members[1:], start=1))
+        before = self._backend.generation
         deadline = time.monotonic() + MUSTER_S
         while True:
             here = [rank for rank in others if self._backend.announced(generation, [rank])]
-            if len(here) == len(others) or time.monotonic() > deadline:
+            dead = [rank for rank in others if self._backend.alive(before, rank) is False and rank not in here]
+            if len(here) + len(dead) == len(others) or time.monotonic() > deadline:
                 return (self.worker, *(others[rank] for rank in here))
             time.sleep(0.005)
 
@@ -442,8 +462,13 @@ class ElasticSession:
     def _agree(self) -> _Order:
         """The leader's order for this boundary."""
         order = self._decide() if self.leader else None
+        if order is not None and self._saved is not None and self._brief is not None:
+            order = replace(order, note=self._brief(self._saved.note))
         try:
-            return self._backend.broadcast_object(order)
+            heard: _Order = self._backend.broadcast_object(order)
+            if not self.leader and self._saved is not None:
+                self._saved = replace(self._saved, note=heard.note)
+            return heard
         except GroupLost:
             if order is not None and order.reform is not None:  # nobody heard it: there may be another boundary
                 with self._wishes.changed:
@@ -536,21 +561,26 @@ class ElasticSession:
     def _commit(self, force: bool = False) -> None:
         if not self.leader or self._commits is None:
             return
+        saved = self._saved
+        if self.mends:
+            if saved is not None and saved is not self._written and self._commits.offer(lambda: saved, force=force):
+                self._written = saved
+            return
         if self._iteration == self._kept and not force:  # nothing was done since
             return
-        if self._commits.offer(
-            lambda: Commit(
-                trial=self.trial,
-                fingerprint=self._fingerprint,
-                loop=self._loop,
-                epoch=self._epoch,
-                iteration=self._iteration,
-                state=self._state.capture(),
-                note=self._note() if self._note is not None else None,
-            ),
-            force=force,
-        ):
+        if self._commits.offer(self._snapshot, force=force):
             self._kept = self._iteration
+
+    def _snapshot(self) -> Commit:
+        return Commit(
+            trial=self.trial,
+            fingerprint=self._fingerprint,
+            loop=self._loop,
+            epoch=self._epoch,
+            iteration=self._iteration,
+            state=self._state.capture(),
+            note=self._note() if self._note is not None else None,
+        )
 
 
 _session: ElasticSession | None = None

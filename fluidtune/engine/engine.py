@@ -264,7 +264,16 @@ class Engine:
     @_take.register
     def _(self, event: WorkerLost, now: float) -> Iterable[Instruction]:
         trial = self._known(event.trial)
-        return () if self._not_running(trial, event) else self._lose(trial, now)
+        if self._not_running(trial, event):
+            return ()
+        if event.device in self._state.devices.node:
+            self._state.devices.cold.add(event.device)
+        if not event.left:
+            return self._lose(trial, now)
+        if not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]:
+            raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
+        trial.has_lost = True
+        return self._state.settle(trial, event.left)
 
     @_take.register
     def _(self, event: TrialEnded, now: float) -> Iterable[Instruction]:

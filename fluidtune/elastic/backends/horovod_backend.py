@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from typing import Any
 
 import torch
@@ -53,7 +54,26 @@ class HorovodBackend(CollectiveBackend):
             self._server = Rendezvous(self.host, places)
             store.set("rendezvous", f"{self.host} {self._server.port}".encode())
         host, port = store.get("rendezvous").decode().split()
-        self._start(rank, world, host, int(port))
+        if self._server is None:
+            self._start(rank, world, host, int(port))
+            return
+        formed = threading.Event()
+        watch = threading.Thread(
+            target=self._call_off_if_one_dies, args=(self._server, world, formed), name="fluid-forming", daemon=True
+        )
+        watch.start()
+        try:
+            self._start(rank, world, host, int(port))
+        finally:
+            formed.set()
+            watch.join()
+
+    def _call_off_if_one_dies(self, server: Rendezvous, world: int, formed: threading.Event) -> None:
+        """Horovod would wait 30 s for an address that does not come."""
+        while not formed.wait(0.01):
+            if self._dead(world) is not None:
+                server.call_off()
+                return
 
     def _dissolve(self) -> None:
         self._stop()

@@ -31,6 +31,7 @@ class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
         super().__init__((host, 0), _Handler)
         self.values = dict(values)
         self.changed = threading.Condition()
+        self._off = False
         self._thread = threading.Thread(
             target=self.serve_forever, args=(0.05,), name="fluid-rendezvous", daemon=True
         )
@@ -47,6 +48,15 @@ class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A member that died in the middle of a request is no news here."""
 
+    def call_off(self) -> None:
+        """Every key has the empty value from now on, which is nobody's address: all initialisations fail at once."""
+        with self.changed:
+            self._off = True
+            self.changed.notify_all()
+
+    def value(self, path: str) -> bytes | None:
+        return b"" if self._off else self.values.get(path)
+
     def close(self) -> None:
         self.shutdown()
         self.server_close()
@@ -59,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         deadline = time.monotonic() + HOLD_S
         with self.server.changed:
-            while (value := self.server.values.get(self.path)) is None:
+            while (value := self.server.value(self.path)) is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break

@@ -52,6 +52,7 @@ class Saved:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.loaded = False
 
     def capture(self) -> dict[str, Any]:
         handlers = getattr(self._state, "_handlers", {})
@@ -72,6 +73,7 @@ class Saved:
             self._state._saved_state = state["values"]
         if want:
             self._state.restore()
+        self.loaded = True
 
     def broadcast(self, backend: CollectiveBackend) -> None:
         """The state's own ``sync`` does it, when the function is called again."""
@@ -90,15 +92,18 @@ class _Run:
     def __init__(self, session: ElasticSession, state: State) -> None:
         self._session = session
         self._state = state
+        self._original_save = state.save
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         session, state = self._session, self._state
-        session.adopt(Saved(state))
+        saved = Saved(state)
+        session.adopt(saved)
         if not session.first_boundary():
             return None
-        # On the object: a method of the user's subclass that calls the original is served, too
-        state.check_host_updates = self._check_host_updates
-        state.on_reset()  # a joiner was built for a world that is gone
+        # On the object: what the user's own subclass overrides is kept
+        state.save, state.check_host_updates = self._save, self._check_host_updates
+        if saved.loaded or not session.leader:
+            state.on_reset()  # what was built here, or is in the commit, was for a group of another size
         try:
             while True:
                 try:
@@ -110,7 +115,11 @@ class _Run:
                     pass
                 state.on_reset()
         finally:
-            del state.check_host_updates
+            del state.save, state.check_host_updates
+
+    def _save(self) -> None:
+        self._original_save()
+        self._session.save()
 
     def _check_host_updates(self) -> None:
         before = self._session.generation
@@ -119,11 +128,13 @@ class _Run:
             raise HostsUpdatedInterrupt(False)
 
     def _mend(self) -> None:
-        self._state.restore()
         while True:
             try:
                 self._session.mend()
-                return
+                break
             except GroupLost:
                 if not self._session.leader:
+                    self._session.bequeath()
                     raise
+        # Not before: a sampler asks for the size of the group
+        self._state.restore()
