@@ -19,9 +19,10 @@ OURS = "fluid"
 JOB = str(ROOT / "benchmarks" / "job.py")
 
 
-def under_fluidtune(devices: str, script: str, *args: str) -> list[str]:
+def under_fluidtune(devices: str, script: str, *args: str, backend: str = "torch") -> list[str]:
     """The command that runs a script under FluidTune."""
-    return [sys.executable, "-m", "fluidtune.cli", "run", "--devices", devices, script, *args]
+    settings = ["--devices", devices, "--backend", backend]
+    return [sys.executable, "-m", "fluidtune.cli", "run", *settings, script, *args]
 
 
 def sides(devices: str, job: Sequence[str]) -> dict[str, Callable[[], Figures]]:
