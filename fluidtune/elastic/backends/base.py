@@ -156,6 +156,7 @@ class CollectiveBackend(ABC):
         could cut the connection before a slow one has noticed that the last collective is done.
         """
         if self.world == 1:
+            self._lost = None
             return
         if orderly:
             # Whoever gets out of this barrier proves that all got into it, so then nobody needs the group
@@ -167,6 +168,7 @@ class CollectiveBackend(ABC):
         except RuntimeError:
             if self._lost is None:
                 raise
+        self._lost = None
 
     def close(self) -> None:
         """Dissolve, and let go of the store: a leader's address is dead from here on."""
