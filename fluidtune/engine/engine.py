@@ -266,12 +266,13 @@ class Engine:
         trial = self._known(event.trial)
         if self._not_running(trial, event):
             return ()
-        if event.device in self._state.devices.node:
-            self._state.devices.cold.add(event.device)
+        devices = self._state.devices
+        if event.left and (not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]):
+            raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
+        if event.device in devices.node:
+            devices.cold.add(event.device)
         if not event.left:
             return self._lose(trial, now)
-        if not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]:
-            raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
         trial.has_lost = True
         return self._state.settle(trial, event.left)
 
