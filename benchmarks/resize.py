@@ -63,7 +63,7 @@ def fluid(times: int, backend: str) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = str(Path(directory) / "out.json")
         job = ("guests", "--times", str(times), "--storage", directory, "--out", out)
-        run_process(under_fluidtune(DEVICES, JOB, *job, backend=backend))
+        run_process(under_fluidtune(DEVICES, JOB, *job, settings=["--backend", backend]))
         return resizes(read_events(Path(directory) / "job" / "fluid_events.jsonl"))
 
 

@@ -8,6 +8,7 @@ step in a group of the new size.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import threading
@@ -15,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ray
 from horovod.ray import ElasticRayExecutor
 from horovod.runner.elastic.discovery import HostDiscovery
 
@@ -94,7 +94,7 @@ def resize(slots: Slots, steps: Path, times: int) -> dict[str, list[float]]:
         slots.count = size
         over = wait_for(steps, size, decided)
         moments = [t for t, _ in done(steps) if t <= over]
-        late = [b - a for a, b in zip(moments, moments[1:], strict=False) if b > decided]
+        late = [b - a for a, b in itertools.pairwise(moments) if b > decided]
         found[kind].append(over - decided)
         found[f"{kind}_stall"].append(max(late))
     return found

@@ -94,7 +94,9 @@ MENDS = (
     (
         "horovod/common/gloo/gloo_context.h",
         "  void Finalize();\n",
-        "  void Finalize();\n\n  // Close all connections, so that no peer waits for this process\n  void Disconnect();\n",
+        "  void Finalize();\n\n"
+        "  // Close all connections, so that no peer waits for this process\n"
+        "  void Disconnect();\n",
     ),
     (
         "horovod/common/gloo/gloo_context.cc",
@@ -139,7 +141,7 @@ def cache() -> Path:
 
 
 def operations() -> str:
-    """"NCCL" where torch is built for CUDA and its compiler is there, else ""; HOROVOD_GPU_OPERATIONS decides."""
+    """What HOROVOD_GPU_OPERATIONS says, else "NCCL" where torch is built for CUDA and its compiler is there, or ""."""
     given = os.environ.get("HOROVOD_GPU_OPERATIONS")
     if given is not None:
         return given

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from pyarrow.fs import FileSelector, FileType
@@ -23,11 +24,15 @@ from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune import startup
+from fluidtune.cluster import emulated
 from fluidtune.cluster.hygiene import Baseline
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, LoopThread, Reform, use
-from fluidtune.elastic.backends import BACKENDS, CollectiveBackend
+from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
+
+if TYPE_CHECKING:
+    from fluidtune.elastic import Commit, CommitStore, ElasticSession
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class LoadSpec:
     """What a worker needs to host a trial.
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: iterations that Tune has
-    already seen. ``time_total``: seconds of training that Tune has accounted for. ``device``: "cpu" or "cuda".
+    already seen. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
     """
 
     trial: str
@@ -43,6 +48,7 @@ class LoadSpec:
     delivered: int = 0
     backend: str = "torch"
     device: str = "cpu"
+    emulation: emulated.Emulation | None = None
 
 
 @dataclass
@@ -51,8 +57,8 @@ class Outcome:
 
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
-    ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
-    ``mends``: if a peer dies, the others go on by themselves.
+    ``lost``: there is no result, a peer died. ``mends``: if a peer dies, the others go on by themselves.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
     """
 
     result: dict[str, Any]
@@ -61,10 +67,13 @@ class Outcome:
     width: int = 1
     address: tuple[str, int] | None = None
     reformed: tuple[float, float] | None = None
-    swallowed: int = 0
     lost: str | None = None
     mends: bool = False
+    memory: float | None = None
 
+
+#: The number of the emulated device that a worker process stands for.
+DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 #: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
 #: experiment's state every ten seconds or so.
@@ -91,7 +100,6 @@ class Info:
     """Who a worker is."""
 
     pid: int
-    node: str
     gpus: list[str] = field(default_factory=list)
 
 
@@ -127,19 +135,6 @@ def commit_path(storage: Any) -> str:
     return os.path.join(storage.trial_fs_path, ".fluid_commit")
 
 
-def _heir(storage: Any, worker: str) -> CommitStore | None:
-    """Where a follower commits for a leader that died."""
-    if storage is None:
-        return None
-    return CommitStore(os.path.join(commit_path(storage), f"heir-{worker}"), files=_StorageFiles(storage))
-
-
-def _heirs(storage: Any) -> list[CommitStore]:
-    """Of all followers that ever had to."""
-    names = _StorageFiles(storage).folders(commit_path(storage))
-    return [CommitStore(path, files=_StorageFiles(storage)) for path in names]
-
-
 def delete_commits(storage: Any) -> None:
     """The trial will never come back."""
     with contextlib.suppress(FileNotFoundError):
@@ -156,14 +151,64 @@ def fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
-def _backend(spec: LoadSpec) -> CollectiveBackend:
-    return BACKENDS[spec.backend](host=ray.util.get_node_ip_address(), device=spec.device)
+def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
+    """This worker's part in the trial, in use by the process from now on."""
+    if spec.emulation is not None:
+        device = int(os.environ[DEVICE_VARIABLE])
+        emulating = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
+        emulated.use(emulating)
+        return emulating  # type: ignore[return-value]  # it has all that is used of one here
+    # Here and not above: a worker on an emulated device needs no torch.
+    from fluidtune.elastic import ElasticSession, use
+    from fluidtune.elastic.backends import backend_class
+
+    session = ElasticSession(
+        trial=spec.trial,
+        worker=worker,
+        leader=leader,
+        backend=backend_class(spec.backend)(host=ray.util.get_node_ip_address(), device=spec.device),
+        device=spec.device,
+        **resuming,
+    )
+    use(session)
+    return session
+
+
+def _use_none(emulating: bool) -> None:
+    if emulating:
+        emulated.use(None)
+        return
+    from fluidtune.elastic import use
+
+    use(None)
+
+
+def _commits(spec: LoadSpec) -> list[CommitStore]:
+    """The trial's own store, then those of followers that ever outlived its leader; none where nothing is stored."""
+    storage = spec.kwargs.get("storage")
+    if storage is None or spec.emulation is not None:
+        return []
+    from fluidtune.elastic import CommitStore
+
+    files, own = _StorageFiles(storage), commit_path(storage)
+    return [CommitStore(path, files=files) for path in (own, *files.folders(own))]
+
+
+def _heir(spec: LoadSpec, worker: str) -> CommitStore | None:
+    """Where a follower commits in place of a leader that died."""
+    storage = spec.kwargs.get("storage")
+    if storage is None or spec.emulation is not None:
+        return None
+    from fluidtune.elastic import CommitStore
+
+    return CommitStore(os.path.join(commit_path(storage), f"heir-{worker}"), files=_StorageFiles(storage))
 
 
 class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
     def __init__(self, name: str, environment: dict[str, str]):
+        startup.importing()  # until the first trial's modules are here
         os.environ.update(environment)
         self._name = name
         self._baseline = Baseline()
@@ -181,39 +226,33 @@ class Worker:
 
     def info(self) -> Info:
         ids = ray.get_gpu_ids()
-        return Info(os.getpid(), ray.get_runtime_context().get_node_id(), [str(i) for i in ids])
+        return Info(os.getpid(), [str(i) for i in ids])
 
     # --- a trial's leader
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> None:
         """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec, self._reported = spec, spec.delivered
         self._last_metrics, self._missed = {}, []
         self._recent.clear()
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        storage = kwargs.get("storage")
         mark = fingerprint(kwargs["config"])
-        self._has_checkpoint = _overrides_checkpointing(trainable_cls)
-        commits, resume = None, None
-        if storage is not None:
-            commits = CommitStore(commit_path(storage), files=_StorageFiles(storage))
-            resume = self._newest([commits, *_heirs(storage)], mark)
-        self._resume = resume
-        self._session = ElasticSession(
-            trial=spec.trial,
-            worker=self._name,
+        self._has_checkpoint = overrides_checkpointing(trainable_cls)
+        stores = _commits(spec)
+        resume = self._resume = self._newest(stores, mark)
+        self._session = _session(
+            spec,
+            self._name,
             leader=True,
-            backend=_backend(spec),
-            device=spec.device,
-            commits=commits,
+            commits=stores[0] if stores else None,
             resume=resume,
             fingerprint=mark,
             note=self._note,
             brief=_brief,
         )
-        use(self._session)
         self._trainable = trainable_cls(**kwargs)
         if resume is not None:
             self._continue_from(resume)
@@ -258,7 +297,7 @@ class Worker:
             self._reported = result["training_iteration"]
             self._recent.append((self._reported, result))
             return Outcome(result, self._kind(), result["time_this_iter_s"])
-        before, swallowed = session.last_reform, 0
+        before = session.last_reform
         while True:
             started = time.perf_counter()
             try:
@@ -270,7 +309,6 @@ class Worker:
             seconds = time.perf_counter() - started
             if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
                 break
-            swallowed += 1
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
@@ -286,9 +324,20 @@ class Worker:
             width=session.width,
             address=session.address,
             reformed=reformed,
-            swallowed=swallowed,
             mends=session.mends,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> float | None:
+        assert self._spec is not None
+        if self._spec.emulation is not None:
+            return self._spec.emulation.profile.memory
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return None
+        device = torch.cuda.current_device()
+        needed: float = torch.cuda.max_memory_reserved(device)
+        return needed / torch.cuda.get_device_properties(device).total_memory
 
     def _kind(self) -> Kind:
         assert self._session is not None
@@ -340,19 +389,17 @@ class Worker:
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
         """Run the trial's code here up to where it can enter the group. False: it does not get there."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        session = self._session = ElasticSession(
-            trial=spec.trial,
-            worker=self._name,
+        session = self._session = _session(
+            spec,
+            self._name,
             leader=False,
-            backend=_backend(spec),
-            device=spec.device,
-            commits=_heir(kwargs.get("storage"), self._name),
+            commits=_heir(spec, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
-        use(session)
         trainable = self._trainable = trainable_cls(**kwargs)
         compat.mute_session()
         if isinstance(trainable, FunctionTrainable):
@@ -403,7 +450,8 @@ class Worker:
                     trouble = trouble or "the training function did not end"
         if session is not None and trouble is None:
             session.close()
-        use(None)
+        if self._spec is not None:
+            _use_none(self._spec.emulation is not None)
         self._spec = None
         del trainable, session
         return trouble or self._baseline.restore()
@@ -426,7 +474,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
             session.boundary()
 
 
-def _overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
+def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
     """A class trainable that saves and loads its own checkpoints. (A function shows it by reporting one.)"""
     if issubclass(trainable_cls, FunctionTrainable):
         return False

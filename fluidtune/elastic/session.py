@@ -19,34 +19,17 @@ from typing import Any, Literal, Protocol
 import numpy
 import torch
 
-from .backends.base import Address, CollectiveBackend
+from .backends.base import CollectiveBackend
 from .commits import Commit, CommitStore
 from .errors import GroupLost, Left
 from .loader import Share
+from .reform import Address, Reform
 from .state import TrialState
-
 
 #: How long a leader waits for the others of a group that broke, seconds: those that compute notice later.
 MUSTER_S = 0.3
 #: A mended group's generation is its predecessor's plus so much: below every one that the host will choose.
 _MENDED = 0.001
-
-
-@dataclass(frozen=True)
-class Reform:
-    """The trial's workers from the next boundary on.
-
-    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the
-    leader, and stays it. ``address`` is the leader's `ElasticSession.address`.
-    """
-
-    generation: int
-    members: tuple[str, ...]
-    address: Address
-
-    def __post_init__(self) -> None:
-        if not self.members or len(set(self.members)) != len(self.members):
-            raise ValueError(f"members must be one or more different workers, not {self.members}")
 
 
 @dataclass(frozen=True)
@@ -141,6 +124,7 @@ class ElasticSession:
         self._brief = brief
         self._saved: Commit | None = None  # of an adopted state, which says itself what is to be committed
         self._written: Commit | None = None  # the last such one that is in the store
+        self._bequest: Commit | None = None  # a follower's last one of which it knows what its leader had reported
         self._objects = TrialState(self, torch.device(device))
         self._state: State = self._objects
         self._wishes = _Wishes()
@@ -306,10 +290,10 @@ class ElasticSession:
         self._saved = self._snapshot()
 
     def bequeath(self) -> None:
-        """Follower: commit in place of the leader, which is gone. Its last order told what has been reported."""
-        saved = self._saved
-        if self._commits is not None and saved is not None and saved.note is not None:
-            self._commits.offer(lambda: saved, force=True)
+        """Follower: commit in place of the leader, which is gone, what was saved before its last order."""
+        bequest = self._bequest
+        if self._commits is not None and bequest is not None:
+            self._commits.offer(lambda: bequest, force=True)
             self._commits.flush()
 
     def mend(self) -> None:
@@ -467,7 +451,7 @@ class ElasticSession:
         try:
             heard: _Order = self._backend.broadcast_object(order)
             if not self.leader and self._saved is not None:
-                self._saved = replace(self._saved, note=heard.note)
+                self._bequest = replace(self._saved, note=heard.note)
             return heard
         except GroupLost:
             if order is not None and order.reform is not None:  # nobody heard it: there may be another boundary

@@ -170,7 +170,7 @@ def test_a_follower_commits_for_a_leader_that_died(pool, tmp_path):
     assert kind == "lost"
     commit = CommitStore(str(tmp_path / "heir-w1")).load()
     assert commit is not None
-    assert commit.note == commit.state["values"]["epoch"] >= 3
+    assert commit.note == commit.state["values"]["epoch"] >= 2  # the third was reported before its commit
     # The trial goes on from it in another process
     pool[2].call(trials.start, scripted, {**CONFIG, "stop": commit.note + 2, "resume": commit}, True, "w2")
     pool[2].call(trials.allow, 1000)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
-from fluidtune.elastic.backends import BACKENDS
+from fluidtune.elastic.backends import backend_class
 
 Report = Callable[[float], None]
 
@@ -174,7 +174,7 @@ class Hosted:
             trial="trial",
             worker=name,
             leader=leader,
-            backend=BACKENDS[config.get("backend", "torch")](),
+            backend=backend_class(config.get("backend", "torch"))(),
             commits=commits,
             resume=config.get("resume") or (commits.load() if commits is not None and leader else None),
             fingerprint="f",

@@ -32,6 +32,12 @@ class Killer(threading.Thread):
         self.kills: list[float] = []
 
     def run(self) -> None:
+        try:
+            self._kill()
+        finally:
+            (self.log.parent.parent / "enough").touch()
+
+    def _kill(self) -> None:
         seen = 0
         while len(self.kills) < KILLS and not self.over:
             time.sleep(0.05)
@@ -49,14 +55,16 @@ class Killer(threading.Thread):
             self.kills.append(time.time())
 
 
-def fit(trainable, tmp_path: Path, killer: Killer):
+def fit(trainable, tmp_path: Path):
+    """Train until the killer has had enough."""
     (tmp_path / "notes").mkdir()
+    enough = str(tmp_path / "enough")
     return fluidtune.Tuner(
         trainable,
         param_space={"x": 1.0, "iterations": 100_000, "step": 0.08, "notes": str(tmp_path / "notes")},
         tune_config=tune.TuneConfig(metric="value", mode="min"),
         run_config=tune.RunConfig(
-            name="job", storage_path=str(tmp_path), verbose=0, stop=lambda _, result: not killer.is_alive()
+            name="job", storage_path=str(tmp_path), verbose=0, stop=lambda *_: os.path.exists(enough)
         ),
         executor=fluidtune.FluidExecutor(devices="cpu:2", backend="horovod"),
     ).fit()
@@ -83,7 +91,7 @@ def test_workers_killed_at_random_moments(kind, cluster, tmp_path):  # noqa: F81
     log = tmp_path / "job" / EVENT_LOG_NAME
     killer = Killer(log, seed=len(kind))
     killer.start()
-    grid = fit(horovod_jobs.scripted if kind == "script" else jobs.elastic, tmp_path, killer)
+    grid = fit(horovod_jobs.scripted if kind == "script" else jobs.elastic, tmp_path)
     killer.over = True
     killer.join()
     assert not grid.errors

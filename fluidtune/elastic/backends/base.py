@@ -23,10 +23,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import GroupLost
+from ..reform import Address
 from .pulses import Place, Pulses, hello
-
-#: (host, port) of the leader's store.
-Address = tuple[str, int]
 
 #: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
 PATIENCE = 86_400.0

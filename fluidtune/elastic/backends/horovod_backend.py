@@ -20,6 +20,7 @@ from .horovod_there import require_horovod
 from .rendezvous import Rendezvous
 from .torch_backend import interface_of
 
+
 class HorovodBackend(CollectiveBackend):
     """Collectives are Horovod's. FluidTuneError if it is not installed."""
 

@@ -32,9 +32,7 @@ class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
         self.values = dict(values)
         self.changed = threading.Condition()
         self._off = False
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(0.05,), name="fluid-rendezvous", daemon=True
-        )
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="fluid-rendezvous", daemon=True)
         self._thread.start()
 
     @property
