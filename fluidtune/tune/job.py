@@ -269,7 +269,7 @@ class Job:
             if isinstance(event, m.TrialEnded):
                 self._in_use.pop(event.trial, None)
                 self._log.write("trial_ended", trial=event.trial, ending=event.ending)
-            elif isinstance(event, m.WorkerLost):
+            elif isinstance(event, m.WorkerLost) and not event.left:
                 self._in_use.pop(event.trial, None)
                 self._log.write("trial_suspended", trial=event.trial)
             elif isinstance(event, (m.Resized, m.ResizeFailed)) and event.trial in self._in_use:
