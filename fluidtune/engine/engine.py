@@ -293,7 +293,17 @@ class Engine:
     @_take.register
     def _(self, event: WorkerLost, now: float) -> Iterable[Instruction]:
         trial = self._known(event.trial)
-        return () if self._not_running(trial, event) else self._lose(trial, now)
+        if self._not_running(trial, event):
+            return ()
+        devices = self._state.devices
+        if event.left and (not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]):
+            raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
+        if event.device in devices.node:
+            devices.cold.add(event.device)
+        if not event.left:
+            return self._lose(trial, now)
+        trial.has_lost = True
+        return self._state.settle(trial, event.left)
 
     @_take.register
     def _(self, event: TrialEnded, now: float) -> Iterable[Instruction]:

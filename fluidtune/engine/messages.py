@@ -122,9 +122,14 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True)
 class WorkerLost(Event):
-    """A worker process of the trial died, its devices did not: it must start again from its last commit."""
+    """A worker process of the trial died, its devices did not: it must start again from its last commit.
+
+    ``left``: or it goes on by itself, with the workers on these devices. ``device``: the dead worker's, if known.
+    """
 
     trial: str
+    left: tuple[int, ...] = ()
+    device: int | None = None
 
 
 @dataclass(frozen=True)

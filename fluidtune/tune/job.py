@@ -289,7 +289,7 @@ class Job:
                 self._in_use.pop(event.trial, None)
                 self.silence.gone(event.trial)
                 self._log.write("trial_ended", trial=event.trial, ending=event.ending)
-            elif isinstance(event, m.WorkerLost):
+            elif isinstance(event, m.WorkerLost) and not event.left:
                 self._in_use.pop(event.trial, None)
                 self.silence.gone(event.trial)
                 self._log.write("trial_suspended", trial=event.trial)

@@ -345,7 +345,7 @@ class FluidActorManager:
 
     def _iteration_done(self, run: Run, outcome: Outcome) -> None:
         run.deaths = run.misses = 0
-        run.address = outcome.address
+        run.address, run.mends = outcome.address, outcome.mends
         if outcome.kind != run.kind:
             self._job.kind_found(run.trial, outcome.kind)
             for found in (run, *self._waiting_like(run)):
@@ -391,15 +391,15 @@ class FluidActorManager:
         if run.deaths >= MAX_DEATHS or run.misses >= MAX_MISSES:
             self._fail(run, error)
         else:
-            self._recover(run, f"its worker died: {first_line(error)}")
+            self._recover(run, f"its worker died: {first_line(error)}", None if worker is None else worker.device)
 
-    def _recover(self, run: Run, reason: str) -> None:
+    def _recover(self, run: Run, reason: str, device: int | None = None) -> None:
         """Take the trial off what is left of its workers; the engine gives it new devices."""
         if run.tracked not in self._runs:
             return
         self._detach(run, reason)
         self._crew.poll(force=True)
-        self._crew.events.append(m.WorkerLost(run.id))
+        self._crew.events.append(m.WorkerLost(run.id, device=device))
 
     def _detach(self, run: Run, reason: str) -> None:
         """The trial has no workers any more; what Tune waits for will be asked again of the next ones."""
