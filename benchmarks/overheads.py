@@ -37,7 +37,7 @@ def measured(devices: str, trials: int, epochs: int, seconds: float) -> dict[str
         true.save(path)
         job = ["--trainable", "emulated", "--algorithm", "grid", "--trials", str(trials), "--epochs", str(epochs)]
         sides(devices, job, path, keep)[OURS]()
-        found = measure(read_events(Path(keep) / EVENT_LOG_NAME), most=MOST).profile
+        found = measure(read_events(Path(keep) / OURS / EVENT_LOG_NAME), most=MOST).profile
     compared: dict[str, Any] = {}
     if 2 in found.packed:
         compared["alpha"] = {"true": true.alpha, "measured": found.alpha}

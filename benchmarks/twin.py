@@ -27,7 +27,7 @@ def run(devices: str, algorithm: str, job: list[str], profile: str) -> Job:
     """One run under FluidTune, read as a job."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-twin-") as keep:
         sides(devices, ["--algorithm", algorithm, *job], profile, keep)[OURS]()
-        return read_job(read_events(Path(keep) / EVENT_LOG_NAME))
+        return read_job(read_events(Path(keep) / OURS / EVENT_LOG_NAME))
 
 
 def main() -> None:

@@ -319,7 +319,7 @@ class Job:
             trial=run.id,
             iteration=run.delivered,
             seconds=outcome.seconds,
-            width=float(run.ran_at),
+            width=float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0])))),
             metric=float(value) if isinstance(value, (int, float)) else None,
         )
         self._iterations.inc(1, {"job": self.name})

@@ -66,6 +66,7 @@ def test_tune_vs_fluid_on_emulated_devices():
     figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", kind="emulated")
     assert figures["sides"].keys() == THREE
     assert figures["profile"] == "half-a-gpu"
+    assert all(0 < part <= 1 for part in figures["utilisation"].values()) and figures["utilisation"].keys() == THREE
     for side in figures["sides"].values():
         assert (side["errors"], side["trials"]) == (0, 5)
         assert side["best"] == pytest.approx(figures["sides"]["stock"]["best"]), "another decision was taken"
