@@ -6,6 +6,7 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.common import ROOT
 
@@ -38,6 +39,7 @@ SMALL = {
         "dropout": 0.1,
         "clip": 1.0,
         "weight_decay": 1e-4,
+        "text": None,
     },
     "dcgan": {"channels": 8, "maker_lr": 2e-3, "judge_lr": 1e-3},
 }
@@ -81,25 +83,35 @@ def looped(name, config, keep, resume=None):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    # A part of the data.
     if name.startswith("words"):
-        whole = module.words
-        module.words = lambda text: whole(text)[:6000]
+        words = module.words
+        module.words = lambda text: words(text)[:4000]
+    else:
+        load = module.load_digits
+        module.load_digits = lambda return_X_y: tuple(part[:800] for part in load(return_X_y=return_X_y))
     module.tune = FakeTune(keep, resume)
     module.train(config)
     return module.tune.reports
 
 
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("stock, elastic", TASKS)
-def test_a_task_learns_alike_in_both_forms_and_goes_on_from_its_checkpoint(stock, elastic, tmp_path):
+def test_a_task_learns_alike_in_both_forms_and_goes_on_from_its_checkpoint(stock, elastic, tmp_path, one_thread):
     config = SMALL[stock.split("_")[0]]
-    whole = looped(stock, {**config, "epochs": 3}, tmp_path)
-    assert looped(elastic, {**config, "epochs": 3}, tmp_path) == whole
-    if stock == "images_hyperband":
-        assert whole[2]["accuracy"] > 0.8
-    elif stock == "words_asha":
-        assert whole[2]["perplexity"] < whole[0]["perplexity"] < 2000
-    else:
+    whole = looped(stock, {**config, "epochs": 2}, tmp_path)
+    assert len(whole) == 2
+    if stock == "dcgan_pbt":
         assert all(1.0 <= one["score"] <= 10.0 for one in whole)
-    begun = looped(stock, {**config, "epochs": 2}, tmp_path)
+    else:
+        assert whole[1]["loss"] < whole[0]["loss"]
+    begun = looped(elastic, {**config, "epochs": 1}, tmp_path)
     resume = SimpleNamespace(as_directory=lambda: contextlib.nullcontext(tmp_path))
-    assert [*begun, *looped(stock, {**config, "epochs": 3}, tmp_path, resume)] == whole
+    assert [*begun, *looped(elastic, {**config, "epochs": 2}, tmp_path, resume)] == whole
