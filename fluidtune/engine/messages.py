@@ -49,7 +49,7 @@ class GroupAnnounced(Event):
     Otherwise trials join and leave all the time (ASHA): first come, first served, and at most
     ``concurrency`` of them at once (None: as many as there are whole devices, as stock Tune would).
     ``tail``: iterations that its best trials will train after this group is over (the rungs to come), which
-    cannot begin before. Of synchronous groups the one with the longest tail goes first.
+    cannot begin before. Trials with the most to do until the end of that go first.
     """
 
     group: str
