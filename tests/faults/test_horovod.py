@@ -96,7 +96,10 @@ def test_workers_killed_at_random_moments(kind, kills, cluster, tmp_path):  # no
         horovod_jobs.alone(1.0, iterations, tmp) if kind == "script" else undisturbed("elastic", 1.0, iterations, tmp)
     )
     assert [line["value"] for line in lines] == pytest.approx(expected, rel=1e-4)
-    results = [event["t"] for event in read_events(log) if event["event"] == "trial_result"]
+    events = list(read_events(log))
+    # Nobody but those that were killed
+    assert sum(event["event"] == "worker_lost" for event in events) <= kills
+    results = [event["t"] for event in events if event["event"] == "trial_result"]
     pauses = sorted(min(t for t in results if t > kill) - kill for kill in killer.kills)
     print(f"from a kill to the next result: median {pauses[kills // 2]:.2f} s, most {pauses[-1]:.2f} s")
     nothing_left()

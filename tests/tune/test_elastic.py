@@ -111,5 +111,7 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     else:
         expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
     assert values == pytest.approx(expected, rel=1e-4)
-    widths = [len(e["devices"]) for e in read_events(tmp_path / "job" / EVENT_LOG_NAME) if e["event"] == "resized"]
+    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    assert not [e for e in events if e["event"] == "worker_lost"]
+    widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
