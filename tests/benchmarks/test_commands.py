@@ -52,10 +52,13 @@ def test_launch():
 
 
 @pytest.mark.ray
-def test_resize():
-    figures = _run("benchmarks.resize")
-    assert figures["sides"].keys() == {"fluid", "stock"}
-    assert figures["ratio"] == min(figures["by_kind"]["stock"].values())
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_resize(backend):
+    figures = _run("benchmarks.resize", "--backend", backend)
+    others = {"stock"} if backend == "torch" else {"stock", "elastic_ray"}
+    assert figures["sides"].keys() == {"fluid", *others}
+    assert figures["ratios"] == {name: min(figures["by_kind"][name].values()) for name in others}
+    assert figures["ratio"] == min(figures["ratios"].values())
     for side in figures["sides"].values():
         assert side["grow"] > 0
         assert side["shrink"] > 0
