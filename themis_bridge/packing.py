@@ -38,7 +38,7 @@ class Choice:
 
 
 class Market:
-    """Bidders' tables over common resources. Every table has a row that uses nothing; it is found by itself.
+    """Bidders' tables over common resources, best row first. Every table has a row that uses nothing.
 
     ``seconds``: after so long one solution is given up as it stands; its `bound` then says how good it is.
     """
@@ -88,7 +88,7 @@ class Market:
         share = np.asarray(solution.col_value)
         reduced = np.asarray(solution.col_dual)
         bound = -solver.getInfo().objective_function_value
-        rows = self._rounded(share, start)
+        rows = self._rounded(share, start, absent)
         value = self._value(rows)
         if value >= bound - EQUAL:
             return Choice(tuple(rows), value, value)
@@ -128,7 +128,7 @@ class Market:
             return Choice(tuple(found), best, best)
         return Choice(tuple(found), best, min(bound, max(best, -info.mip_dual_bound)))
 
-    def _rounded(self, share: np.ndarray, start: Sequence[int]) -> list[int]:
+    def _rounded(self, share: np.ndarray, start: Sequence[int], absent: int | None) -> list[int]:
         """A possible choice near the relaxation's, then improved greedily; never worse than ``start`` improved."""
         rows = list(self._empty)
         left = list(self._capacity)
@@ -140,13 +140,12 @@ class Market:
                 rows[b] = i
                 for resource, amount in self._tables[b][i].uses.items():
                     left[resource] -= amount
-        allowed = share > 1e-6
-        self._improve(rows, allowed)
+        self._improve(rows, absent)
         other = list(start)
-        self._improve(other, allowed)
+        self._improve(other, absent)
         return rows if self._value(rows) >= self._value(other) else other
 
-    def _improve(self, rows: list[int], allowed: np.ndarray) -> None:
+    def _improve(self, rows: list[int], absent: int | None) -> None:
         """Swap single rows for better ones that fit, until none does."""
         left = list(self._capacity)
         for b, i in enumerate(rows):
@@ -156,17 +155,18 @@ class Market:
         while improved:
             improved = False
             for b, table in enumerate(self._tables):
+                if b == absent:
+                    continue
                 now = table[rows[b]]
                 for resource, amount in now.uses.items():
                     left[resource] += amount
                 best = rows[b]
                 for i, row in enumerate(table):
-                    if (
-                        allowed[self._first[b] + i]
-                        and row.value > table[best].value + EQUAL
-                        and self._fits(row, left)
-                    ):
+                    if row.value <= now.value + EQUAL:
+                        break
+                    if self._fits(row, left):
                         best = i
+                        break
                 improved = improved or best != rows[b]
                 rows[b] = best
                 for resource, amount in table[best].uses.items():
