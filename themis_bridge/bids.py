@@ -31,15 +31,13 @@ def ladder(most: int) -> list[int]:
 class Valuation:
     """One app's rho for any set of GPUs, from now on and until it is done.
 
-    ``phases``: the jobs left, the running phase first. ``elapsed``: seconds since it arrived. ``independent``: T_id,
-    seconds. ``weight``: an operator's factor; an app of weight 2 counts as twice as far behind.
+    ``phases``: the jobs left, the running phase first. ``elapsed``: seconds since it arrived. ``independent``: T_id.
     """
 
     phases: Sequence[Sequence[JobInfo]]
     elapsed: float
     independent: float
     slowdowns: Slowdowns = field(default_factory=Slowdowns)
-    weight: float = 1.0
 
     def __post_init__(self) -> None:
         self._phases = [Phase(jobs) for jobs in self.phases]
@@ -73,7 +71,7 @@ class Valuation:
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
         """Finish-time fairness with those GPUs until the end."""
-        return self.weight * (self.elapsed + self.finish(held, pieces, kinds)) / self.independent
+        return (self.elapsed + self.finish(held, pieces, kinds)) / self.independent
 
 
 def make_bid(app: str, valuation: Valuation, held: Iterable[Gpu], offer: Iterable[Gpu], most: int | None = None) -> Bid:

@@ -123,10 +123,9 @@ def test_another_gpu_never_hurts(jobs, counts, place):
     assert phase.time(counts, 1.3) >= shared_finish_time([jobs], sum(counts)) * (1 - 1e-12)
 
 
-def test_a_weight_and_the_time_passed_raise_rho():
+def test_the_time_passed_raises_rho():
     base = Valuation(PHASES, 0.0, 2500.0)
     gpu = Gpu("0", "m")
     assert base.rho([gpu]) == 4
     assert Valuation(PHASES, 2500.0, 2500.0).rho([gpu]) == 5
-    assert Valuation(PHASES, 0.0, 2500.0, weight=2.0).rho([gpu]) == 8
     assert base.rho([]) == 16

@@ -1,0 +1,103 @@
+"""Who bids and who gets what: the one question in which Themis and its baselines differ.
+
+A policy sees the apps' reports, says whom to offer the GPUs to, and, with their bids, who gets which. The arbiter does
+all the rest alike for every policy. Baselines are in `themis_bridge.twin.baselines`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from themis_bridge.auction import Bid, Clearing, clear_auction
+from themis_bridge.locality import Gpu
+from themis_bridge.messages import Report
+
+
+@dataclass
+class Situation:
+    """What a policy decides on. ``held``: GPUs that each app keeps, those on offer not among them; ``quota``: by app."""
+
+    reports: Mapping[str, Report]
+    held: Mapping[str, tuple[Gpu, ...]]
+    offer: Mapping[str, Gpu]
+    quota: Mapping[str, int]
+    rng: random.Random
+
+    def wants(self, app: str) -> int:
+        """How many more GPUs the app could use."""
+        return min(self.reports[app].useful, self.quota.get(app, 10**9)) - len(self.held[app])
+
+
+@dataclass
+class Outcome:
+    """``grants``: GPU -> app. ``leftovers``: those of them that were not won. ``clearing``: of an auction."""
+
+    grants: dict[str, str] = field(default_factory=dict)
+    leftovers: frozenset[str] = frozenset()
+    clearing: Clearing | None = None
+
+
+class Policy(Protocol):
+    """See the module."""
+
+    def bidders(self, situation: Situation) -> list[str]:
+        """Apps to offer the GPUs to; empty when it needs no bids."""
+
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        """Who gets what. ``bids``: of those bidders that answered in time, each one checked."""
+
+
+@dataclass
+class Themis:
+    """The partial-allocation auction among the worst ``1 - f`` of the apps."""
+
+    f: float = 0.8
+
+    def bidders(self, situation: Situation) -> list[str]:
+        wanting = [app for app in situation.reports if situation.wants(app) > 0]
+        wanting.sort(key=lambda app: (-situation.reports[app].rho, app))
+        return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))]
+
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
+        grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
+        left = share_leftover(situation, grants, bids)
+        return Outcome({**grants, **left}, frozenset(left), clearing)
+
+
+def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:
+    """Leftover GPUs: at random to apps that did not bid, then, worst rho first, to those that did.
+
+    Each turn gives one app as many GPUs as its gang, of one machine where there are so many.
+    """
+    free: dict[str, list[str]] = defaultdict(list)
+    for gpu in sorted(situation.offer.keys() - grants.keys()):
+        free[situation.offer[gpu].machine].append(gpu)
+    got = Counter(grants.values())
+    given: dict[str, str] = {}
+
+    def give(app: str) -> None:
+        size = min(situation.reports[app].gang, situation.wants(app) - got[app])
+        near = Counter(gpu.machine for gpu in situation.held[app])
+        near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
+        # Where a whole gang fits, tightest first; else near its others; else where most are.
+        machine = min(free, key=lambda m: (len(free[m]) < size, -near[m], abs(len(free[m]) - size), m))
+        for gpu in free[machine][:size]:
+            given[gpu] = app
+            got[app] += 1
+        del free[machine][:size]
+        if not free[machine]:
+            del free[machine]
+
+    others = sorted(app for app in situation.reports if app not in bids)
+    while free and (open_ := [app for app in others if situation.wants(app) > got[app]]):
+        give(situation.rng.choice(open_))
+    for app in sorted(bids, key=lambda app: (-situation.reports[app].rho, app)):
+        while free and situation.wants(app) > got[app]:
+            give(app)
+    return given
