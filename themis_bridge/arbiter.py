@@ -24,10 +24,6 @@ from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
 
-#: Seconds until a GPU that somebody outside holds, or that nobody wanted, is offered again; less if the notice is
-#: short, so that a lease is offered several times before it ends.
-RETRY_S = 5.0
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -35,7 +31,8 @@ class Settings:
 
     ``f``: the fairness knob, the worst ``1 - f`` of the apps bid. ``lease_s``: length of a lease. ``notice_s``: how
     long before its end a lease is auctioned, and its holder told. ``answer_s``: how long an answer is waited for.
-    ``patience_s``: an app unheard of for so long is gone. ``quotas``, ``weights``: by app.
+    ``patience_s``: an app unheard of for so long is gone. ``pace_s``: between rounds while nothing new happens.
+    ``quotas``: most GPUs, ``weights``: factor of rho when the worst are chosen; both by app.
     """
 
     f: float = 0.8
@@ -43,6 +40,7 @@ class Settings:
     notice_s: float = 30.0
     answer_s: float = 2.0
     patience_s: float = 30.0
+    pace_s: float = 5.0
     quotas: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
@@ -50,8 +48,9 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.f <= 1:
             raise ThemisError(f"f={self.f!r}: expected a number between 0 (all apps bid) and 1 (only the worst)")
-        for name in ("lease_s", "answer_s", "patience_s"):
-            if not (math.isfinite(getattr(self, name)) or name == "lease_s") or getattr(self, name) <= 0:
+        for name in ("lease_s", "answer_s", "patience_s", "pace_s"):
+            # a lease may last for ever
+            if not getattr(self, name) > 0 or (name != "lease_s" and math.isinf(getattr(self, name))):
                 raise ThemisError(f"{name}={getattr(self, name)!r}: expected seconds > 0")
         if not 0 <= self.notice_s < self.lease_s:
             raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
@@ -482,7 +481,8 @@ class Arbiter:
 
     @property
     def _retry(self) -> float:
-        return min(RETRY_S, self.settings.notice_s / 4) or RETRY_S
+        """Shorter if the notice is, so that a lease is offered several times before it ends."""
+        return min(self.settings.pace_s, self.settings.notice_s / 4) or self.settings.pace_s
 
     @property
     def due(self) -> float:

@@ -34,13 +34,13 @@ class Valuation:
     ``phases``: the jobs left, the running phase first. ``elapsed``: seconds since it arrived. ``independent``: T_id.
     """
 
-    phases: Sequence[Sequence[JobInfo]]
+    phases: Sequence[Sequence[JobInfo] | Phase]
     elapsed: float
     independent: float
     slowdowns: Slowdowns = field(default_factory=Slowdowns)
 
     def __post_init__(self) -> None:
-        self._phases = [Phase(jobs) for jobs in self.phases]
+        self._phases = [jobs if isinstance(jobs, Phase) else Phase(jobs) for jobs in self.phases]
 
     @property
     def demand(self) -> int:

@@ -7,6 +7,7 @@ placements to bid on is decided in `bids`.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,6 +100,13 @@ class Phase:
             key = (job.max_gpus, job.sensitivity)
             self._longest[key] = max(job.work, self._longest.get(key, 0.0))
         self.widest = max((width for width, _ in self._longest), default=1)
+
+    def part(self, share: float) -> Phase:
+        """The same jobs with that share of their work."""
+        new = copy.copy(self)
+        new.work, new.felt = self.work * share, self.felt * share
+        new._longest = {key: work * share for key, work in self._longest.items()}
+        return new
 
     @property
     def demand(self) -> int:
