@@ -118,7 +118,7 @@ class Agent:
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:
         value = self.work.valuation(offer.contention, offer.gpus)
-        self._bid = make_bid(self.app, value, offer.held, offer.offered, offer.most)
+        self._bid = make_bid(self.app, value, offer.held, offer.offered, offer.most, self.leases)
         return m.BidAnswer(self.app, self.session, offer.round, self._bid)
 
     def _told(self, told: m.Leases) -> tuple[list[m.AppEvent], list[Notice]]:

@@ -29,7 +29,7 @@ from themis_bridge.policy import Outcome, Policy, Situation, Themis
 class Settings:
     """What an operator sets; all seconds.
 
-    ``f``: the fairness knob, the worst ``1 - f`` of the apps bid. ``lease_s``: length of a lease. ``notice_s``: how
+    ``f``: the fairness knob, the worst ``1 - f`` of the apps bid. ``lease_s``: length of a lease (the first of a holder: half of that more or less). ``notice_s``: how
     long before its end a lease is auctioned, and its holder told. ``answer_s``: how long an answer is waited for.
     ``patience_s``: an app unheard of for so long is gone. ``pace_s``: between rounds while nothing new happens.
     ``quotas``: most GPUs, ``weights``: factor of rho when the worst are chosen; both by app.
@@ -514,7 +514,8 @@ class Arbiter:
             if app in reports:
                 reports[app] = replace(reports[app], rho=reports[app].rho * weight)
         rng = random.Random(f"{self.settings.seed}/{turn.number}")
-        return Situation(reports, held, turn.offer, self.settings.quotas, rng)
+        holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in turn.offer}
+        return Situation(reports, held, turn.offer, holder, self.settings.quotas, rng)
 
     @staticmethod
     def _keeps(lease: Lease, turn: Round) -> bool:
@@ -529,8 +530,22 @@ class Arbiter:
         return quota - len(held)
 
     def _grant(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
-        lease = self.leases.grant(gpu, app, expires or self.clock + self.settings.lease_s, leftover)
+        lease = self.leases.grant(gpu, app, expires or self._end(gpu), leftover)
         self._out.append(m.Reserve(gpu, app, lease.token))
+
+    def _end(self, gpu: str) -> float:
+        """When a lease that begins now ends: about ``lease_s`` from now, half of it more or less.
+
+        The GPUs of one machine come free together, so that they can be won together, and machines one after the
+        other: were all leases to end at once, the few apps that bid would get the whole cluster in turn.
+        """
+        length = self.settings.lease_s
+        if math.isinf(length):
+            return math.inf
+        machines = sorted({each.machine for each in self.gpus.values()})
+        phase = machines.index(self.gpus[gpu].machine) / len(machines) * length
+        earliest = self.clock + length / 2
+        return phase + math.ceil((earliest - phase) / length) * length
 
     def _current(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
         turn = self.round

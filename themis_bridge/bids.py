@@ -9,7 +9,7 @@ bounded in docs/themis.md. Nothing is decided here about other apps.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from themis_bridge.auction import Bid, shape
@@ -74,16 +74,25 @@ class Valuation:
         return (self.elapsed + self.finish(held, pieces, kinds)) / self.independent
 
 
-def make_bid(app: str, valuation: Valuation, held: Iterable[Gpu], offer: Iterable[Gpu], most: int | None = None) -> Bid:
+def make_bid(
+    app: str,
+    valuation: Valuation,
+    held: Iterable[Gpu],
+    offer: Iterable[Gpu],
+    most: int | None = None,
+    own: Container[str] = (),
+) -> Bid:
     """The app's bid for an offer.
 
     Args:
         held: GPUs that it keeps whatever the outcome.
-        offer: GPUs on offer; its own whose leases end may be among them.
+        offer: GPUs on offer.
         most: a quota, the most GPUs that it may hold in all.
+        own: ids of GPUs on offer that it has until their leases end; it would rather stay than move.
     """
     held, offer = list(held), list(offer)
-    own = Counter(gpu.machine for gpu in held)
+    near = Counter(gpu.machine for gpu in held)
+    near.update(gpu.machine for gpu in offer if gpu.id in own)
     room = valuation.useful - len(held)
     if most is not None:
         room = min(room, most - len(held))
@@ -93,10 +102,10 @@ def make_bid(app: str, valuation: Valuation, held: Iterable[Gpu], offer: Iterabl
         kinds[gpu.kind].append(gpu)
     for of_kind in kinds.values():
         machines: dict[str, list[Gpu]] = defaultdict(list)
-        for gpu in sorted(of_kind, key=lambda gpu: (gpu.slot, gpu.id)):
+        for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.slot, gpu.id)):
             machines[gpu.machine].append(gpu)
         # Near what it has, then the emptiest machine; racks together.
-        order = sorted(machines.values(), key=lambda free: (-own[free[0].machine], free[0].rack, -len(free)))
+        order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))
         kind = [min(of_kind, key=lambda gpu: gpu.id)]
         racks = list({gpu.rack: gpu for gpu in of_kind}.values())
         gang = valuation.gang

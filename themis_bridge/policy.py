@@ -20,11 +20,16 @@ from themis_bridge.messages import Report
 
 @dataclass
 class Situation:
-    """What a policy decides on. ``held``: GPUs that each app keeps, those on offer not among them; ``quota``: by app."""
+    """What a policy decides on.
+
+    ``held``: GPUs that each app keeps, those on offer not among them. ``holder``: who has a GPU on offer until its
+    lease ends. ``quota``: by app.
+    """
 
     reports: Mapping[str, Report]
     held: Mapping[str, tuple[Gpu, ...]]
     offer: Mapping[str, Gpu]
+    holder: Mapping[str, str]
     quota: Mapping[str, int]
     rng: random.Random
 
@@ -85,12 +90,16 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
         size = min(situation.reports[app].gang, situation.wants(app) - got[app])
         near = Counter(gpu.machine for gpu in situation.held[app])
         near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
-        # Where a whole gang fits, tightest first; else near its others; else where most are.
-        machine = min(free, key=lambda m: (len(free[m]) < size, -near[m], abs(len(free[m]) - size), m))
-        for gpu in free[machine][:size]:
+        own = Counter(machine for machine, gpus in free.items() for gpu in gpus if situation.holder.get(gpu) == app)
+        # Where a whole gang fits, where it is now, tightest first; else near its others.
+        machine = min(
+            free, key=lambda m: (len(free[m]) < size, -min(size, own[m]), -near[m], abs(len(free[m]) - size), m)
+        )
+        chosen = sorted(free[machine], key=lambda gpu: (situation.holder.get(gpu) != app, gpu))[:size]
+        for gpu in chosen:
             given[gpu] = app
             got[app] += 1
-        del free[machine][:size]
+            free[machine].remove(gpu)
         if not free[machine]:
             del free[machine]
 

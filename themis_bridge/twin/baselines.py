@@ -27,6 +27,9 @@ class _Hand:
             self.free[situation.offer[gpu].machine].append(gpu)
         self.grants: dict[str, str] = {}
         self.near = {app: Counter(gpu.machine for gpu in held) for app, held in situation.held.items()}
+        for gpu, app in situation.holder.items():
+            if app in self.near:
+                self.near[app][situation.offer[gpu].machine] += 1
         self.wants = {app: max(0, situation.wants(app)) for app in situation.reports}
 
     def give(self, app: str, size: int) -> None:
@@ -38,8 +41,11 @@ class _Hand:
                 machine = min(self.free, key=lambda m: (-self.near[app][m], -min(size, len(self.free[m])), len(self.free[m]), m))
                 count = min(size, len(self.free[machine]))
             else:
-                machine = self.situation.rng.choice(sorted(self.free))
+                own = [m for m, gpus in self.free.items() if any(self.situation.holder.get(g) == app for g in gpus)]
+                machine = self.situation.rng.choice(sorted(own or self.free))
                 count = 1
+            # Nobody moves for the sake of moving.
+            self.free[machine].sort(key=lambda gpu: (self.situation.holder.get(gpu) != app, gpu))
             for gpu in self.free[machine][:count]:
                 self.grants[gpu] = app
             self.near[app][machine] += count

@@ -62,7 +62,8 @@ def tuning_apps(
             now += rng.expovariate(1 / (between_s * (0.25 if burst else 2.5)))
         jobs = 1 if rng.random() < 0.1 else min(100, max(10, round(rng.gauss(75, 20))))
         width = rng.choice([1, 2, 4, 4]) if jobs > 1 else rng.choice([4, 8])
-        budget = days * 86400 * rng.lognormvariate(0, 1.0)
+        # Many are ten times shorter or longer than the median one (figure 3): one in ten at either end.
+        budget = days * 86400 * min(15.0, max(1 / 15, rng.lognormvariate(0, 1.8)))
         rungs = max(1, round(math.log2(jobs)))
         phases = []
         for rung in range(rungs):
