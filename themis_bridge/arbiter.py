@@ -536,14 +536,19 @@ class Arbiter:
     def _end(self, gpu: str) -> float:
         """When a lease that begins now ends: about ``lease_s`` from now, half of it more or less.
 
-        The GPUs of one machine come free together, so that they can be won together, and machines one after the
-        other: were all leases to end at once, the few apps that bid would get the whole cluster in turn.
+        GPUs that lie together come free together, so that they can be won together, and eighths of the cluster (or
+        machines, if those are smaller) one after the other: were all leases to end at once, the few apps that bid
+        would get the whole cluster in turn.
         """
         length = self.settings.lease_s
         if math.isinf(length):
             return math.inf
-        machines = sorted({each.machine for each in self.gpus.values()})
-        phase = machines.index(self.gpus[gpu].machine) / len(machines) * length
+        places = sorted(self.gpus.values(), key=lambda each: (each.machine, each.slot, each.id))
+        machine = [each.id for each in places if each.machine == self.gpus[gpu].machine]
+        chunk = min(len(machine), max(1, len(places) // 8))
+        inside = machine.index(gpu) // chunk * chunk
+        before = next(i for i, each in enumerate(places) if each.id == machine[inside])
+        phase = before / len(places) * length
         earliest = self.clock + length / 2
         return phase + math.ceil((earliest - phase) / length) * length
 

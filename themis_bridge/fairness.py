@@ -15,8 +15,9 @@ from statistics import median
 
 from themis_bridge.errors import ThemisError
 
-#: Bidders that would hold nothing value it as this share of one GPU: finite, and worse than any GPU.
-NOTHING = 0.25
+#: A bidder that would hold nothing values it as this share of one GPU. A bid is finite; by the paper its rho is
+#: unbounded, so that the first GPU is worth more to it than another one to anybody else, however far behind.
+NOTHING = 0.01
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,37 @@ class Themis:
         clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         left = share_leftover(situation, grants, bids)
-        return Outcome({**grants, **left}, frozenset(left), clearing)
+        final = renew(situation, {**grants, **left})
+        return Outcome(final, frozenset(gpu for gpu in left if final[gpu] == left[gpu]), clearing)
+
+
+def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
+    """Leave with its holder what would harm it more to lose than it helps the other to get.
+
+    GPUs come up for auction a few at a time and a few apps bid, so most holders do not. Without this rule two equals
+    would take a GPU from each other in turn, for ever. A GPU stays if its holder, with what it keeps, would then be
+    worse off than the other is now; never the holder's last one, so that apps beyond the number of GPUs take turns.
+    """
+    final = dict(grants)
+    count = Counter(situation.holder.values())
+    for app, gpus in situation.held.items():
+        count[app] += len(gpus)
+    rooms = {app: situation.wants(app) for app in situation.reports}
+    for app in grants.values():
+        rooms[app] = rooms.get(app, 0) - 1
+    for gpu, winner in sorted(grants.items()):
+        holder = situation.holder.get(gpu)
+        if holder is None or holder == winner or holder not in situation.reports:
+            continue
+        keeps = count[holder] - 1
+        worse = keeps and situation.reports[holder].rho * count[holder] / keeps > situation.reports[winner].rho
+        if worse and rooms[holder] > 0:
+            final[gpu] = holder
+            rooms[holder] -= 1
+            rooms[winner] += 1
+        else:
+            count[holder] -= 1
+    return final
 
 
 def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:

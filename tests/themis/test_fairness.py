@@ -128,4 +128,4 @@ def test_the_time_passed_raises_rho():
     gpu = Gpu("0", "m")
     assert base.rho([gpu]) == 4
     assert Valuation(PHASES, 2500.0, 2500.0).rho([gpu]) == 5
-    assert base.rho([]) == 16
+    assert base.rho([]) == 400
