@@ -45,7 +45,7 @@ class PooledWorker:
 class WorkerPool:
     """Workers by device. Callers say which device and get a worker; which process that is, is decided here."""
 
-    def __init__(self, plan: Layout, reservation: Reservation, job: str):
+    def __init__(self, plan: Layout, reservation: Reservation | Any, job: str):
         self._layout = plan
         self._reservation = reservation
         self._job = job

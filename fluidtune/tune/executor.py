@@ -22,6 +22,8 @@ class FluidExecutor:
             the script itself asks for (a trial that asks for half a GPU is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch".
+        arbiter: "auto": the job shares the Ray cluster with others, its devices are leased by the cluster's arbiter,
+            which is started if there is none. None: the job holds all of its devices.
 
     Raises:
         FluidTuneError: a setting is impossible, or Ray is not of a version that is tested.
@@ -31,6 +33,7 @@ class FluidExecutor:
     max_packing: int | None = None
     max_workers: int | None = None
     backend: str = "torch"
+    arbiter: str | None = None
 
     def __post_init__(self) -> None:
         compat.check_ray_version()
@@ -41,6 +44,8 @@ class FluidExecutor:
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
         if self.backend not in _BACKENDS:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(_BACKENDS)}")
+        if self.arbiter not in (None, "auto"):
+            raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
         if self.max_workers and spec and spec.count and self.max_workers > spec.count:
             raise FluidTuneError(
                 f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "

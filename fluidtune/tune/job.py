@@ -30,6 +30,7 @@ from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
+from fluidtune.tune.shared import LeasedDevices
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,12 @@ class Job:
         self.backend = settings.backend
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
         self.name = uuid.uuid4().hex[:8]
-        self.reservation = Reservation(self.layout)
+        self.reservation: Reservation | LeasedDevices
+        if settings.arbiter:
+            app = controller._storage.experiment_dir_name
+            self.reservation = LeasedDevices(self.layout, app, settings.max_workers, lambda: self.engine)
+        else:
+            self.reservation = Reservation(self.layout)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
         self.engine = Engine(
             max_packing=settings.max_packing or 1,
