@@ -1,13 +1,13 @@
 """Finish-time fairness and efficiency of Themis and eight other schedulers, on the virtual clock.
 
-``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--sweeps]``. Without ``--trace``: tuning apps
-by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of a recorded trace (Gavel's
-and Shockwave's format) on ``--gpus`` GPUs. ``--sweeps`` adds, for Themis, f, lease, contention, the share of apps bound
-by the network, errors in the estimates, and a lying app. All sides run the real arbiter; kind "twin".
+``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--sweeps]``. Without ``--trace``: tuning
+apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of a recorded trace
+(Gavel's and Shockwave's format) on ``--gpus`` GPUs. ``--sweeps`` adds, for Themis, f, lease, contention, the share of
+apps bound by the network, errors in the estimates, and a lying app. All sides run the real arbiter; kind "twin".
 
 A side has ``worst_rho`` (the largest of all workloads) and, means over workloads, ``jain`` (of rho), ``mean_jct`` and
-``makespan`` (s), ``gpu_time`` (GPU s held), ``placement_score`` (1 / slowdown, by GPU time) and ``above_1_05`` (share of
-apps with a rho above it). ``ratios``: the other side's worst rho over ours; ``ratio`` is the smallest.
+``makespan`` (s), ``gpu_time`` (GPU s held), ``placement_score`` (1 / slowdown, by GPU time) and ``above_1_05`` (share
+of apps with a rho above it). ``ratios``: the other side's worst rho over ours; ``ratio`` is the smallest.
 
 Contention in rho: of tuning apps the paper's, the number of apps in the system averaged over the app's life. Of a
 trace's jobs, which ask for few GPUs each, the GPUs asked for by all jobs in the system over those of the cluster, at

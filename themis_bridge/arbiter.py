@@ -13,89 +13,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from functools import singledispatchmethod
 from typing import Any
 
 from themis_bridge import messages as m
-from themis_bridge.auction import Bid
+from themis_bridge.books import App, Round, Settings
 from themis_bridge.errors import ThemisError
-from themis_bridge.leases import Lease, LeaseTable
+from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an operator sets; all seconds.
-
-    ``f``: the fairness knob, the worst ``1 - f`` of the apps bid. ``lease_s``: length of a lease (the first of a holder: half of that more or less). ``notice_s``: how
-    long before its end a lease is auctioned, and its holder told. ``answer_s``: how long an answer is waited for.
-    ``patience_s``: an app unheard of for so long is gone. ``pace_s``: between rounds while nothing new happens.
-    ``quotas``: most GPUs, ``weights``: factor of rho when the worst are chosen; both by app.
-    """
-
-    f: float = 0.8
-    lease_s: float = 600.0
-    notice_s: float = 30.0
-    answer_s: float = 2.0
-    patience_s: float = 30.0
-    pace_s: float = 5.0
-    quotas: Mapping[str, int] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.f <= 1:
-            raise ThemisError(f"f={self.f!r}: expected a number between 0 (all apps bid) and 1 (only the worst)")
-        for name in ("lease_s", "answer_s", "patience_s", "pace_s"):
-            # a lease may last for ever
-            if not getattr(self, name) > 0 or (name != "lease_s" and math.isinf(getattr(self, name))):
-                raise ThemisError(f"{name}={getattr(self, name)!r}: expected seconds > 0")
-        if not 0 <= self.notice_s < self.lease_s:
-            raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
-        for app, quota in self.quotas.items():
-            if isinstance(quota, bool) or not isinstance(quota, int) or quota < 0:
-                raise ThemisError(f"the quota of app {app!r} is {quota!r}; expected a whole number of GPUs >= 0")
-        for app, weight in self.weights.items():
-            if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
-                raise ThemisError(f"the weight of app {app!r} is {weight!r}; expected a number > 0")
-
-    def changed(self, changes: Mapping[str, Any]) -> Settings:
-        """Raises ThemisError for a name that is no setting."""
-        known = [each.name for each in fields(self)]
-        for name in changes:
-            if name not in known:
-                raise ThemisError(f"{name!r} is not a setting of the arbiter; use one of: {', '.join(known)}")
-        return replace(self, **changes)
-
-
-@dataclass
-class App:
-    """One app as the arbiter knows it."""
-
-    session: str
-    joined: float
-    heard: float
-    #: Integral of the number of apps since it joined.
-    crowd: float = 0.0
-    #: The last rho it reported; None before its first answer.
-    rho: float | None = None
-
-
-@dataclass
-class Round:
-    """A round in progress. ``bidders`` is empty in its first phase."""
-
-    number: int
-    deadline: float
-    asked: dict[str, str]
-    offer: dict[str, Gpu]
-    reports: dict[str, m.Report] = field(default_factory=dict)
-    bidders: list[str] = field(default_factory=list)
-    bids: dict[str, Bid] = field(default_factory=dict)
-    #: Apps whose answer was refused.
-    out: set[str] = field(default_factory=set)
 
 
 class Arbiter:
@@ -164,9 +91,7 @@ class Arbiter:
         out = arbiter._out
         for lease in list(arbiter.leases):
             there = reserved.get(lease.gpu)
-            if lease.gpu not in arbiter.gpus:
-                arbiter.leases.drop(lease)
-            elif there is None and lease.closing:
+            if lease.gpu not in arbiter.gpus or (there is None and lease.closing):
                 arbiter.leases.drop(lease)
             elif there is None:
                 # Perhaps never reserved, perhaps gone since: a token serves once.
@@ -504,9 +429,9 @@ class Arbiter:
 
     def _situation(self, turn: Round) -> Situation:
         reports = {app: report for app, report in turn.reports.items() if app in self.apps}
-        held = {
-            app: tuple(self.gpus[each.gpu] for each in self.leases.of(app) if self._keeps(each, turn)) for app in reports
-        }
+        held = {}
+        for app in reports:
+            held[app] = tuple(self.gpus[each.gpu] for each in self.leases.of(app) if self._keeps(each, turn))
         for lease in self.leases:
             if lease.heir in held:
                 held[lease.heir] += (self.gpus[lease.gpu],)
@@ -530,27 +455,10 @@ class Arbiter:
         return quota - len(held)
 
     def _grant(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
-        lease = self.leases.grant(gpu, app, expires or self._end(gpu), leftover)
+        if expires is None:
+            expires = self.clock + first_length(gpu, self.gpus, self.clock, self.settings.lease_s)
+        lease = self.leases.grant(gpu, app, expires, leftover)
         self._out.append(m.Reserve(gpu, app, lease.token))
-
-    def _end(self, gpu: str) -> float:
-        """When a lease that begins now ends: about ``lease_s`` from now, half of it more or less.
-
-        GPUs that lie together come free together, so that they can be won together, and eighths of the cluster (or
-        machines, if those are smaller) one after the other: were all leases to end at once, the few apps that bid
-        would get the whole cluster in turn.
-        """
-        length = self.settings.lease_s
-        if math.isinf(length):
-            return math.inf
-        places = sorted(self.gpus.values(), key=lambda each: (each.machine, each.slot, each.id))
-        machine = [each.id for each in places if each.machine == self.gpus[gpu].machine]
-        chunk = min(len(machine), max(1, len(places) // 8))
-        inside = machine.index(gpu) // chunk * chunk
-        before = next(i for i, each in enumerate(places) if each.id == machine[inside])
-        phase = before / len(places) * length
-        earliest = self.clock + length / 2
-        return phase + math.ceil((earliest - phase) / length) * length
 
     def _current(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
         turn = self.round

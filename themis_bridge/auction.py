@@ -274,9 +274,8 @@ class _Shaped:
             for app, kind in elsewhere:
                 fits = [place for place, gpus in free.items() if place[0] == kind and len(gpus) >= size]
                 racks = {self._where[gpu].rack for gpu in got[app]}
-                place = min(
-                    fits, key=lambda p: (self._where[self._free[p][0]].rack not in racks, len(free[p]) % size, len(free[p]), p)
-                )
+                far = {place: self._where[free[place][0]].rack not in racks for place in fits}
+                place = min((far[p], len(free[p]) % size, len(free[p]), p) for p in fits)[-1]
                 got[app] += free[place][:size]
                 del free[place][:size]
         return {app: frozenset(gpus) for app, gpus in got.items()}

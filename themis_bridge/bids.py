@@ -32,12 +32,14 @@ class Valuation:
     """One app's rho for any set of GPUs, from now on and until it is done.
 
     ``phases``: the jobs left, the running phase first. ``elapsed``: seconds since it arrived. ``independent``: T_id.
+    ``most``: GPUs that it wants at most, None for as many as its jobs can use.
     """
 
     phases: Sequence[Sequence[JobInfo] | Phase]
     elapsed: float
     independent: float
     slowdowns: Slowdowns = field(default_factory=Slowdowns)
+    most: int | None = None
 
     def __post_init__(self) -> None:
         self._phases = [jobs if isinstance(jobs, Phase) else Phase(jobs) for jobs in self.phases]
@@ -50,7 +52,8 @@ class Valuation:
     @property
     def useful(self) -> int:
         """The most GPUs that the running phase can use: more would idle until the next one."""
-        return next((phase.demand for phase in self._phases if phase.work), 0)
+        useful = next((phase.demand for phase in self._phases if phase.work), 0)
+        return useful if self.most is None else min(useful, self.most)
 
     @property
     def gang(self) -> int:

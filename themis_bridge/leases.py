@@ -6,11 +6,13 @@ leased again. Every grant has a token greater than all before it. Who gets a GPU
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from themis_bridge.errors import ThemisError
+from themis_bridge.locality import Gpu
 
 
 @dataclass
@@ -27,6 +29,24 @@ class Lease:
     ending: bool = False
     #: It was a leftover and not won.
     leftover: bool = False
+
+
+def first_length(gpu: str, gpus: Mapping[str, Gpu], now: float, length: float) -> float:
+    """Seconds of a lease that begins at ``now``: about ``length``, half of it more or less; renewals take all of it.
+
+    GPUs that lie together come free together, so that they can be won together, and eighths of the cluster (or
+    machines, if those are smaller) one after the other: were all leases to end at once, the few apps that bid would
+    get the whole cluster in turn.
+    """
+    if math.isinf(length):
+        return length
+    places = sorted(gpus.values(), key=lambda each: (each.machine, each.slot, each.id))
+    machine = [each.id for each in places if each.machine == gpus[gpu].machine]
+    chunk = min(len(machine), max(1, len(places) // 8))
+    inside = machine.index(gpu) // chunk * chunk
+    before = next(i for i, each in enumerate(places) if each.id == machine[inside])
+    phase = before / len(places) * length
+    return phase + math.ceil((now + length / 2 - phase) / length) * length - now
 
 
 class LeaseTable:

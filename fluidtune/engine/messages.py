@@ -35,6 +35,16 @@ class DeviceGained(Event):
 
 
 @dataclass(frozen=True)
+class DeviceLeaving(Event):
+    """A device will be lost soon: nothing starts there any more, and what can be moved leaves at its next commit.
+
+    Followed by `DeviceLost`.
+    """
+
+    device: int
+
+
+@dataclass(frozen=True)
 class DeviceLost(Event):
     """A device is gone, and with it every worker on it; trials that held it go back to the queue."""
 
@@ -92,11 +102,15 @@ class BudgetChanged(Event):
 
 @dataclass(frozen=True)
 class Result(Event):
-    """One iteration was done: in ``seconds``, at ``width`` (what it really ran at)."""
+    """One iteration was done: in ``seconds``, at ``width`` (what it really ran at).
+
+    ``memory``: the part of its device's memory that the trial needs; None: nobody knows.
+    """
 
     trial: str
     seconds: float
     width: float
+    memory: float | None = None
 
 
 @dataclass(frozen=True)

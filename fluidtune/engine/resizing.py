@@ -1,8 +1,8 @@
 """Decides which running trials change their width: DynamicFluid, and what the paper leaves open.
 
 Only elastic trials are resized, one resize at a time each; a packed checkpointing trial may be suspended so
-that it can come back on a device of its own. Nothing here starts a trial, and nothing grows while a trial
-waits that could start.
+that it can come back on a device of its own, and whatever can be moved is taken off a device that leaves. Nothing
+here starts a trial, and nothing grows while a trial waits that could start.
 """
 
 from __future__ import annotations
@@ -17,6 +17,24 @@ from fluidtune.planning import dynamic_fluid
 
 #: A suspension pays if it gains this many times what a resize costs: it restarts the trial.
 SUSPEND_FACTOR = 5
+
+
+def evacuate(state: State, now: float) -> list[Instruction]:
+    """Takes trials off devices that leave: a wide one whose first worker stays shrinks, others are suspended."""
+    out: list[Instruction] = []
+    leaving = state.devices.leaving
+    for name in dict.fromkeys(name for device in sorted(leaving) for name in state.devices.tenants[device]):
+        trial = state.trials[name]
+        if trial.kind == "plain" or not _at_rest(trial):
+            continue
+        staying = tuple(device for device in trial.devices if device not in leaving)
+        if trial.kind == "elastic" and trial.gang == 1 and staying[:1] == trial.devices[:1]:
+            state.promise(trial, staying)
+            out.append(Resize(name, staying))
+        else:
+            state.suspend(trial, now)
+            out.append(Suspend(name))
+    return out
 
 
 def shrink_slower(state: State) -> list[Instruction]:
@@ -145,16 +163,16 @@ def _hand_out(state: State, trials: list[Trial], widths: dict[str, int], targets
 
 
 def _suspend(state: State, idle: int, now: float) -> list[Instruction]:
-    """Takes packed checkpointing trials off their devices, one for every idle device where it pays."""
+    """Takes packed trials that can be moved off their devices, one for every idle device where it pays."""
     out: list[Instruction] = []
     for trial in list(map(state.trials.__getitem__, state.running)):
         if len(out) >= idle:
             break
-        if trial.kind != "checkpointing" or not _at_rest(trial) or trial.gang > 1:
+        if trial.kind == "plain" or not _at_rest(trial) or trial.gang > 1:
             continue
         width = state.width(trial)
         tenants = [state.trials[name] for name in state.devices.tenants[trial.devices[0]]]
-        if width == 1 or any(other.status == "suspending" for other in tenants):
+        if width >= 1 or any(other.status == "suspending" for other in tenants):
             continue
         gain = state.seconds_left(trial, width) - state.seconds_left(trial, 1)
         if gain > SUSPEND_FACTOR * state.epsilon:

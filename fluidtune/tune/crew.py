@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, RayActorError
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.tune.job import Job
 
+#: What Ray raises for a worker that is dead, or that can never live because what held its device is removed.
+DEATHS = (RayActorError, ActorPlacementGroupRemoved, ActorUnschedulableError)
 #: How often devices that are not there are looked for, seconds.
 POLL_S = 0.5
 
@@ -85,20 +87,28 @@ class Crew:
         for device, others, then in wanting:
             self.take(device, others, then)
 
-    def clean(self, worker: PooledWorker, within: float) -> None:
-        """Have the worker unload its trial; ``within``: seconds after which it is killed instead."""
+    def clean(self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None) -> None:
+        """Have the worker unload its trial; ``within``: seconds after which it is killed instead.
+
+        ``then`` is called when it has, or is dead.
+        """
         if not self.job.alive(worker):
+            if then is not None:
+                then()
             return
         self.cleaning += 1
+        worker.cleaning = time.monotonic()
         self.job.watch(worker, within)
 
         def cleaned(value: Any) -> None:
             self.cleaning -= 1
             self.job.cleaned(worker, value)
+            if then is not None:
+                then()
 
         self.track(worker.actor.unload.remote(), cleaned)
 
-    def lost(self, worker: PooledWorker, error: RayActorError) -> None:
+    def lost(self, worker: PooledWorker, error: Exception) -> None:
         """The worker's process is dead; perhaps its device is gone with it."""
         self.job.worker_lost(worker, first_line(error))
         self.poll(force=True)
@@ -111,9 +121,7 @@ class Crew:
         if not force and (self.job.reservation.complete or now - self._polled < POLL_S):
             return
         self._polled = now
-        came, gone = self.job.poll_devices()
-        self.events.extend(m.DeviceLost(device) for device in gone)
-        self.events.extend(m.DeviceGained(device, node) for device, node in came)
+        self.events.extend(self.job.poll_devices())
 
 
 def first_line(error: Exception) -> str:

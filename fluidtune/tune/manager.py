@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 
@@ -23,7 +22,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec, Outcome
 from fluidtune.engine import messages as m
 from fluidtune.tune import compat
-from fluidtune.tune.crew import Crew, first_line
+from fluidtune.tune.crew import DEATHS, Crew, first_line
 from fluidtune.tune.job import CLEAN_BROKEN_S, Job
 from fluidtune.tune.resizing import Resizer
 from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
@@ -163,7 +162,9 @@ class FluidActorManager:
 
     @property
     def num_pending_actors(self) -> int:
-        return len(self._runs) - self.num_live_actors
+        # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would
+        # be planned one by one; only new ones count, because each of these takes a suggestion from the searcher.
+        return sum(1 for run in self._runs.values() if not run.delivered and not run.live)
 
     @property
     def num_total_actors(self) -> int:
@@ -224,6 +225,7 @@ class FluidActorManager:
             if run.placement is not None:
                 self._detach(run, "its device was lost")
             run.devices, run.share, run.width = instruction.devices, instruction.share, 1
+            run.suspend = False
             run.wanted = instruction.devices
             self._place(run)
         elif isinstance(instruction, m.Resize):
@@ -259,12 +261,13 @@ class FluidActorManager:
             delivered=run.delivered,
             backend=self._job.backend,
             device=self._job.torch_device,
+            emulation=self._job.emulation,
         )
 
     def _loaded(self, run: Run, worker: PooledWorker, value: Any) -> None:
         if run.leader is not worker:
             return  # the trial ended while it was being loaded
-        if isinstance(value, RayActorError):
+        if isinstance(value, DEATHS):
             self._worker_died(run, worker, value)
         elif isinstance(value, Exception):
             self._fail(run, value)
@@ -294,9 +297,14 @@ class FluidActorManager:
         if not run.live or not run.tasks or run.tasks[0].issued or run.leader is None:
             return
         task = run.tasks[0]
-        if run.suspend and task.method == "train" and run.at_own_checkpoint():
-            self._move(run)
-            return
+        if run.suspend and task.method == "train":
+            if run.at_own_checkpoint() or self._job.commits(run):
+                self._move(run)
+                return
+            if self._job.saves(run):
+                # It is asked for a checkpoint of this very iteration, as Tune would before a pause.
+                task = Task("save", (), {}, None, None)
+                run.tasks.appendleft(task)
         task.issued = True
         method = getattr(run.leader.actor, task.method)
         if task.method == "train":
@@ -311,16 +319,18 @@ class FluidActorManager:
     def _answered(self, run: Run, task: Task, value: Any) -> None:
         if task not in run.tasks:
             return
-        if isinstance(value, RayActorError):
+        if isinstance(value, DEATHS):
             self._worker_died(run, run.leader, value)
             return
         if isinstance(value, Outcome) and value.lost:
             self._recover(run, f"its group broke: {value.lost}")
             return
         if isinstance(value, Exception) and task.on_error is None:
-            self._fail(run, value)  # a restore of our own: it cannot be got back to where Tune thinks it is
+            self._fail(run, value)  # a restore or save of our own: it cannot be got on from where Tune thinks it is
             return
         run.tasks.remove(task)
+        if task.method == "save" and task.on_result is None:
+            run.trial.on_checkpoint(value)
         self._issue(run)
         if isinstance(value, Exception):
             self._due.append(lambda: _call(task.on_error, run.tracked, value))
@@ -341,19 +351,24 @@ class FluidActorManager:
             self._resizer.done(run, *outcome.reformed)
         if compat.RESULT_DUPLICATE not in outcome.result:
             run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
-            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at))
+            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, outcome.memory))
             self._job.result(run, outcome)
         if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.
             self._resizer.begin(run)
 
     def _move(self, run: Run) -> None:
-        """Take a trial off its device at its own checkpoint; it goes on from there where the engine says."""
+        """Take a trial off its device at its own checkpoint or commit; it goes on from there where the engine says."""
         run.suspend = run.live = False
-        run.loss = "moved to a device of its own"
-        self._unload(run, self._job.patience)
-        self._crew.events.append(m.TrialEnded(run.id, "paused"))
-        self._crew.events.extend(self._job.arrival(run.trial))
+        run.loss = "moved to another device"
+
+        def moved() -> None:
+            # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
+            if run.tracked in self._runs and run.placement is None:
+                self._crew.events.append(m.TrialEnded(run.id, "paused"))
+                self._crew.events.extend(self._job.arrival(run.trial))
+
+        self._unload(run, self._job.patience, moved)
 
     # --- losses
 
@@ -413,14 +428,14 @@ class FluidActorManager:
         for task in run.tasks:
             self._crew.drop(task.future)
 
-    def _unload(self, run: Run, within: float) -> None:
-        """Let every worker of the trial clean up, leader first so that it can dismiss the others."""
+    def _unload(self, run: Run, within: float, then: Callable[[], None] | None = None) -> None:
+        """Let every worker of the trial clean up, leader first so that it can dismiss the others, and commit."""
         leader, run.leader = run.leader, None
         followers, run.followers = run.followers, {}
         joining, run.joining = run.joining, {}
         run.placement, run.address, run.awaited, run.reform, run.reforming = None, None, set(), None, False
         if leader is not None:
-            self._crew.clean(leader, within)
+            self._crew.clean(leader, within, then)
         for worker in joining.values():
             self._crew.clean(worker, within)
         for worker in followers.values():

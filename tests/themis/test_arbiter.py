@@ -10,8 +10,9 @@ import pytest
 from themis_bridge import Bid, JobInfo, ThemisError
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Lost
-from themis_bridge.arbiter import Arbiter, Settings
+from themis_bridge.arbiter import Arbiter
 from themis_bridge.bids import Valuation
+from themis_bridge.books import Settings
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.leases import Fence, LeaseTable
 from themis_bridge.locality import Gpu
@@ -314,7 +315,8 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     cluster.send(m.Heard("a", "s"), m.Heard("b", "s"))
     cluster.wait(30)
     assert {name: cluster.holds(name) for name in "ab"} == held
-    assert {gpu: view.token for gpu, view in first.leases.items()} == {g: t for g, (_, t) in cluster.reserved.items() if g in held["a"]}
+    reserved = {gpu: token for gpu, (_, token) in cluster.reserved.items() if gpu in held["a"]}
+    assert {gpu: view.token for gpu, view in first.leases.items()} == reserved
     assert second.leases
     assert not cluster.notices
 
@@ -422,6 +424,6 @@ def test_the_invariants_can_fail(monkeypatch):
         self.leases.drop(lease)
 
     monkeypatch.setattr(Arbiter, "_close", hasty)
-    with pytest.raises(AssertionError, match="seed|GPU"):
+    with pytest.raises(AssertionError, match=r"seed|GPU"):
         for seed in itertools.count():
             World(seed).run()

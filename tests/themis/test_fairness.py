@@ -65,7 +65,7 @@ def test_without_a_gpu_it_never_ends():
     ],
 )
 def test_impossible_numbers_are_refused(call):
-    with pytest.raises(ThemisError, match="expected|without"):
+    with pytest.raises(ThemisError, match=r"expected|without"):
         call()
 
 

@@ -15,11 +15,11 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray.util.metrics import Gauge
 
 from themis_bridge import messages as m
-from themis_bridge.arbiter import Arbiter, Settings
+from themis_bridge.arbiter import Arbiter
+from themis_bridge.books import Settings
 from themis_bridge.errors import ThemisError
 from themis_bridge.shell import reservations
 
@@ -43,29 +43,29 @@ class ArbiterActor:
         #: App -> resources of one of its devices.
         self._bundles: dict[str, dict[str, float]] = {}
         #: Reservations that Ray is making or removing, and since when.
-        self._making: dict[tuple[str, str, int], float] = {}
-        self._removing: dict[tuple[str, str, int], float] = {}
+        self._making: dict[reservations.Key, float] = {}
+        self._removing: dict[reservations.Key, float] = {}
         self._written = ""
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties = reservations.cluster_gpus(unit)
         data = json.loads(self._books.read_text()) if self._books.exists() else {}
         self._bundles = data.pop("bundles", {})
-        there = reservations.found()
-        if data or there:
-            self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
-            if not data:
-                self._arbiter.settings = Settings(**settings)
-            logger.info("the arbiter goes on: %d apps, %d reservations", len(self._arbiter.apps), len(there))
-            self._carry_out(out)
-            # What was being made when the last one died is looked at again.
-            for lease in self._arbiter.leases:
-                if not lease.closing:
-                    self._making.setdefault((lease.app, lease.gpu, lease.token), time.monotonic())
-        else:
-            self._arbiter = Arbiter(Settings(**settings))
-            for gpu in gpus:
-                self._handle(m.GpuJoined(gpu))
+        known = {gpu.id for gpu in gpus}
+        found = reservations.states()
+        reservations.remove(*(key for key in found if key[1] not in known))
+        there = {gpu: (app, token) for app, gpu, token in found if gpu in known}
+        # The first one, too, goes on from a state: its tokens and versions must be above those of any before it.
+        self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
+        if not data:
+            self._arbiter.settings = Settings(**settings)
+        logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.apps), len(there))
+        self._write()
+        self._carry_out(out)
+        # What was being made when the last one died is looked at again.
+        for lease in self._arbiter.leases:
+            if not lease.closing:
+                self._making.setdefault((lease.app, lease.gpu, lease.token), time.monotonic())
         self._rho = Gauge("themis_rho", "Finish-time fairness that an app last reported", ("app",))
         self._held = Gauge("themis_leases", "GPUs that an app holds", ("app",))
         self._busy = Gauge("themis_utilisation", "Share of the GPUs that are leased")
@@ -77,7 +77,15 @@ class ArbiterActor:
     # --- called by agents and operators
 
     def join(self, app: str, session: str, bundle: dict[str, float]) -> None:
-        """An app wants GPUs. ``bundle``: what one of its devices reserves, Ray's names."""
+        """An app wants GPUs. ``bundle``: what one of its devices reserves, Ray's names.
+
+        Raises ThemisError if that is not one of what is leased here.
+        """
+        if bundle.get(self._unit) != 1.0:
+            raise ThemisError(
+                f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
+                f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
+            )
         with self._lock:
             known = self._arbiter.apps.get(app)
             if known is None or known.session in ("", session) or app not in self._bundles:
@@ -130,8 +138,7 @@ class ArbiterActor:
     def close(self) -> None:
         """End all leases and forget the books; the caller kills the actor then."""
         with self._lock:
-            for lease in list(self._arbiter.leases):
-                reservations.remove(lease.app, lease.gpu, lease.token)
+            reservations.remove(*reservations.states())
             self._books.unlink(missing_ok=True)
             self._written = "closed"
 
@@ -168,7 +175,7 @@ class ArbiterActor:
                 key = (instruction.app, instruction.gpu, instruction.token)
                 self._making.pop(key, None)
                 self._removing[key] = time.monotonic()
-                reservations.remove(*key)
+                reservations.remove(key)
             elif isinstance(instruction, (m.AskRho, m.Offer, m.Leases, m.Refused)):
                 self._mail[instruction.session].append(instruction)
 
@@ -200,26 +207,24 @@ class ArbiterActor:
     def _look_at_reservations(self) -> None:
         if not self._making and not self._removing:
             return
-        states = {
-            str(group["name"]): group["state"]
-            for group in ray.util.placement_group_table().values()
-            if group["state"] != "REMOVED"
-        }
+        states = reservations.states()
         now = time.monotonic()
         for key, since in list(self._removing.items()):
-            if reservations.group_name(*key) not in states:
+            if key not in states:
                 del self._removing[key]
                 self._handle(m.Removed(key[1], key[2]))
             elif now - since > CREATE_S:
                 self._removing[key] = now
-                reservations.remove(*key)
+                reservations.remove(key)
         for key, since in list(self._making.items()):
-            state = states.get(reservations.group_name(*key))
+            if key not in self._making:
+                continue  # called off by what was just handled
+            state = states.get(key)
             if state == "CREATED":
                 del self._making[key]
             elif now - since > CREATE_S:
                 del self._making[key]
-                reservations.remove(*key)
+                reservations.remove(key)
                 self._handle(m.ReserveFailed(key[1], key[2]))
 
     def _look_at_nodes(self) -> None:
@@ -230,7 +235,7 @@ class ArbiterActor:
                 lease = self._arbiter.leases.get(gpu)
                 if lease is not None:
                     # Ray would make the group anew on another node.
-                    reservations.remove(lease.app, gpu, lease.token)
+                    reservations.remove((lease.app, gpu, lease.token))
                 self._handle(m.GpuLeft(gpu))
         for name, place in there.items():
             if name not in self._arbiter.gpus:
@@ -238,8 +243,8 @@ class ArbiterActor:
 
     def _show(self) -> None:
         arbiter = self._arbiter
-        for app in self._shown - arbiter.apps.keys():
-            self._held.set(0, {"app": app})
+        for gone in self._shown - arbiter.apps.keys():
+            self._held.set(0, {"app": gone})
         self._shown = set(arbiter.apps)
         for name, app in arbiter.apps.items():
             self._held.set(len(arbiter.leases.of(name)), {"app": name})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import hashlib
 import tempfile
 import time
 from pathlib import Path
@@ -12,15 +11,18 @@ from typing import Any
 
 import ray
 
-from themis_bridge.arbiter import Settings
+from themis_bridge.books import Settings
 from themis_bridge.errors import ThemisError
 from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
 
+#: Ray's own resource of the head node.
+HEAD = "node:__internal_head__"
+
 
 def _books() -> Path:
-    """The state file of this Ray cluster's arbiter."""
-    cluster = hashlib.sha256(ray.get_runtime_context().gcs_address.encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"themis-{getpass.getuser()}" / f"{cluster}.json"
+    """The state file of this Ray cluster's arbiter, on the head node: a cluster is as old as its head."""
+    head = next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"])
+    return Path(tempfile.gettempdir()) / f"themis-{getpass.getuser()}" / f"{head[:16]}.json"
 
 
 def find() -> Any | None:
@@ -53,7 +55,7 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources={"node:__internal_head__": 0.0001},
+        resources={HEAD: 0.0001},
         max_restarts=-1,
         max_concurrency=64,
     )

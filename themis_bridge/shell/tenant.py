@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util import get_placement_group
 
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost, Notice, Work
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two exchanges, and the longest wait for an answer.
 POLL_S, ANSWER_S = 0.2, 10.0
+#: A job that starts again waits so long for its former self to be given up, seconds; longer than `Settings.patience_s`.
+JOIN_S = 45.0
 
 
 class Tenant:
@@ -33,24 +35,21 @@ class Tenant:
     ``bundle``: what one device reserves, Ray's names, one GPU (or core) and what goes with it.
 
     Raises:
-        ThemisError: a name that cannot be, or that another job has.
+        ThemisError: a name that cannot be, or that another job has, or devices that the arbiter does not lease.
     """
 
-    def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str | None = None):
+    def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str):
         reservations.check_app_name(app)
-        self.app, self._bundle, self._unit = app, dict(bundle), unit
-        self._agent = Agent(app, f"{app}/{uuid.uuid4().hex[:8]}", work)
+        self.app, self._bundle, self._unit, self._work = app, dict(bundle), unit, work
         self._lock = threading.Lock()
         self._outbox: list[m.AppEvent] = []
         self._notices: list[Notice] = []
-        #: GPU -> token that is told of already but not yet made by Ray.
+        #: Leases that were told of and that Ray has not made yet.
         self._coming: list[Gained] = []
-        self._arbiter = control.start(unit)
+        #: (GPU, token) -> the placement group.
+        self._groups: dict[tuple[str, int], Any] = {}
         self._over = threading.Event()
-        self._join()
-        self._exchange()
-        if self._agent.refused:
-            raise ThemisError(f"{self._agent.refused} (arbiter of this Ray cluster)")
+        self._register()
         self._thread = threading.Thread(target=self._loop, name="themis-agent", daemon=True)
         self._thread.start()
 
@@ -64,28 +63,11 @@ class Tenant:
             raise ThemisError(self._agent.refused)
         with self._lock:
             notices, self._notices = self._notices, []
-        out: list[Notice] = []
-        for notice in notices:
-            if isinstance(notice, Gained):
-                self._coming.append(notice)
-                continue
-            if isinstance(notice, Lost):
-                waiting = [each for each in self._coming if each.token == notice.token]
-                self._coming = [each for each in self._coming if each.token != notice.token]
-                if waiting:
-                    continue
-            out.append(notice)
-        for notice in list(self._coming):
-            if reservations.state(self.app, notice.gpu.id, notice.token) == "CREATED":
-                self._coming.remove(notice)
-                out.append(notice)
-        return out
+        return notices
 
     def group(self, gpu: str, token: int) -> Any:
-        """The placement group of a lease. Raises ThemisError if the token is not the newest known."""
-        if not self._agent.admits(gpu, token):
-            raise ThemisError(f"the lease of {gpu!r} under token {token} is over; a newer one exists")
-        return get_placement_group(reservations.group_name(self.app, gpu, token))
+        """The placement group of a lease. When the lease is over Ray refuses whatever is started in it."""
+        return self._groups[gpu, token]
 
     def vacated(self, gpu: str) -> None:
         """Nothing of this job runs on the GPU any more; it may go to somebody else."""
@@ -97,8 +79,30 @@ class Tenant:
         self._over.set()
         self._thread.join(ANSWER_S)
         with contextlib.suppress(ray.exceptions.RayError):
-            leaving: list[m.AppEvent] = [m.AppLeft(self.app, self._agent.session)]
-            ray.get(self._arbiter.exchange.remote(self.app, self._agent.session, leaving), timeout=ANSWER_S)
+            self._send([m.AppLeft(self.app, self._agent.session)])
+
+    # --- getting in
+
+    def _register(self) -> None:
+        deadline = time.monotonic() + JOIN_S
+        while True:
+            self._agent = Agent(self.app, f"{self.app}/{uuid.uuid4().hex[:8]}", self._work)
+            try:
+                self._arbiter = control.start(self._unit)
+                self._join()
+                self._exchange()
+                trouble = self._agent.refused
+            except ray.exceptions.RayActorError as error:
+                trouble = f"the arbiter does not answer: {error}"
+            if not trouble:
+                return
+            if time.monotonic() > deadline:
+                raise ThemisError(f"{trouble} (arbiter of this Ray cluster)")
+            logger.warning("themis: %s; trying again", trouble)
+            time.sleep(1.0)
+
+    def _join(self) -> None:
+        ray.get(self._arbiter.join.remote(self.app, self._agent.session, self._bundle), timeout=ANSWER_S)
 
     # --- the thread
 
@@ -109,6 +113,9 @@ class Tenant:
             except (ray.exceptions.RayError, ValueError) as error:
                 logger.warning("themis: the arbiter does not answer (%s); the job goes on", type(error).__name__)
                 self._find()
+            except Exception:
+                # Without this thread the job would lose its leases one by one.
+                logger.exception("themis: the agent of %s failed; it goes on", self.app)
 
     def _find(self) -> None:
         """Ray starts a dead arbiter again; one that was stopped is started by whoever needs it."""
@@ -116,24 +123,53 @@ class Tenant:
             self._arbiter = control.start(self._unit)
             self._join()
 
-    def _join(self) -> None:
-        ray.get(self._arbiter.join.remote(self.app, self._agent.session, self._bundle), timeout=ANSWER_S)
+    def _send(self, events: list[m.AppEvent]) -> list[m.Instruction]:
+        answer: list[m.Instruction] = ray.get(
+            self._arbiter.exchange.remote(self.app, self._agent.session, events), timeout=ANSWER_S
+        )
+        return answer
 
     def _exchange(self) -> None:
+        """Send what waits and take what comes, until nothing has to be answered at once."""
+        while True:
+            with self._lock:
+                sending = list(self._outbox)
+            answer = self._send(sending)
+            with self._lock:
+                # Only what was answered is off the list; a message that comes twice does no harm.
+                del self._outbox[: len(sending)]
+                for instruction in answer:
+                    events, notices = self._agent.handle(instruction)
+                    self._outbox += events
+                    for notice in notices:
+                        self._note(notice)
+                due = list(self._outbox)
+            if any(isinstance(event, m.AppJoined) for event in due):
+                self._join()
+            if not due or self._over.is_set():
+                break
+        self._look_for_groups()
+
+    def _note(self, notice: Notice) -> None:
+        if isinstance(notice, Gained):
+            self._coming.append(notice)
+            return
+        if isinstance(notice, Lost):
+            key = (notice.gpu.id, notice.token)
+            left = [each for each in self._coming if (each.gpu.id, each.token) != key]
+            if len(left) < len(self._coming):
+                self._coming = left
+                return
+        self._notices.append(notice)
+
+    def _look_for_groups(self) -> None:
+        if not self._coming:
+            return
+        there = reservations.created()
         with self._lock:
-            sending = list(self._outbox)
-        answer = ray.get(
-            self._arbiter.exchange.remote(self.app, self._agent.session, sending), timeout=ANSWER_S
-        )
-        with self._lock:
-            # Only what was answered is off the list; a message that comes twice does no harm.
-            del self._outbox[: len(sending)]
-            for instruction in answer:
-                events, notices = self._agent.handle(instruction)
-                self._outbox += events
-                self._notices += notices
-            hurry = any(isinstance(event, (m.RhoAnswer, m.BidAnswer, m.AppJoined)) for event in self._outbox)
-        if any(isinstance(event, m.AppJoined) for event in self._outbox):
-            self._join()
-        if hurry and not self._over.is_set():
-            self._exchange()
+            for notice in list(self._coming):
+                group = there.get((self.app, notice.gpu.id, notice.token))
+                if group is not None:
+                    self._groups[notice.gpu.id, notice.token] = group
+                    self._coming.remove(notice)
+                    self._notices.append(notice)

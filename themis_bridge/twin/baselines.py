@@ -38,7 +38,8 @@ class _Hand:
         self.wants[app] -= size
         while size and self.free:
             if self.dense:
-                machine = min(self.free, key=lambda m: (-self.near[app][m], -min(size, len(self.free[m])), len(self.free[m]), m))
+                near, free = self.near[app], self.free
+                machine = min(free, key=lambda m: (-near[m], -min(size, len(free[m])), len(free[m]), m))
                 count = min(size, len(self.free[machine]))
             else:
                 own = [m for m, gpus in self.free.items() if any(self.situation.holder.get(g) == app for g in gpus)]

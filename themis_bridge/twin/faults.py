@@ -20,12 +20,14 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Notice
-from themis_bridge.arbiter import Arbiter, Settings
+from themis_bridge.arbiter import Arbiter
 from themis_bridge.bids import Valuation
+from themis_bridge.books import Settings
 from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import Gpu
 
@@ -119,7 +121,7 @@ class World:
         for gpu in self.gpus.values():
             self._to_arbiter(m.GpuJoined(gpu), delay=0.0)
         for driver in self.drivers:
-            self.at(self.rng.uniform(0, 20), lambda driver=driver: self._start(driver))
+            self.at(self.rng.uniform(0, 20), partial(self._start, driver))
         self.at(1.0, self._tick)
         self.at(self.rng.expovariate(1 / 4), self._fault)
         while self._queue and self._queue[0][0] <= LENGTH_S:
@@ -204,6 +206,10 @@ class World:
         self.say(f"{driver.agent.session} starts")
         self._to_arbiter(m.AppJoined(driver.name, driver.agent.session))
 
+    def _start_again(self, driver: Driver) -> None:
+        if driver.agent is None:
+            self._start(driver)
+
     def _agent_takes(self, instruction: m.Instruction) -> None:
         app = getattr(instruction, "app", None)
         session = getattr(instruction, "session", None)
@@ -222,7 +228,7 @@ class World:
             if agent.refused is not None:
                 # Its former self has not been given up yet: try again.
                 driver.agent = None
-                self.at(5.0, lambda driver=driver: driver.agent is None and self._start(driver))
+                self.at(5.0, partial(self._start_again, driver))
 
     def _executor(self, driver: Driver, notice: Notice) -> None:
         if isinstance(notice, Gained):
@@ -278,7 +284,7 @@ class World:
                 # Every death may cost the time until it is noticed, one after the other.
                 self.idle[gpu] = max(0.0, self.idle[gpu] - SETTINGS.patience_s)
             if self.rng.random() < 0.7:
-                self.at(self.rng.uniform(0, 30), lambda: driver.agent is None and self._start(driver))
+                self.at(self.rng.uniform(0, 30), partial(self._start_again, driver))
 
     def _pause(self) -> None:
         self.rng.choice(self.drivers).paused_until = self.now + self.rng.uniform(0, 40)
