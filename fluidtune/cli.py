@@ -145,7 +145,8 @@ def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], *
         if running and changes:
             ray.get(actor.configure.remote(changes))
     except ThemisError as error:
-        raise FluidTuneError(str(error))
+        # Ray wraps what an actor raises, traceback and all.
+        raise FluidTuneError(str(getattr(error, "cause", error)))
     click.echo("the arbiter was running; it has the new settings" if running else "the arbiter runs")
 
 

@@ -199,6 +199,9 @@ class Reservation:
         """Devices that will be lost soon and were not named before: none, they are the job's own."""
         return []
 
+    def revoked(self, device: int) -> None:
+        """A worker found the device's group removed. Nobody removes a job's own: `poll` tells what there is."""
+
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         """Look at the groups. Returns: devices that are there now and were not (with their node), and those gone."""
         if wait_s:

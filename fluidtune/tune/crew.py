@@ -17,10 +17,12 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.tune.job import Job
 
-#: What Ray raises for a worker that is dead, or that can never live because what held its device is removed.
-DEATHS = (RayActorError, ActorPlacementGroupRemoved, ActorUnschedulableError)
 #: How often devices that are not there are looked for, seconds.
 POLL_S = 0.5
+
+
+class DeviceRevoked(RayActorError):
+    """What held the worker's device is removed: no worker can live there any more."""
 
 
 class Crew:
@@ -61,6 +63,8 @@ class Crew:
         handler = self._futures.pop(future)
         try:
             value = ray.get(future)
+        except (ActorPlacementGroupRemoved, ActorUnschedulableError) as error:
+            value = DeviceRevoked(error_msg=str(error))
         except Exception as error:
             value = error
         handler(value)
@@ -111,6 +115,8 @@ class Crew:
     def lost(self, worker: PooledWorker, error: Exception) -> None:
         """The worker's process is dead; perhaps its device is gone with it."""
         self.job.worker_lost(worker, first_line(error))
+        if isinstance(error, DeviceRevoked):
+            self.job.reservation.revoked(worker.device)
         self.poll(force=True)
 
     # --- devices

@@ -91,7 +91,7 @@ class Job:
         else:
             app = controller._storage.experiment_dir_name
             most = self.layout.count if spec and spec.count else None
-            work = Progress(lambda: self.engine, settings.max_workers, most)
+            work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
         self.engine = Engine(
@@ -160,11 +160,13 @@ class Job:
         for device, node in self._nodes(came).items():
             self._log.write("device_gained", device=device, node=node)
             events.append(m.DeviceGained(device, node))
-        return events + [m.DeviceLeaving(device) for device in self.reservation.leaving()]
+        events.extend(m.DeviceLeaving(device) for device in self.reservation.leaving())
+        return events
 
     def in_use(self, device: int) -> bool:
-        """Whether anything of this job runs on the device, or will."""
-        return bool(self.engine.tenants(device)) or self.pool.busy(device)
+        """Whether anything of this job runs on the device, or may: the engine may not have heard of it yet."""
+        tenants = self.engine.devices.get(device)
+        return tenants is None or bool(tenants) or self.pool.busy(device)
 
     def _nodes(self, came: dict[int, str]) -> dict[int, str]:
         """Emulated devices are on emulated nodes, whatever real one their workers run on."""

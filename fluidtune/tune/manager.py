@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 
@@ -22,7 +23,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec, Outcome
 from fluidtune.engine import messages as m
 from fluidtune.tune import compat
-from fluidtune.tune.crew import DEATHS, Crew, first_line
+from fluidtune.tune.crew import Crew, first_line
 from fluidtune.tune.job import CLEAN_BROKEN_S, Job
 from fluidtune.tune.resizing import Resizer
 from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
@@ -267,7 +268,7 @@ class FluidActorManager:
     def _loaded(self, run: Run, worker: PooledWorker, value: Any) -> None:
         if run.leader is not worker:
             return  # the trial ended while it was being loaded
-        if isinstance(value, DEATHS):
+        if isinstance(value, RayActorError):
             self._worker_died(run, worker, value)
         elif isinstance(value, Exception):
             self._fail(run, value)
@@ -319,7 +320,7 @@ class FluidActorManager:
     def _answered(self, run: Run, task: Task, value: Any) -> None:
         if task not in run.tasks:
             return
-        if isinstance(value, DEATHS):
+        if isinstance(value, RayActorError):
             self._worker_died(run, run.leader, value)
             return
         if isinstance(value, Outcome) and value.lost:

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
-from fluidtune.tune.crew import DEATHS, Crew
+from fluidtune.tune.crew import Crew
 from fluidtune.tune.job import CLEAN_BROKEN_S
 from fluidtune.tune.run import Run
 
@@ -65,7 +67,7 @@ class Resizer:
             if run.ready == run.awaited:
                 self._all_ready(run)
             return
-        if isinstance(value, DEATHS):
+        if isinstance(value, RayActorError):
             del run.joining[worker.device]
             self._crew.lost(worker, value)
         self._cancel(run, str(value) if isinstance(value, Exception) else "a new worker's loop ended early")
@@ -100,7 +102,7 @@ class Resizer:
 
     def _follower_ended(self, run: Run, worker: PooledWorker, value: Any) -> None:
         """A follower's loop is over: it was told to leave, its group broke, or its process died."""
-        died = isinstance(value, DEATHS)
+        died = isinstance(value, RayActorError)
         member = run.leader is not None and run.followers.get(worker.device) is worker
         if died:
             self._crew.lost(worker, value)

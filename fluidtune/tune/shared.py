@@ -32,11 +32,12 @@ SPARE_S = 3.0
 class Progress:
     """What the job has done and has left, as of the last `update`; read by the agent's thread.
 
-    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any number.
+    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any. ``gang``: devices
+    that one trial asks for.
     """
 
-    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None):
-        self._engine = engine
+    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None, gang: int = 1):
+        self._engine, self._gang = engine, gang
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
         self._left: list[JobInfo] = []
@@ -60,8 +61,8 @@ class Progress:
             done += view.done * alone
             if view.status not in ("running", "suspending", "waiting"):
                 continue
-            widest = max(1, int(view.width))
-            if view.kind == "elastic":
+            widest = max(self._gang, int(view.width))
+            if view.kind == "elastic" and self._gang == 1:
                 pays = widest_paying(engine.group_overheads(view.group)[1])
                 widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
             # A trial without an end counts as half done.
@@ -130,6 +131,8 @@ class LeasedDevices:
         self._numbers: dict[str, int] = {}
         #: Devices whose leases end and are not renewed; True when `leaving` has named them.
         self._ending: dict[int, bool] = {}
+        #: Devices whose groups were found removed.
+        self._revoked: set[int] = set()
         #: Device -> since when it has been of no use.
         self._spare: dict[int, float] = {}
 
@@ -147,6 +150,11 @@ class LeasedDevices:
         new = [device for device, named in self._ending.items() if not named]
         self._ending.update(dict.fromkeys(new, True))
         return new
+
+    def revoked(self, device: int) -> None:
+        """A worker found the device's group removed: the lease is over, whatever was heard of it."""
+        if device in self._leases:
+            self._revoked.add(device)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         """As of `Reservation`. A device that has to be left is gone as soon as nothing runs on it.
@@ -183,6 +191,11 @@ class LeasedDevices:
                 self._ending.setdefault(device, False)
             else:
                 self._drop(device, came, gone)
+
+        for device in self._revoked & self._leases.keys():
+            self._tenant.vacated(self._leases[device].gpu.id)
+            self._drop(device, came, gone)
+        self._revoked.clear()
 
     def _leave(self, came: dict[int, str], gone: list[int]) -> None:
         """Give back what ends, once it is empty, and what the job has had no use for."""

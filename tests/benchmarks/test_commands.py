@@ -13,7 +13,7 @@ COMMON = {"benchmark", "machine", "devices", "kind", "sides", "ratio", "ratios"}
 THREE = {"fluid", "stock", "stock_reuse"}
 
 
-def _run(*command):
+def _run(*command, kind="real"):
     done = subprocess.run(
         [sys.executable, "-m", *command, "--quick", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
@@ -22,7 +22,7 @@ def _run(*command):
     figures = json.loads(done.stdout)
     assert figures.keys() >= COMMON
     assert all(math.isfinite(ratio) and ratio > 0 for ratio in figures["ratios"].values())
-    assert figures["kind"] == "real"
+    assert figures["kind"] == kind
     return figures
 
 
@@ -58,3 +58,15 @@ def test_resize():
     for side in figures["sides"].values():
         assert side["grow"] > 0
         assert side["shrink"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+def test_tenants():
+    figures = _run("benchmarks.tenants", kind="emulated")
+    assert figures["sides"].keys() == {"stock", "themis"}
+    assert figures["ratio"] == figures["ratios"]["worst_rho"]
+    for side in figures["sides"].values():
+        assert side["errors"] == 0
+        assert side["iterations"] == figures["sides"]["stock"]["iterations"]
+        assert side["worst_rho"] == max(side["rho"].values())

@@ -92,6 +92,9 @@ class Tenant:
                 self._join()
                 self._exchange()
                 trouble = self._agent.refused
+            except ThemisError as error:
+                # Ray wraps what an actor raises, traceback and all.
+                raise ThemisError(str(getattr(error, "cause", error))) from None
             except ray.exceptions.RayActorError as error:
                 trouble = f"the arbiter does not answer: {error}"
             if not trouble:
