@@ -22,6 +22,7 @@ def cli() -> None:
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
+@click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -30,6 +31,7 @@ def run(
     max_packing: int | None,
     max_workers: int | None,
     shared: bool,
+    backend: str,
     profile: str | None,
     script: str,
     args: tuple[str, ...],
@@ -43,9 +45,13 @@ def run(
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 
-    arbiter = "auto" if shared else None
     executor = FluidExecutor(
-        devices=devices, max_packing=max_packing, max_workers=max_workers, arbiter=arbiter, profile=profile
+        devices=devices,
+        max_packing=max_packing,
+        max_workers=max_workers,
+        backend=backend,
+        arbiter="auto" if shared else None,
+        profile=profile,
     )
     run_script(script, args, executor)
 

@@ -32,6 +32,8 @@ class Devices:
         self.size: dict[str, int] = {}
         #: (tenants, device) of devices with 0 < tenants < packing, those that leave apart, ascending.
         self._open: list[tuple[int, int]] = []
+        #: Devices whose worker died and that have not been taken since: a trial starts sooner elsewhere.
+        self.cold: set[int] = set()
 
     def __len__(self) -> int:
         """How many there are to plan with."""
@@ -53,6 +55,7 @@ class Devices:
             self.fade(device)
         self.leaving.remove(device)
         del self.node[device], self.tenants[device], self.packing[device]
+        self.cold.discard(device)
 
     def fade(self, device: int) -> None:
         """No trial comes to the device any more."""
@@ -69,6 +72,7 @@ class Devices:
     def take(self, device: int, trial: str, packing: int = 1) -> None:
         """``trial`` moves in: on an idle device as one of up to ``packing``, or into a packed one."""
         tenants = self.tenants[device]
+        self.cold.discard(device)
         if not tenants:
             self._unset_idle(device)
             self.packing[device] = packing
@@ -107,16 +111,20 @@ class Devices:
         """An idle device, not on node ``forbid``, and not on ``avoid`` if it can be helped.
 
         The lowest number, so that nodes fill up one by one; with ``roomiest`` the lowest on the node with the
-        most idle devices.
+        most idle devices. One that is not cold, if it can be helped.
         """
         if roomiest and self.idle:
-            nodes = [(-len(idle), idle[0]) for node, idle in self.idle_on.items() if idle and node != forbid]
+            nodes = [(-len(idle), self._first(idle)) for node, idle in self.idle_on.items() if idle and node != forbid]
             return min(nodes)[1] if nodes else None
         for banned in ({forbid, avoid}, {forbid}):
-            for device in self.idle:
-                if self.node[device] not in banned:
-                    return device
+            for cold in (False, True):
+                for device in self.idle:
+                    if self.node[device] not in banned and (device in self.cold) is cold:
+                        return device
         return None
+
+    def _first(self, devices: list[int]) -> int:
+        return next((device for device in devices if device not in self.cold), devices[0])
 
     def pick_share(self, limit: int, forbid: str | None = None) -> int | None:
         """A packed device with a free share of 1/``limit`` or more: the least crowded, then the lowest."""
@@ -163,6 +171,7 @@ class Devices:
             by_node[self.node[device]].append(device)
         assert by_node == self.idle_on
         assert sum(self.size.values()) == len(self) and all(self.size.values())
+        assert self.cold <= self.node.keys()
         assert self._open == sorted((len(t), d) for d, t in staying.items() if 0 < len(t) < self.packing[d])
 
     def _set_open(self, device: int) -> None:

@@ -5,7 +5,8 @@ Decides nothing: `engine` turns events into calls of this module, `placing` and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from fluidtune.engine.devices import Devices
 from fluidtune.engine.messages import Release
@@ -19,14 +20,31 @@ COOLDOWN = 3
 
 
 @dataclass
+class Stay:
+    """A trial's time on the device of a try; None: not yet. ``before``: it was there, and its iteration is mixed."""
+
+    began: float | None = None
+    left: float | None = None
+    before: bool = False
+
+
+@dataclass
 class Search:
     """A search for c under way; see `packing`."""
 
-    #: How many trials on a device are tried at the moment, 0 when none; on which, who came, and who was there.
+    #: How many trials on a device are tried at the moment, 0 when none; on which, and who came last.
     count: int = 0
     device: int = -1
     newcomer: str = ""
-    tenants: tuple[str, ...] = ()
+    #: Everyone who was on the device during the try.
+    stays: dict[str, Stay] = field(default_factory=dict)
+    #: Iterations there that are not judged yet: trial, end, seconds, seconds that it would take alone, own figure.
+    pending: list[tuple[str, float, float, float, bool]] = field(default_factory=list)
+    #: By number of trials, what iterations took against alone; of trials that were alone before, and of others.
+    ratios: dict[int, list[float]] = field(default_factory=dict)
+    strangers: dict[int, list[float]] = field(default_factory=dict)
+    #: Seconds of trials' first iterations, alone on a device.
+    firsts: deque[float] = field(default_factory=lambda: deque(maxlen=101))
     #: Nothing more is tried.
     over: bool = False
     #: Tries that ended before anything was measured.
@@ -59,6 +77,11 @@ class State:
         self.trials: dict[str, Trial] = {}
         #: Exactly those with status waiting.
         self.waiting = Waiting()
+        #: Exactly those of synchronous groups that wait, run or are suspending (values are unused).
+        self.batch: dict[str, None] = {}
+        #: How many came into ``batch`` since StaticFluid was computed (None: never), and the sum of heights then.
+        self.added: int | None = None
+        self.planned_height = 0.0
         #: Exactly those with status running or suspending (values are unused).
         self.running: dict[str, None] = {}
         #: Exactly those elastic ones, gangs not among them, that run on several devices (values are unused).
@@ -114,6 +137,10 @@ class State:
     def height(self, trial: Trial) -> float:
         """Seconds left on one worker."""
         return self.iterations_left(trial) * self.base(trial)
+
+    def path(self, trial: Trial) -> float:
+        """The same until the end of what follows its group, should it be among the best."""
+        return (self.iterations_left(trial) + trial.group.tail) * self.base(trial)
 
     def seconds_left(self, trial: Trial, width: float) -> float:
         """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio."""
@@ -215,8 +242,11 @@ class State:
         """``trial``, which holds nothing, waits from now on."""
         self.claims.pop(trial.name, None)
         self._set_status(trial, "waiting", now)
-        self.waiting.put(trial, self.height(trial))
+        self.waiting.put(trial, self.path(trial))
         trial.group.live[trial.name] = None
+        if trial.group.synchronous and trial.name not in self.batch:
+            self.batch[trial.name] = None
+            self.added = None if self.added is None else self.added + 1
 
     def occupy(self, trial: Trial, devices: tuple[int, ...], packing: int, now: float) -> None:
         """A waiting trial starts on ``devices[0]``, the rest is promised. ``packing`` as in Devices.take."""
@@ -253,6 +283,7 @@ class State:
         if trial.name in self.waiting:
             self.waiting.remove(trial.name)
         trial.group.live.pop(trial.name, None)
+        self.batch.pop(trial.name, None)
         if not paused:
             self.claims.pop(trial.name, None)
         self._set_status(trial, "paused" if paused else "ended", now)
@@ -330,6 +361,7 @@ class State:
             assert len(set(trial.devices)) == len(trial.devices), trial
             assert (trial.status == "waiting") == (name in self.waiting), trial
             assert (holds or trial.status == "waiting") == (name in trial.group.live), trial
+            assert (name in self.batch) == (name in trial.group.live and trial.group.synchronous), trial
             assert trial.iterations is None or trial.iterations >= 0, trial
             assert trial.cooldown >= 0 and (holds or trial.resizing_to is None), trial
             running[trial.group.name] += holds

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.elastic.backends import BACKENDS
+from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune import compat
-
-_BACKENDS = ("torch",)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FluidExecutor:
             what is found out to pay and to fit while they train, if they can be moved; on cores what the script
             itself asks for (a trial that asks for half a core is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
-        backend: the collective library of elastic trials, "torch".
+        backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
         arbiter: "auto": the job shares the Ray cluster with others, its devices are leased by the cluster's arbiter,
             which is started if there is none. None: the job holds all of its devices.
         profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
@@ -48,8 +48,10 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        if self.backend not in _BACKENDS:
-            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(_BACKENDS)}")
+        if self.backend not in BACKENDS:
+            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
+        if self.backend == "horovod":
+            require_horovod()
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
         emulated = spec is not None and spec.kind == "emulated"

@@ -198,6 +198,7 @@ class ArbiterActor:
                     if time.monotonic() >= self._nodes_at:
                         self._look_at_nodes()
                         self._nodes_at = time.monotonic() + NODES_S
+                        self._clear_away()
                         self._show()
                     self._handle(m.Tick())
             except Exception:
@@ -240,6 +241,14 @@ class ArbiterActor:
         for name, place in there.items():
             if name not in self._arbiter.gpus:
                 self._handle(m.GpuJoined(place))
+
+    def _clear_away(self) -> None:
+        """Forget what belongs to apps that are gone; whoever is refused has fetched that at once."""
+        apps = self._arbiter.apps
+        sessions = {app.session for app in apps.values()}
+        for session in self._mail.keys() - sessions:
+            del self._mail[session]
+        self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
 
     def _show(self) -> None:
         arbiter = self._arbiter
