@@ -111,6 +111,8 @@ class Tenant:
 
     def _loop(self) -> None:
         while not self._over.wait(POLL_S):
+            if not ray.is_initialized():
+                return  # the driver has left the cluster; a call would make Ray start another one
             try:
                 self._exchange()
             except (ray.exceptions.RayError, ValueError) as error:
