@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,9 @@ class Job:
         self.start("new")
 
     def start(self, mode: str) -> None:
+        if not list((self.storage / self.name).glob("experiment_state-*")):
+            # Killed before Tune's first snapshot: there is nothing to restore, the job begins anew.
+            shutil.rmtree(self.storage / self.name, ignore_errors=True)
         size = [str(TRIALS), str(ITERATIONS), str(STEP_S)]
         command = [sys.executable, jobs.__file__, mode, self.kind, str(self.storage), *size]
         with open(self.storage / "log", "a") as log:
