@@ -100,7 +100,7 @@ def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = Fal
         try:
             status: int | None = process.wait(timeout)
         except BaseException as error:
-            _kill_tree(process)
+            kill_tree(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             status = None
@@ -112,7 +112,7 @@ def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = Fal
     return seconds
 
 
-def _kill_tree(process: subprocess.Popen[Any]) -> None:
+def kill_tree(process: subprocess.Popen[Any]) -> None:
     """The process and all that it started, Ray's own processes included (they have sessions of their own)."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):

@@ -88,6 +88,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A tuning job to measure.")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
     parser.add_argument("--trainable", choices=["elastic", "plain", "sleep", "emulated"], default="elastic")
+    parser.add_argument("--address", default="local", help="of a Ray cluster to connect to; else one is started")
+    parser.add_argument("--name", default="job", help="of the experiment")
     parser.add_argument("--cpus", type=int, required=True, help="of the Ray cluster")
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
@@ -124,7 +126,8 @@ def main() -> None:
     # The digits' loops and the sleepers end by themselves.
     stop = budget(args.algorithm, args.epochs) if args.trainable == "emulated" else None
     watch = Watch()
-    ray.init(address="local", num_cpus=args.cpus, num_gpus=args.gpus, include_dashboard=False, log_to_driver=False)
+    new = {"num_cpus": args.cpus, "num_gpus": args.gpus, "include_dashboard": False} if args.address == "local" else {}
+    ray.init(address=args.address, log_to_driver=False, **new)
     tuner = tune.Tuner(
         trainable,
         param_space=space,
@@ -136,7 +139,7 @@ def main() -> None:
             search_alg=searcher,
             reuse_actors=args.reuse,
         ),
-        run_config=tune.RunConfig(name="job", storage_path=args.storage, verbose=0, callbacks=[watch], stop=stop),
+        run_config=tune.RunConfig(name=args.name, storage_path=args.storage, verbose=0, callbacks=[watch], stop=stop),
     )
     started = time.time()
     grid = tuner.fit()
@@ -145,6 +148,7 @@ def main() -> None:
         "best": max(found.metrics["accuracy"] for found in grid),
         "iterations": sum(found.metrics["training_iteration"] for found in grid),
         "trials": len(grid),
+        "device_seconds": sum(found.metrics["time_total_s"] for found in grid),
         "errors": len(grid.errors),
     }
     if args.algorithm == "grid":

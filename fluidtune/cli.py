@@ -21,6 +21,7 @@ def cli() -> None:
 @click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
 @click.argument("script")
@@ -29,6 +30,7 @@ def run(
     devices: str | None,
     max_packing: int | None,
     max_workers: int | None,
+    shared: bool,
     backend: str,
     profile: str | None,
     script: str,
@@ -44,7 +46,12 @@ def run(
     from fluidtune.tune.launcher import run_script
 
     executor = FluidExecutor(
-        devices=devices, max_packing=max_packing, max_workers=max_workers, backend=backend, profile=profile
+        devices=devices,
+        max_packing=max_packing,
+        max_workers=max_workers,
+        backend=backend,
+        arbiter="auto" if shared else None,
+        profile=profile,
     )
     run_script(script, args, executor)
 
@@ -102,6 +109,84 @@ def doctor() -> None:
         click.echo(f"{'ok  ' if good else 'MISS'}  {name}: {text}")
         trouble = trouble or not good
     sys.exit(1 if trouble else 0)
+
+
+@cli.group()
+@click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
+def arbiter(address: str) -> None:
+    """The arbiter that leases the cluster's devices to the jobs that share it."""
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        raise FluidTuneError(f"there is no Ray cluster at {address!r}; start one with: ray start --head")
+
+
+@arbiter.command()
+@click.option("--unit", type=click.Choice(["GPU", "CPU"]), help="What is leased.  [GPUs if there are any]")
+@click.option("--lease", "lease_s", type=float, help="Seconds of a lease.  [600]")
+@click.option("--notice", "notice_s", type=float, help="Seconds before its end that a lease is settled.  [30]")
+@click.option("--f", type=float, help="The worst 1 - f of the apps bid.  [0.8]")
+@click.option("--quota", "quotas", multiple=True, metavar="APP=N", help="Most devices of an app.")
+@click.option("--weight", "weights", multiple=True, metavar="APP=X", help="Factor of an app's rho.")
+def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], **settings: float | None) -> None:
+    """Start it, or change the settings of the one that runs."""
+    import ray
+
+    from themis_bridge import ThemisError
+    from themis_bridge.shell import control
+
+    changes: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
+    for name, pairs, read in (("quotas", quotas, int), ("weights", weights, float)):
+        try:
+            chosen = {app: read(text) for app, _, text in (pair.rpartition("=") for pair in pairs)}
+        except ValueError:
+            raise FluidTuneError(f"{name} {', '.join(pairs)}: expected APP=NUMBER")
+        if chosen:
+            changes[name] = chosen
+    try:
+        running = control.find() is not None
+        actor = control.start(unit, **changes)
+        if running and changes:
+            ray.get(actor.configure.remote(changes))
+    except ThemisError as error:
+        # Ray wraps what an actor raises, traceback and all.
+        raise FluidTuneError(str(getattr(error, "cause", error)))
+    click.echo("the arbiter was running; it has the new settings" if running else "the arbiter runs")
+
+
+@arbiter.command()
+@click.option("--json", "as_json", is_flag=True, help="All of it, one JSON object.")
+def status(as_json: bool) -> None:
+    """Show apps, their rho and their leases."""
+    import json
+
+    from themis_bridge import ThemisError
+    from themis_bridge.shell import control
+
+    try:
+        found = control.status()
+    except ThemisError as error:
+        raise FluidTuneError(str(error))
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    click.echo(
+        f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
+        f"the last one took {found['round_seconds']:.2f} s"
+    )
+    for name, app in found["apps"].items():
+        rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
+        click.echo(f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old")
+
+
+@arbiter.command()
+def stop() -> None:
+    """End all leases and the arbiter; jobs that share the cluster start a new one."""
+    from themis_bridge.shell import control
+
+    click.echo("stopped" if control.stop() else "there was none")
 
 
 def main() -> None:

@@ -6,8 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from fluidtune.errors import FluidTuneError
+from themis_bridge.shell import control
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,6 +59,39 @@ def test_impossible_settings(options: list[str], mentions: str, tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit('the script was run')\n")
     refused("run", *options, str(script), mentions=mentions)
+
+
+def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
+    """`fluidtune arbiter` in this process, with ``connect`` for ``ray.init``. Returns what was raised, if anything."""
+    import ray
+
+    from fluidtune.cli import cli
+
+    monkeypatch.setattr(ray, "init", connect)
+    return CliRunner().invoke(cli, ["arbiter", *args]).exception
+
+
+def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(**settings: Any) -> None:
+        raise ConnectionError
+
+    assert "ray start --head" in str(_invoke(monkeypatch, "status", connect=connect))
+
+
+@pytest.mark.parametrize(
+    "options, mentions",
+    [
+        (["--quota", "a"], "APP=NUMBER"),
+        (["--weight", "a=-1"], "weight of app 'a'"),
+        (["--lease", "0"], "lease_s=0"),
+        (["--notice", "700"], "notice_s=700"),
+        (["--f", "2"], "f=2"),
+    ],
+)
+def test_impossible_settings_of_the_arbiter(options: list[str], mentions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "find", lambda: None)
+    raised = _invoke(monkeypatch, "start", *options)
+    assert isinstance(raised, FluidTuneError) and mentions in str(raised)
 
 
 def test_an_unknown_option_after_the_script_is_the_scripts(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def layout(
     *,
     max_packing: int,
     concurrency: int | None = None,
+    leased: bool = False,
 ) -> Layout:
     """Work out a job's devices from its trials' request.
 
@@ -93,6 +94,7 @@ def layout(
         cluster: the cluster's total resources.
         max_packing: the executor's c.
         concurrency: how many trials the script wants in flight, if it says so.
+        leased: devices are leases of whole GPUs or cores; emulated ones then stand for GPUs that Ray believes to have.
 
     Raises:
         FluidTuneError: the cluster cannot hold it.
@@ -108,7 +110,8 @@ def layout(
                 "ask for less, or start Ray with it"
             )
     if spec.kind != "cpu":
-        there = spec.count if spec.count and spec.kind == "emulated" else int(cluster.get("GPU", 0))
+        free = spec.count if spec.kind == "emulated" and not leased else None
+        there = free or int(cluster.get("GPU", 0))
         _enough(spec, there, "GPU")
         if 1 < gpus != int(gpus):
             raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
@@ -136,7 +139,7 @@ def layout(
     if share > 1:
         packing = 1
     if spec.kind == "emulated":
-        worker, bundle = {"CPU": EMULATED_CPUS}, {"CPU": EMULATED_CPUS * packing}
+        worker, bundle = {"CPU": EMULATED_CPUS}, {"CPU": EMULATED_CPUS * packing, "GPU": 1.0 if leased else 0.0}
     elif spec.kind == "gpu":
         # Each worker brings its CPUs; a device that no node could hold would wait for ever.
         if cpus > 0:
@@ -191,6 +194,13 @@ class Reservation:
     def complete(self) -> bool:
         """Every device is there: nothing to poll for until a worker dies."""
         return len(self.nodes) == len(self._groups)
+
+    def leaving(self) -> list[int]:
+        """Devices that will be lost soon and were not named before: none, they are the job's own."""
+        return []
+
+    def revoked(self, device: int) -> None:
+        """A worker found the device's group removed. Nobody removes a job's own: `poll` tells what there is."""
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         """Look at the groups. Returns: devices that are there now and were not (with their node), and those gone."""

@@ -12,12 +12,12 @@ import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fluidtune.cluster.devices import Layout, Reservation
+from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,13 @@ logger = logging.getLogger(__name__)
 CLEAN_SOON_S = 1.0
 #: Environment that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_FUNCTION_THREAD_TIMEOUT_S", "RAY_TRAIN_V2_ENABLED")
+
+
+class Holding(Protocol):
+    """What holds a job's devices: a `Reservation`, or leases."""
+
+    def group(self, device: int) -> Any:
+        """The placement group of a device that is there."""
 
 
 @dataclass
@@ -50,7 +57,7 @@ class PooledWorker:
 class WorkerPool:
     """Workers by device. Callers say which device and get a worker; which process that is, is decided here."""
 
-    def __init__(self, plan: Layout, reservation: Reservation, job: str):
+    def __init__(self, plan: Layout, reservation: Holding, job: str):
         self._layout = plan
         self._reservation = reservation
         self._job = job
@@ -142,6 +149,15 @@ class WorkerPool:
         if worker in self._idle[worker.device]:
             self._idle[worker.device].remove(worker)
         ray.kill(worker.actor)
+
+    def busy(self, device: int) -> bool:
+        """Whether a worker of the device serves a trial or cleans up after one."""
+        return any(worker.device == device and worker.busy for worker in self.workers.values())
+
+    def clear(self, device: int) -> None:
+        """The device is gone: forget its idle workers. Those of a trial tell of their death by themselves."""
+        for worker in list(self._idle[device]):
+            self.discard(worker)
 
     def close(self) -> None:
         for worker in list(self.workers.values()):

@@ -4,6 +4,7 @@ from fluidtune.engine.engine import Engine
 from fluidtune.engine.messages import (
     BudgetChanged,
     DeviceGained,
+    DeviceLeaving,
     DeviceLost,
     Ending,
     Event,
@@ -28,6 +29,7 @@ from fluidtune.engine.trial import EngineError, Status, TrialView
 __all__ = [
     "BudgetChanged",
     "DeviceGained",
+    "DeviceLeaving",
     "DeviceLost",
     "Ending",
     "Engine",

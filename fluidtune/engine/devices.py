@@ -2,7 +2,7 @@
 
 Decides only *which* device when the engine has decided *how much*; keeps the books so that a device is never
 given out twice. A device is idle, or whole (one trial), or packed: up to ``packing`` trials with an equal
-share each.
+share each. One that is *leaving* keeps its tenants until they go and gets no others.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ class Devices:
         self.tenants: dict[int, list[str]] = {}
         #: How many trials may share the device; 1 when idle or whole. Same keys as node.
         self.packing: dict[int, int] = {}
-        #: Devices without tenants, ascending.
+        #: Devices that will be lost soon.
+        self.leaving: set[int] = set()
+        #: Devices without tenants, those that leave apart, ascending.
         self.idle: list[int] = []
         #: The same by node; no node without an entry while it has devices, lists may be empty.
         self.idle_on: dict[str, list[int]] = {}
-        #: How many devices, idle or not, each node has; no zeros.
+        #: How many devices, idle or not, each node has, those that leave apart; no zeros.
         self.size: dict[str, int] = {}
-        #: (tenants, device) of devices with 0 < tenants < packing, ascending.
+        #: (tenants, device) of devices with 0 < tenants < packing, those that leave apart, ascending.
         self._open: list[tuple[int, int]] = []
         #: Devices whose worker died and that have not been taken since: a trial starts sooner elsewhere.
         self.cold: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self.node)
+        """How many there are to plan with."""
+        return len(self.node) - len(self.leaving)
 
     def add(self, device: int, node: str) -> None:
         if device in self.node:
@@ -47,11 +50,21 @@ class Devices:
         self._set_idle(device)
 
     def remove(self, device: int) -> None:
-        """Forgets a device, which must be idle."""
-        node = self.node[device]
-        self._unset_idle(device)
+        """Forgets a device, which must have no tenants."""
+        if device not in self.leaving:
+            self.fade(device)
+        self.leaving.remove(device)
         del self.node[device], self.tenants[device], self.packing[device]
         self.cold.discard(device)
+
+    def fade(self, device: int) -> None:
+        """No trial comes to the device any more."""
+        node = self.node[device]
+        if self.tenants[device]:
+            self._unset_open(device)
+        else:
+            self._unset_idle(device)
+        self.leaving.add(device)
         self.size[node] -= 1
         if not self.size[node]:
             del self.size[node], self.idle_on[node]
@@ -72,8 +85,7 @@ class Devices:
     def leave(self, device: int, trial: str) -> None:
         """``trial`` moves out."""
         tenants = self.tenants[device]
-        if len(tenants) < self.packing[device]:
-            self._open.remove((len(tenants), device))
+        self._unset_open(device)
         tenants.remove(trial)
         if tenants:
             self._set_open(device)
@@ -85,17 +97,15 @@ class Devices:
         """A device with tenants may hold ``packing`` of them from now on."""
         tenants = self.tenants[device]
         assert tenants and len(tenants) < packing, (device, tenants, packing)
-        if len(tenants) < self.packing[device]:
-            self._open.remove((len(tenants), device))
+        self._unset_open(device)
         self.packing[device] = packing
         self._set_open(device)
 
     def make_whole(self, device: int) -> None:
         """The only tenant of a packed device gets all of it, so that nobody joins any more."""
         assert len(self.tenants[device]) == 1, (device, self.tenants[device])
-        if self.packing[device] > 1:
-            self._open.remove((1, device))
-            self.packing[device] = 1
+        self._unset_open(device)
+        self.packing[device] = 1
 
     def pick_idle(self, forbid: str | None = None, avoid: str | None = None, roomiest: bool = False) -> int | None:
         """An idle device, not on node ``forbid``, and not on ``avoid`` if it can be helped.
@@ -126,7 +136,7 @@ class Devices:
     def pick_near(self, device: int, count: int, forbid: str | None = None) -> list[int]:
         """Up to ``count`` idle devices: those on ``device``'s node first, then by number."""
         home = self.node[device]
-        near = [d for d in self.idle_on[home] if d != device and home != forbid][:count]
+        near = [d for d in self.idle_on.get(home, ()) if d != device and home != forbid][:count]
         if len(near) < count:
             far = (d for d in self.idle if self.node[d] not in (home, forbid) and d != device)
             near += [d for d, _ in zip(far, range(count - len(near)), strict=False)]
@@ -153,20 +163,28 @@ class Devices:
             assert len(tenants) <= self.packing[device], f"device {device} over-committed: {tenants}"
             assert len(set(tenants)) == len(tenants), (device, tenants)
             assert tenants or self.packing[device] == 1, device
-        assert self.idle == sorted(d for d, tenants in self.tenants.items() if not tenants)
+        assert self.leaving <= set(self.node)
+        staying = {d: tenants for d, tenants in self.tenants.items() if d not in self.leaving}
+        assert self.idle == sorted(d for d, tenants in staying.items() if not tenants)
         by_node: dict[str, list[int]] = {node: [] for node in self.size}
         for device in self.idle:
             by_node[self.node[device]].append(device)
         assert by_node == self.idle_on
-        assert sum(self.size.values()) == len(self.node) and all(self.size.values())
+        assert sum(self.size.values()) == len(self) and all(self.size.values())
         assert self.cold <= self.node.keys()
-        assert self._open == sorted((len(t), d) for d, t in self.tenants.items() if 0 < len(t) < self.packing[d])
+        assert self._open == sorted((len(t), d) for d, t in staying.items() if 0 < len(t) < self.packing[d])
 
     def _set_open(self, device: int) -> None:
-        if len(self.tenants[device]) < self.packing[device]:
+        if device not in self.leaving and len(self.tenants[device]) < self.packing[device]:
             insort(self._open, (len(self.tenants[device]), device))
 
+    def _unset_open(self, device: int) -> None:
+        if device not in self.leaving and len(self.tenants[device]) < self.packing[device]:
+            self._open.remove((len(self.tenants[device]), device))
+
     def _set_idle(self, device: int) -> None:
+        if device in self.leaving:
+            return
         insort(self.idle, device)
         insort(self.idle_on[self.node[device]], device)
 

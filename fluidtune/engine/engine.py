@@ -15,6 +15,7 @@ from functools import singledispatchmethod
 from fluidtune.engine.messages import (
     BudgetChanged,
     DeviceGained,
+    DeviceLeaving,
     DeviceLost,
     Event,
     GroupAnnounced,
@@ -30,7 +31,7 @@ from fluidtune.engine.messages import (
 )
 from fluidtune.engine.packing import MOST_PACKED, judge, note, seek
 from fluidtune.engine.placing import hungry, place
-from fluidtune.engine.resizing import rebalance, shrink_for, shrink_slower
+from fluidtune.engine.resizing import evacuate, rebalance, shrink_for, shrink_slower
 from fluidtune.engine.speed import Pool
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Group, Trial, TrialView
@@ -73,6 +74,7 @@ class Engine:
             self._undelivered += self._take(event, now)
         out, self._undelivered = self._undelivered, []
         state = self._state
+        out += evacuate(state, now)
         out += shrink_slower(state)
         out += judge(state, now)
         out += place(state, now)
@@ -170,6 +172,14 @@ class Engine:
     def _(self, event: DeviceGained, now: float) -> Iterable[Instruction]:
         self._state.devices.add(event.device, event.node)
         self._state.reconsider = True
+        return ()
+
+    @_take.register
+    def _(self, event: DeviceLeaving, now: float) -> Iterable[Instruction]:
+        devices = self._state.devices
+        if event.device not in devices.node or event.device in devices.leaving:
+            raise EngineError(f"device {event.device} is said to leave but is not there to stay; gain it first, once")
+        devices.fade(event.device)
         return ()
 
     @_take.register

@@ -35,6 +35,16 @@ class DeviceGained(Event):
 
 
 @dataclass(frozen=True)
+class DeviceLeaving(Event):
+    """A device will be lost soon: nothing starts there any more, and what can be moved leaves at its next commit.
+
+    Followed by `DeviceLost`.
+    """
+
+    device: int
+
+
+@dataclass(frozen=True)
 class DeviceLost(Event):
     """A device is gone, and with it every worker on it; trials that held it go back to the queue."""
 

@@ -180,7 +180,7 @@ def _candidate(state: State, count: int, measured: bool = False, together: float
     """
     least = count - 1 if measured or together is not None else 1
     for device, tenants in state.devices.tenants.items():
-        if not least <= len(tenants) < count:
+        if not least <= len(tenants) < count or device in state.devices.leaving:
             continue
         trials = [state.trials[name] for name in tenants]
         if not all(map(_stays, trials)) or (measured and not all(map(_measured, trials))):

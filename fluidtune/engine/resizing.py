@@ -1,8 +1,8 @@
 """Decides which running trials change their width: DynamicFluid, and what the paper leaves open.
 
 Only elastic trials are resized, one resize at a time each; a packed trial that can be moved may be suspended so
-that it can come back on a device of its own. Nothing here starts a trial, and nothing grows while a trial
-waits that could start.
+that it can come back on a device of its own, and whatever can be moved is taken off a device that leaves. Nothing
+here starts a trial, and nothing grows while a trial waits that could start.
 """
 
 from __future__ import annotations
@@ -17,6 +17,24 @@ from fluidtune.planning import dynamic_fluid
 
 #: A suspension pays if it gains this many times what a resize costs: it restarts the trial.
 SUSPEND_FACTOR = 5
+
+
+def evacuate(state: State, now: float) -> list[Instruction]:
+    """Takes trials off devices that leave: a wide one whose first worker stays shrinks, others are suspended."""
+    out: list[Instruction] = []
+    leaving = state.devices.leaving
+    for name in dict.fromkeys(name for device in sorted(leaving) for name in state.devices.tenants[device]):
+        trial = state.trials[name]
+        if trial.kind == "plain" or not _at_rest(trial):
+            continue
+        staying = tuple(device for device in trial.devices if device not in leaving)
+        if trial.kind == "elastic" and trial.gang == 1 and staying[:1] == trial.devices[:1]:
+            state.promise(trial, staying)
+            out.append(Resize(name, staying))
+        else:
+            state.suspend(trial, now)
+            out.append(Suspend(name))
+    return out
 
 
 def shrink_slower(state: State) -> list[Instruction]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, RayActorError
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
@@ -19,6 +19,10 @@ from fluidtune.tune.job import Job
 
 #: How often devices that are not there are looked for, seconds.
 POLL_S = 0.5
+
+
+class DeviceRevoked(RayActorError):
+    """What held the worker's device is removed: no worker can live there any more."""
 
 
 class Crew:
@@ -59,6 +63,8 @@ class Crew:
         handler = self._futures.pop(future)
         try:
             value = ray.get(future)
+        except (ActorPlacementGroupRemoved, ActorUnschedulableError) as error:
+            value = DeviceRevoked(error_msg=str(error))
         except Exception as error:
             value = error
         handler(value)
@@ -85,9 +91,14 @@ class Crew:
         for device, others, then in wanting:
             self.take(device, others, then)
 
-    def clean(self, worker: PooledWorker, within: float) -> None:
-        """Have the worker unload its trial; ``within``: seconds after which it is killed instead."""
+    def clean(self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None) -> None:
+        """Have the worker unload its trial; ``within``: seconds after which it is killed instead.
+
+        ``then`` is called when it has, or is dead.
+        """
         if not self.job.alive(worker):
+            if then is not None:
+                then()
             return
         self.cleaning += 1
         worker.cleaning = time.monotonic()
@@ -96,12 +107,16 @@ class Crew:
         def cleaned(value: Any) -> None:
             self.cleaning -= 1
             self.job.cleaned(worker, value)
+            if then is not None:
+                then()
 
         self.track(worker.actor.unload.remote(), cleaned)
 
-    def lost(self, worker: PooledWorker, error: RayActorError) -> None:
+    def lost(self, worker: PooledWorker, error: Exception) -> None:
         """The worker's process is dead; perhaps its device is gone with it."""
         self.job.worker_lost(worker, first_line(error))
+        if isinstance(error, DeviceRevoked):
+            self.job.reservation.revoked(worker.device)
         self.poll(force=True)
 
     # --- devices
@@ -112,9 +127,7 @@ class Crew:
         if not force and (self.job.reservation.complete or now - self._polled < POLL_S):
             return
         self._polled = now
-        came, gone = self.job.poll_devices()
-        self.events.extend(m.DeviceLost(device) for device in gone)
-        self.events.extend(m.DeviceGained(device, node) for device, node in came)
+        self.events.extend(self.job.poll_devices())
 
 
 def first_line(error: Exception) -> str:

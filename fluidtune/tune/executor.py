@@ -25,6 +25,8 @@ class FluidExecutor:
             itself asks for (a trial that asks for half a core is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
+        arbiter: "auto": the job shares the Ray cluster with others, its devices are leased by the cluster's arbiter,
+            which is started if there is none. None: the job holds all of its devices.
         profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
             one's file. None: a task of which one trial fills half a GPU.
 
@@ -36,6 +38,7 @@ class FluidExecutor:
     max_packing: int | None = None
     max_workers: int | None = None
     backend: str = "torch"
+    arbiter: str | None = None
     profile: Profile | str | None = None
 
     def __post_init__(self) -> None:
@@ -49,6 +52,8 @@ class FluidExecutor:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
         if self.backend == "horovod":
             require_horovod()
+        if self.arbiter not in (None, "auto"):
+            raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
         emulated = spec is not None and spec.kind == "emulated"
         if self.profile is not None and not emulated:
             raise FluidTuneError(

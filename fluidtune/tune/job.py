@@ -37,6 +37,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
+from fluidtune.tune.shared import LeasedDevices, Progress
 from fluidtune.tune.silence import Silence
 
 logger = logging.getLogger(__name__)
@@ -79,12 +80,20 @@ class Job:
             ray.cluster_resources(),
             max_packing=MOST_PACKED if search else settings.max_packing or 1,
             concurrency=self._concurrency if stream else None,
+            leased=settings.arbiter is not None,
         )
         self.backend = settings.backend
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
         self.name = uuid.uuid4().hex[:8]
         self.emulation = _emulation(settings, self.layout.count) if self.layout.kind == "emulated" else None
-        self.reservation = Reservation(self.layout)
+        self.reservation: Reservation | LeasedDevices
+        if settings.arbiter is None:
+            self.reservation = Reservation(self.layout)
+        else:
+            app = controller._storage.experiment_dir_name
+            most = self.layout.count if spec and spec.count else None
+            work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
+            self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
         self.engine = Engine(
             max_packing=None if search else settings.max_packing or 1,
@@ -144,14 +153,24 @@ class Job:
         )
         return list(came.items())
 
-    def poll_devices(self) -> tuple[list[tuple[int, str]], list[int]]:
+    def poll_devices(self) -> list[m.Event]:
+        """What became of the devices since the last call."""
         came, gone = self.reservation.poll()
-        came = self._nodes(came)
+        events: list[m.Event] = []
         for device in gone:
+            self.pool.clear(device)
             self._log.write("device_lost", device=device)
-        for device, node in came.items():
+            events.append(m.DeviceLost(device))
+        for device, node in self._nodes(came).items():
             self._log.write("device_gained", device=device, node=node)
-        return list(came.items()), gone
+            events.append(m.DeviceGained(device, node))
+        events.extend(m.DeviceLeaving(device) for device in self.reservation.leaving())
+        return events
+
+    def in_use(self, device: int) -> bool:
+        """Whether anything of this job runs on the device, or may: the engine may not have heard of it yet."""
+        tenants = self.engine.devices.get(device)
+        return tenants is None or bool(tenants) or self.pool.busy(device)
 
     def _nodes(self, came: dict[int, str]) -> dict[int, str]:
         """Emulated devices are on emulated nodes, whatever real one their workers run on."""

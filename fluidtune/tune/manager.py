@@ -228,6 +228,7 @@ class FluidActorManager:
             if run.placement is not None:
                 self._detach(run, "its device was lost")
             run.devices, run.share, run.width = instruction.devices, instruction.share, 1
+            run.suspend = False
             run.wanted = instruction.devices
             self._place(run)
         elif isinstance(instruction, m.Resize):
@@ -371,12 +372,17 @@ class FluidActorManager:
         ]
 
     def _move(self, run: Run) -> None:
-        """Take a trial off its device at its own checkpoint; it goes on from there where the engine says."""
+        """Take a trial off its device at its own checkpoint or commit; it goes on from there where the engine says."""
         run.suspend = run.live = False
-        run.loss = "moved to a device of its own"
-        self._unload(run, self._job.patience)
-        self._crew.events.append(m.TrialEnded(run.id, "paused"))
-        self._crew.events.extend(self._job.arrival(run.trial))
+        run.loss = "moved to another device"
+
+        def moved() -> None:
+            # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
+            if run.tracked in self._runs and run.placement is None:
+                self._crew.events.append(m.TrialEnded(run.id, "paused"))
+                self._crew.events.extend(self._job.arrival(run.trial))
+
+        self._unload(run, self._job.patience, moved)
 
     # --- losses
 
@@ -436,14 +442,14 @@ class FluidActorManager:
         for task in run.tasks:
             self._crew.drop(task.future)
 
-    def _unload(self, run: Run, within: float) -> None:
-        """Let every worker of the trial clean up, leader first so that it can dismiss the others."""
+    def _unload(self, run: Run, within: float, then: Callable[[], None] | None = None) -> None:
+        """Let every worker of the trial clean up, leader first so that it can dismiss the others, and commit."""
         leader, run.leader = run.leader, None
         followers, run.followers = run.followers, {}
         joining, run.joining = run.joining, {}
         run.placement, run.address, run.awaited, run.reform, run.reforming = None, None, set(), None, False
         if leader is not None:
-            self._crew.clean(leader, within)
+            self._crew.clean(leader, within, then)
         for worker in joining.values():
             self._crew.clean(worker, within)
         for worker in followers.values():

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fluidtune.engine import (
     BudgetChanged,
     DeviceGained,
+    DeviceLeaving,
     DeviceLost,
     Engine,
     GroupAnnounced,
@@ -66,6 +67,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.trials: dict[str, Shadow] = {}
         self.groups: dict[str, tuple[bool, int | None]] = {}
         self.nodes: dict[int, str] = {}
+        self.leaving: set[int] = set()
+        #: Trials that once did not do what a resize asked: they are left alone for a while.
+        self.refused: set[str] = set()
         self.clock = 0.0
         self.send(GroupAnnounced("sync"), GroupAnnounced("asha", False), GroupAnnounced("three", False, 3))
         self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
@@ -91,6 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
             trial.held = tuple(d for d in trial.held if d not in instruction.devices)
         elif isinstance(instruction, Start):
             assert trial.status == "waiting" and not trial.held, instruction
+            assert not self.leaving & set(instruction.devices), instruction
             assert isinstance(instruction, Resume) == trial.has_run, instruction
             several = len(instruction.devices) > 1
             assert not several or trial.kind == "elastic" or trial.asked == len(instruction.devices)
@@ -110,13 +115,15 @@ class EngineMachine(RuleBasedStateMachine):
             assert trial.status == "running" and trial.kind == "elastic" and trial.asked < 2, instruction
             assert trial.asked_devices is None, f"{instruction} before the last one was answered"
             assert instruction.devices[0] == trial.on[0] and set(instruction.devices) != set(trial.on)
+            assert not self.leaving & (set(instruction.devices) - set(trial.on)), instruction
             trial.asked_devices = instruction.devices
             trial.held = tuple(dict.fromkeys(trial.held + instruction.devices))
             if len(trial.held) > 1:
                 trial.share = 1.0
         else:
             assert isinstance(instruction, Suspend)
-            assert trial.status == "running" and trial.kind != "plain" and trial.share < 1
+            assert trial.status == "running" and trial.kind != "plain" and trial.asked_devices is None
+            assert trial.share < 1 or self.leaving & set(trial.on)
             trial.status = "suspending"
         used = Counter()
         for other in self.trials.values():
@@ -201,7 +208,26 @@ class EngineMachine(RuleBasedStateMachine):
                 self.stop(trial, "waiting")
                 trial.held = tuple(d for d in trial.held if d != device)
         del self.nodes[device]
+        self.leaving.discard(device)
         self.send(DeviceLost(device))
+
+    @precondition(lambda self: self.nodes.keys() - self.leaving)
+    @rule(pick=PICK)
+    def device_leaves(self, pick):
+        there = sorted(self.nodes.keys() - self.leaving)
+        device = there[pick % len(there)]
+        self.leaving.add(device)
+        self.send(DeviceLeaving(device))
+
+    @invariant()
+    def what_can_leave_leaves(self):
+        if not hasattr(self, "trials"):
+            return
+        assert not self.leaving & set(self.engine.idle_devices)
+        for name in self.those("running"):
+            trial = self.trials[name]
+            if self.leaving & set(trial.on) and trial.kind != "plain" and trial.asked_devices is None:
+                assert name in self.refused, f"{name} stays on a device that leaves"
 
     @precondition(lambda self: any(t.asked_devices for t in self.trials.values()))
     @rule(pick=PICK, how=st.sampled_from(["all", "some", "none", "failed"]), seconds=SECONDS)
@@ -212,6 +238,8 @@ class EngineMachine(RuleBasedStateMachine):
         wanted, trial.asked_devices = trial.asked_devices, None
         before = trial.on
         trial.on = {"all": wanted, "some": wanted[: max(1, len(wanted) // 2)]}.get(how, before)
+        if set(trial.on) != set(wanted):
+            self.refused.add(name)
         event = ResizeFailed(name, trial.on) if how == "failed" else Resized(name, trial.on, seconds)
         self.send(event)
         assert set(trial.on) <= set(trial.held)
@@ -261,7 +289,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         running = Counter(self.trials[name].group for name in self.those("running", "suspending"))
         idle = self.engine.idle_devices
-        sizes = Counter(self.nodes.values())
+        sizes = Counter(node for device, node in self.nodes.items() if device not in self.leaving)
         may_start, gangs, held_for = [], [], []
         for name in self.engine.waiting:
             trial = self.trials[name]
@@ -300,6 +328,8 @@ class EngineMachine(RuleBasedStateMachine):
         """With enough devices and everybody ending in turn, every trial starts and all is given back."""
         if not hasattr(self, "trials"):
             return
+        for device in list(self.leaving):
+            self.lose_device(sorted(self.nodes).index(device))
         while sum(node == "node0" for node in self.nodes.values()) < 4:
             self.gain(0)
         waiting = set(self.those("waiting"))

@@ -81,17 +81,22 @@ TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic
 
 
 def main():
-    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP: run the job, or continue it, in a Ray of its own."""
-    mode, kind, storage, trials, iterations, step = sys.argv[1:]
+    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP [NAME ADDRESS]: run the job, or continue it.
+
+    In a Ray of its own, or as NAME on the cluster at ADDRESS, which it shares with others.
+    """
+    mode, kind, storage, trials, iterations, step, *shared = sys.argv[1:]
+    name, address = shared or ("job", "local")
     import ray
     from ray import tune
 
     import fluidtune
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    own = {} if shared else {"num_cpus": 2, "include_dashboard": False}
+    ray.init(address=address, log_to_driver=False, **own)
     notes = os.path.join(storage, "notes")
     os.makedirs(notes, exist_ok=True)
-    path = os.path.join(storage, "job")
+    path = os.path.join(storage, name)
     if mode == "restore" and fluidtune.Tuner.can_restore(path):
         tuner = fluidtune.Tuner.restore(path, TRAINABLES[kind])
     else:
@@ -104,8 +109,8 @@ def main():
                 "notes": notes,
             },
             tune_config=tune.TuneConfig(metric="value", mode="min"),
-            run_config=tune.RunConfig(name="job", storage_path=storage, verbose=0),
-            executor=fluidtune.FluidExecutor(devices="cpu:2"),
+            run_config=tune.RunConfig(name=name, storage_path=storage, verbose=0),
+            executor=fluidtune.FluidExecutor(devices="cpu:2", arbiter="auto" if shared else None),
         )
     grid = tuner.fit()
     with open(os.path.join(storage, "done.json"), "w") as file:

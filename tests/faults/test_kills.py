@@ -32,7 +32,7 @@ KILLS = 20
 def reported(storage: Path) -> dict[float, list[dict]]:
     """What Tune's own logger wrote down, by the trial's x."""
     found = {}
-    for path in (storage / "job").glob("*/result.json"):
+    for path in storage.glob("*/*/result.json"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         found[lines[0]["config"]["x"]] = lines
     return found

@@ -1,0 +1,120 @@
+"""Finish-time fairness and efficiency of Themis and eight other schedulers, on the virtual clock.
+
+``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--sweeps]``. Without ``--trace``: tuning
+apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of a recorded trace
+(Gavel's and Shockwave's format) on ``--gpus`` GPUs. ``--sweeps`` adds, for Themis, f, lease, contention, the share of
+apps bound by the network, errors in the estimates, and a lying app. All sides run the real arbiter; kind "twin".
+
+A side has ``worst_rho`` (the largest of all workloads) and, means over workloads, ``jain`` (of rho), ``mean_jct`` and
+``makespan`` (s), ``gpu_time`` (GPU s held), ``placement_score`` (1 / slowdown, by GPU time) and ``above_1_05`` (share
+of apps with a rho above it). ``ratios``: the other side's worst rho over ours; ``ratio`` is the smallest.
+
+Contention in rho: of tuning apps the paper's, the number of apps in the system averaged over the app's life. Of a
+trace's jobs, which ask for few GPUs each, the GPUs asked for by all jobs in the system over those of the cluster, at
+least 1, averaged over the job's life.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.common import finish, parser, ratios, result, say
+from themis_bridge.locality import Gpu
+from themis_bridge.twin.apps import Spec
+from themis_bridge.twin.baselines import BASELINES
+from themis_bridge.twin.simulate import Setup, simulate
+from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning_apps
+
+Workloads = Sequence[Sequence[Spec]]
+
+
+def side(workloads: Workloads, gpus: Sequence[Gpu], setup: Setup) -> dict[str, float]:
+    """Figures of one policy over all workloads."""
+    began = time.perf_counter()
+    runs = [simulate(specs, gpus, setup).figures() for specs in workloads]
+    figures = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
+    figures["worst_rho"] = max(run["worst_rho"] for run in runs)
+    say(
+        f"{setup.policy:10} worst rho {figures['worst_rho']:.3f}, GPU time {figures['gpu_time'] / 3600:.0f} h, "
+        f"mean JCT {figures['mean_jct'] / 3600:.1f} h, makespan {figures['makespan']:.0f} s "
+        f"({time.perf_counter() - began:.0f} s)"
+    )
+    return figures
+
+
+def liar(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
+    """The paper's truth-telling experiment: 8 equal apps, 64 GPUs, one machine of 8 and the others of 2."""
+    apps = tuning_apps(1, 5, days=gpu_hours / 24, network_bound=1.0)
+    return [replace(apps[0], name=f"app{i}") for i in range(8)], machines(((1, 4, 2), (28, 1, 2)))
+
+
+def sweeps(make: Any, gpus: Sequence[Gpu], base: Setup) -> dict[str, dict[str, dict[str, float]]]:
+    """Themis with one thing changed at a time, on one workload. ``make``: network_bound, between_s -> specs."""
+
+    def one(setup: Setup, at: Sequence[Gpu] = gpus, **how: float) -> dict[str, float]:
+        return side([make(**how)], at, setup)
+
+    found: dict[str, dict[str, dict[str, float]]] = {
+        "f": {str(f): one(replace(base, f=f)) for f in (0.0, 0.4, 0.6, 0.8, 0.9, 1.0)},
+        "lease_s": {str(s): one(replace(base, lease_s=s)) for s in (300.0, 600.0, 1200.0, 2400.0)},
+        "gpus": {str(n): one(base, gpus[:n]) for n in (len(gpus), len(gpus) // 2)},
+        "network_bound": {str(share): one(base, network_bound=share) for share in (0.0, 0.4, 1.0)},
+        "error": {str(error): one(replace(base, error=error)) for error in (0.0, 0.1, 0.2)},
+    }
+    specs, at = liar(40.0)
+    found["lie"] = {}
+    for lie in (0.0, 0.2, 0.34, 0.6, 1.0):
+        run = simulate(specs, at, replace(base, liar="app0", lie=lie))
+        others = [run.jct[name] for name in run.jct if name != "app0"]
+        found["lie"][str(lie)] = {"liar_jct": run.jct["app0"], "others_jct": statistics.mean(others)}
+        say(f"a lie of {lie:.0%}: {run.jct['app0']:.0f} s, the others {statistics.mean(others):.0f} s")
+    return found
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser("Fairness of all policies in the twin.")
+    arguments.add_argument("--trace", help="path of a recorded trace of jobs")
+    arguments.add_argument("--gpus", type=int, default=32, help="GPUs for a trace, on machines of 4 (32)")
+    arguments.add_argument("--seeds", type=int, default=3, help="workloads of tuning apps (3)")
+    arguments.add_argument("--apps", type=int, default=30, help="tuning apps of a workload (30)")
+    arguments.add_argument("--sweeps", action="store_true", help="also what changes when a setting changes")
+    options = arguments.parse_args()
+    if options.trace:
+        gpus = machines(((options.gpus // 4, 4, 1),))
+        workloads = [read_jobs(options.trace)]
+        base = Setup(contention="demand", lease_s=360.0)
+        name = f"{len(workloads[0])} jobs of a recorded trace"
+    else:
+        gpus = machines(TESTBED_64)
+        count, days, gap = (8, 0.2, 1800.0) if options.quick else (options.apps, 2.0, 4800.0)
+
+        def make(seed: int = 1, network_bound: float = 0.5, between_s: float = gap) -> list[Spec]:
+            return tuning_apps(count, seed, days=days, between_s=between_s, network_bound=network_bound)
+
+        workloads = [make(seed) for seed in range(1, 1 + (1 if options.quick else options.seeds))]
+        base = Setup()
+        name = f"{len(workloads)} workloads of {count} tuning apps"
+    say(f"{name} on {len(gpus)} GPUs")
+    sides = {policy: side(workloads, gpus, replace(base, policy=policy)) for policy in ("themis", *BASELINES)}
+    against = ratios(sides, "themis", "worst_rho")
+    figures: dict[str, Any] = {
+        "workload": name,
+        "contention": base.contention,
+        "f": base.f,
+        "lease_s": base.lease_s,
+        "sides": sides,
+        "ratios": against,
+        "ratio": min(against.values()),
+    }
+    if options.sweeps and not options.trace:
+        figures["sweeps"] = sweeps(make, gpus, base)
+    finish(result("fairness", f"{len(gpus)} GPUs", "twin", **figures), options.json)
+
+
+if __name__ == "__main__":
+    main()

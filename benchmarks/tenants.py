@@ -1,0 +1,191 @@
+"""Several tuning jobs that arrive apart share one Ray cluster: stock Ray, and Themis.
+
+``python -m benchmarks.tenants --json [--devices emulated:8|cpu:2] [--seconds S] [--lease S] [--quick]``. Four jobs
+(job.py: a large one first, smaller ones while it runs), each a process of its own; on the side ``stock`` as they
+stand, on ``themis`` through ``fluidtune run --shared``, with the same cluster, arrivals and configurations.
+
+A job's rho is T_sh / T_id (eq. 1): T_sh from the start of its process to its end, everything included; T_id =
+B / min(devices, trials) * N_avg. B is the sum of its trials' own training seconds on the stock side, where each has
+a device to itself; N_avg, of each side, the number of jobs there are, averaged over this one's life.
+
+A side has ``rho`` by job, ``worst_rho``, ``makespan`` (s from the first arrival to the last end) and ``seconds`` by
+job. ``ratios`` are stock's over ours: of ``worst_rho`` (also ``ratio``) and of ``makespan``. Trials may share a device
+and grow here as in any run under FluidTune, which is part of what is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, cores, finish, kill_tree, parser, result, say
+from benchmarks.head import Head, head
+from benchmarks.sides import JOB
+from fluidtune.profiles import DEFAULT, Profile
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """``arrives``: in iterations on one device after the first job."""
+
+    name: str
+    arrives: float
+    trials: int
+    epochs: int
+
+
+#: Job sizes as in the paper's workloads: few large ones and many small.
+EMULATED = [
+    Tenant("large", 0, 64, 10),
+    Tenant("middle", 15, 16, 10),
+    Tenant("small", 30, 8, 10),
+    Tenant("last", 40, 8, 10),
+]
+QUICK = [Tenant("large", 0, 24, 5), Tenant("middle", 10, 8, 5), Tenant("small", 15, 4, 5), Tenant("last", 20, 4, 5)]
+REAL = [Tenant("large", 0, 10, 6), Tenant("middle", 15, 4, 6), Tenant("small", 25, 2, 6), Tenant("last", 35, 2, 6)]
+#: Seconds of a job before it is given up.
+PATIENCE_S = 900.0
+
+
+def run_side(shared: bool, tenants: list[Tenant], options: Any, profile: str | None) -> dict[str, dict[str, float]]:
+    """Run the jobs on a fresh cluster. By job: when it began and ended, and what it measured itself."""
+    emulated = profile is not None
+    count = cores(options.devices, ("cpu", "emulated"))
+    resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": count} if emulated else {"num_cpus": count}
+    with tempfile.TemporaryDirectory(prefix="fluidtune-tenants-") as directory, head(**resources) as cluster:
+        if shared:
+            lease = ["--lease", str(options.lease), "--notice", str(options.lease / 3)]
+            _call(cluster, ["arbiter", "--address", cluster.address, "start", *lease])
+        begun = time.time()
+        processes: list[tuple[Tenant, subprocess.Popen[Any], float]] = []
+        ends: dict[str, float] = {}
+        waiting = list(tenants)
+        try:
+            while waiting or len(ends) < len(processes):
+                now = time.time() - begun
+                while waiting and now >= waiting[0].arrives * options.seconds:
+                    tenant = waiting.pop(0)
+                    command = _command(tenant, shared, options.devices, cluster, directory, profile, count)
+                    with open(Path(directory, f"{tenant.name}.log"), "w") as log:
+                        process = subprocess.Popen(
+                            command, cwd=ROOT, env=cluster.environment, stdout=log, stderr=subprocess.STDOUT
+                        )
+                    processes.append((tenant, process, now))
+                for tenant, process, _ in processes:
+                    if tenant.name not in ends and process.poll() is not None:
+                        ends[tenant.name] = time.time() - begun
+                        if process.returncode:
+                            said = Path(directory, f"{tenant.name}.log").read_text()[-3000:]
+                            raise RuntimeError(f"job {tenant.name} ended with {process.returncode}:\n{said}")
+                if now > PATIENCE_S:
+                    raise RuntimeError(f"the jobs took more than {PATIENCE_S:.0f} s")
+                time.sleep(0.05)
+        finally:
+            for _, process, _ in processes:
+                if process.poll() is None:
+                    kill_tree(process)
+        found = {}
+        for tenant, _, start in processes:
+            own = json.loads(Path(directory, f"{tenant.name}.json").read_text())
+            own.pop("launches", None)
+            found[tenant.name] = {"start": start, "end": ends[tenant.name], **own}
+        return found
+
+
+def _call(cluster: Head, command: list[str]) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "fluidtune.cli", *command],
+        cwd=ROOT,
+        env=dict(cluster.environment),
+        check=True,
+        stdout=sys.stderr,
+        timeout=120,
+    )
+
+
+def _command(
+    tenant: Tenant, shared: bool, devices: str, cluster: Head, directory: str, profile: str | None, count: int
+) -> list[str]:
+    own = ["--address", cluster.address, "--name", tenant.name, "--algorithm", "grid", "--cpus", str(count)]
+    own += ["--trials", str(tenant.trials), "--epochs", str(tenant.epochs), "--storage", directory]
+    own += ["--out", str(Path(directory, f"{tenant.name}.json"))]
+    if profile is not None:
+        own += ["--trainable", "emulated", "--gpus", str(count), "--profile", profile]
+    if not shared:
+        return [sys.executable, JOB, *own, *(["--pace"] if profile is not None else [])]
+    ours = ["--shared", "--devices", devices, *(["--profile", profile] if profile is not None else [])]
+    return [sys.executable, "-m", "fluidtune.cli", "run", *ours, JOB, *own]
+
+
+def fairness(
+    found: dict[str, dict[str, float]], budgets: dict[str, float], tenants: list[Tenant], devices: int
+) -> dict[str, Any]:
+    """rho of each job of a side; ``budgets``: B by job, device seconds."""
+    rho, seconds = {}, {}
+    for tenant in tenants:
+        start, end = found[tenant.name]["start"], found[tenant.name]["end"]
+        together = sum(max(0.0, min(end, other["end"]) - max(start, other["start"])) for other in found.values())
+        alone = budgets[tenant.name] / min(devices, tenant.trials)
+        seconds[tenant.name] = end - start
+        rho[tenant.name] = (end - start) / (alone * together / (end - start))
+    return {
+        "rho": rho,
+        "worst_rho": max(rho.values()),
+        "makespan": max(each["end"] for each in found.values()),
+        "seconds": seconds,
+        "iterations": sum(each["iterations"] for each in found.values()),
+        "errors": sum(each["errors"] for each in found.values()),
+    }
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser("Tuning jobs that share a Ray cluster, under stock Ray and under Themis.")
+    arguments.add_argument("--devices", default="emulated:8", help="emulated:N or cpu:N (emulated:8)")
+    arguments.add_argument("--seconds", type=float, help="of an emulated iteration on one device (2; quick 0.4)")
+    arguments.add_argument("--lease", type=float, help="seconds of a lease (eight iterations, 12 at least)")
+    options = arguments.parse_args()
+    count = cores(options.devices, ("cpu", "emulated"))
+    emulated = options.devices.startswith("emulated")
+    tenants = QUICK if options.quick else EMULATED if emulated else REAL
+    options.seconds = options.seconds or (0.4 if options.quick else 2.0 if emulated else 1.0)
+    options.lease = options.lease or max(12.0, 8 * options.seconds)
+    with tempfile.TemporaryDirectory(prefix="fluidtune-profile-") as directory:
+        profile = None
+        if emulated:
+            profile = str(Path(directory) / "profile.json")
+            scaled: Profile = DEFAULT.scaled(options.seconds)
+            scaled.save(profile)
+        found = {}
+        for name in ("stock", "themis"):
+            found[name] = run_side(name == "themis", tenants, options, profile)
+            ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in found[name].items())
+            say(f"{name}: {ends}")
+    budgets = {job: each["device_seconds"] for job, each in found["stock"].items()}
+    sides = {name: fairness(side, budgets, tenants, count) for name, side in found.items()}
+    against = {key: sides["stock"][key] / sides["themis"][key] for key in ("worst_rho", "makespan")}
+    finish(
+        result(
+            "tenants",
+            options.devices,
+            "emulated" if emulated else "real",
+            iteration_seconds=options.seconds if emulated else None,
+            lease_s=options.lease,
+            budgets=budgets,
+            sides=sides,
+            ratios=against,
+            ratio=against["worst_rho"],
+        ),
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

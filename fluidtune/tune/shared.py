@@ -1,0 +1,223 @@
+"""A tuning job on a shared cluster: its devices are leases of the Themis arbiter.
+
+`LeasedDevices` stands where a `Reservation` stands for a job of its own: devices come and go as leases do. `Progress`
+answers the arbiter's questions from the engine's heights and overheads. What a lease is and who gets it is decided in
+themis_bridge, who leaves a device and how in the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fluidtune.cluster.devices import Layout
+from fluidtune.engine import Engine
+from fluidtune.engine.speed import widest_paying
+from fluidtune.errors import FluidTuneError
+from themis_bridge import JobInfo, ThemisError, independent_finish_time
+from themis_bridge.agent import Gained, Leave
+from themis_bridge.bids import Valuation
+from themis_bridge.locality import Gpu, Slowdowns
+from themis_bridge.shell.tenant import Tenant
+
+#: Seconds of a trial of which nothing is known yet.
+UNKNOWN_S = 60.0
+#: The engine is asked no more often than this, seconds.
+UPDATE_S = 0.5
+#: A device that the job has no use for is given back after so many seconds.
+SPARE_S = 3.0
+
+
+class Progress:
+    """What the job has done and has left, as of the last `update`; read by the agent's thread.
+
+    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any. ``gang``: devices
+    that one trial asks for.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None, gang: int = 1):
+        self._engine, self._gang = engine, gang
+        self._max_workers, self._most = max_workers, most
+        self._started = time.monotonic()
+        self._left: list[JobInfo] = []
+        self._done = 0.0
+        self._peak = 1
+        self._slowdowns = Slowdowns()
+        #: Trial -> iterations of it that were looked at.
+        self._seen: dict[str, int] = {}
+        self._updated = -UPDATE_S
+
+    def update(self, where: dict[int, Gpu]) -> None:
+        """Take the engine's view; called by the thread that owns it. ``where``: the GPU that each device is."""
+        now = time.monotonic()
+        if now - self._updated < UPDATE_S:
+            return
+        self._updated = now
+        engine = self._engine()
+        left, done = [], 0.0
+        for view in engine.trials.values():
+            alone = view.seconds.get(1.0) or next(iter(view.seconds.values()), 0.0)
+            done += view.done * alone
+            if view.status not in ("running", "suspending", "waiting"):
+                continue
+            widest = max(self._gang, int(view.width))
+            if view.kind == "elastic" and self._gang == 1:
+                pays = widest_paying(engine.group_overheads(view.group)[1])
+                widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
+            # A trial without an end counts as half done.
+            seconds = view.height if view.iterations is not None else max(view.done * alone, UNKNOWN_S)
+            left.append(JobInfo(1.0, max(seconds, 1e-3), widest))
+            if len(view.devices) > 1 and self._seen.get(view.trial) != view.done:
+                self._learn([where[d] for d in view.devices if d in where], view.seconds)
+            self._seen[view.trial] = view.done
+        self._peak = max(self._peak, self._useful(left))
+        self._left, self._done = left, done
+
+    def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:
+        """What the placement costs a trial, by its own iterations: trials differ, so against itself on one device."""
+        alone, wide = seconds.get(1.0), seconds.get(float(len(gpus)))
+        if alone and wide:
+            self._slowdowns.measured(gpus[:1], 1.0)
+            self._slowdowns.measured(gpus, wide / alone)
+
+    def _useful(self, left: list[JobInfo]) -> int:
+        useful = sum(job.max_gpus for job in left)
+        return useful if self._most is None else min(useful, self._most)
+
+    @property
+    def useful(self) -> int:
+        """The most devices that its trials could use now."""
+        return self._useful(self._left)
+
+    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
+        """As of `themis_bridge.agent.Work`."""
+        left = self._left
+        budget = self._done + sum(job.work for job in left)
+        independent = independent_finish_time(max(budget, 1e-3), max(1, cluster_gpus), self._peak, contention)
+        elapsed = time.monotonic() - self._started
+        return Valuation([left] if left else [], elapsed, independent, self._slowdowns, self._most)
+
+    def facts(self) -> None:
+        return None
+
+
+class LeasedDevices:
+    """Has the methods of `fluidtune.cluster.devices.Reservation`.
+
+    ``app``: the name under which the arbiter knows the job. ``in_use``: whether anything runs on a device.
+
+    Raises:
+        FluidTuneError: the arbiter cannot lease what one device of this job is, or has an app of that name.
+    """
+
+    def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool]):
+        unit = "CPU" if plan.kind == "cpu" else "GPU"
+        if plan.bundle.get(unit) != 1.0:
+            raise FluidTuneError(
+                f"a trial asks for {plan.bundle.get(unit, 0):g} {unit}s for one device; the arbiter leases "
+                f"single ones: ask for 1 {unit} per trial, or run without arbiter"
+            )
+        self._progress, self._in_use = progress, in_use
+        try:
+            self._tenant = Tenant(app, progress, plan.bundle, unit)
+        except ThemisError as error:
+            raise FluidTuneError(str(error)) from error
+        #: device -> node, for those that are there.
+        self.nodes: dict[int, str] = {}
+        #: device -> its lease; same keys as nodes.
+        self._leases: dict[int, Gained] = {}
+        #: GPU -> its device number, for ever: the same GPU may come back under another lease.
+        self._numbers: dict[str, int] = {}
+        #: Devices whose leases end and are not renewed; True when `leaving` has named them.
+        self._ending: dict[int, bool] = {}
+        #: Devices whose groups were found removed.
+        self._revoked: set[int] = set()
+        #: Device -> since when it has been of no use.
+        self._spare: dict[int, float] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Never: leases come and go."""
+        return False
+
+    def group(self, device: int) -> Any:
+        lease = self._leases[device]
+        return self._tenant.group(lease.gpu.id, lease.token)
+
+    def leaving(self) -> list[int]:
+        """Devices whose leases end soon and that were not named before."""
+        new = [device for device, named in self._ending.items() if not named]
+        self._ending.update(dict.fromkeys(new, True))
+        return new
+
+    def revoked(self, device: int) -> None:
+        """A worker found the device's group removed: the lease is over, whatever was heard of it."""
+        if device in self._leases:
+            self._revoked.add(device)
+
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        """As of `Reservation`. A device that has to be left is gone as soon as nothing runs on it.
+
+        Raises FluidTuneError when the arbiter does not want this job any more.
+        """
+        deadline = time.monotonic() + wait_s
+        came: dict[int, str] = {}
+        gone: list[int] = []
+        while True:
+            self._take_notices(came, gone)
+            self._progress.update({device: lease.gpu for device, lease in self._leases.items()})
+            self._leave(came, gone)
+            if came or time.monotonic() >= deadline:
+                return came, gone
+            time.sleep(0.05)
+
+    def _take_notices(self, came: dict[int, str], gone: list[int]) -> None:
+        try:
+            notices = self._tenant.poll()
+        except ThemisError as error:
+            raise FluidTuneError(str(error)) from error
+        for notice in notices:
+            if isinstance(notice, Gained):
+                device = self._numbers.setdefault(notice.gpu.id, len(self._numbers))
+                self._leases[device] = notice
+                came[device] = self.nodes[device] = notice.gpu.machine
+                continue
+            device = self._numbers.get(notice.gpu.id, -1)  # type: ignore[attr-defined]
+            lease = self._leases.get(device)
+            if lease is None or lease.token != notice.token:  # type: ignore[attr-defined]
+                continue
+            if isinstance(notice, Leave):
+                self._ending.setdefault(device, False)
+            else:
+                self._drop(device, came, gone)
+
+        for device in self._revoked & self._leases.keys():
+            self._tenant.vacated(self._leases[device].gpu.id)
+            self._drop(device, came, gone)
+        self._revoked.clear()
+
+    def _leave(self, came: dict[int, str], gone: list[int]) -> None:
+        """Give back what ends, once it is empty, and what the job has had no use for."""
+        now = time.monotonic()
+        idle = [device for device in self._leases if device not in came and not self._in_use(device)]
+        surplus = len(self._leases) - max(1, self._progress.useful)
+        self._spare = {device: self._spare.get(device, now) for device in idle if surplus > 0}
+        for device in reversed(idle):
+            over = surplus > 0 and now - self._spare.get(device, now) >= SPARE_S
+            if over or self._ending.get(device):
+                self._tenant.vacated(self._leases[device].gpu.id)
+                self._drop(device, came, gone)
+                surplus -= 1
+
+    def _drop(self, device: int, came: dict[int, str], gone: list[int]) -> None:
+        if came.pop(device, None) is None:
+            gone.append(device)
+        self._ending.pop(device, None)
+        del self._leases[device], self.nodes[device]
+
+    def remove(self) -> None:
+        """Give everything back."""
+        self.nodes.clear()
+        self._leases.clear()
+        self._tenant.close()

@@ -1,0 +1,73 @@
+"""A device that will be lost soon is emptied: nothing comes, and what can move goes at its next commit."""
+
+import pytest
+
+from fluidtune.engine import (
+    DeviceLeaving,
+    DeviceLost,
+    EngineError,
+    KindFound,
+    Resize,
+    Resized,
+    Result,
+    Resume,
+    Start,
+    Suspend,
+    TrialAdded,
+    TrialEnded,
+)
+from tests.engine.helpers import Bench, elastic, plain
+
+
+def test_nothing_starts_on_it():
+    bench = Bench(2)
+    bench(DeviceLeaving(0))
+    assert bench.engine.idle_devices == (1,)
+    assert bench(plain("a"), plain("b")) == [Start("a", (1,), 1.0)]
+    assert bench.engine.waiting == ("b",)
+    assert bench(DeviceLost(0)) == []
+
+
+def test_a_trial_with_checkpoints_is_moved():
+    bench = Bench(2)
+    bench(TrialAdded("a", "g", "checkpointing", 100))
+    assert bench(DeviceLeaving(0)) == [Suspend("a")]
+    bench(TrialEnded("a", "paused"))
+    assert bench(TrialAdded("a", "g", "checkpointing", 99)) == [Resume("a", (1,), 1.0)]
+    assert bench.engine.devices == {0: (), 1: ("a",)}
+
+
+def test_a_wide_trial_shrinks_when_its_first_worker_stays():
+    bench = Bench(3)
+    bench(elastic("a"))
+    bench.results("a", 10.0, 3)
+    bench(Resized("a", (0, 1), 0.1))
+    bench.results("a", 5.0, 3, width=2)
+    bench(Resized("a", (0, 1, 2), 0.1))
+    assert bench(DeviceLeaving(1)) == [Resize("a", (0, 2))]
+    bench(Resized("a", (0, 2), 0.1))
+    assert bench.engine.devices == {0: ("a",), 1: (), 2: ("a",)}
+    assert bench(DeviceLeaving(0)) == [Suspend("a")]
+
+
+def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
+    bench = Bench(2)
+    bench(plain("a"))
+    assert bench(DeviceLeaving(0)) == []
+    assert bench(Result("a", 1.0, 1)) == []
+    assert bench(KindFound("a", "checkpointing")) == [Suspend("a")]
+
+
+def test_a_plain_trial_that_is_still_there_starts_again():
+    bench = Bench(2)
+    bench(plain("a"))
+    bench(DeviceLeaving(0))
+    assert bench(DeviceLost(0)) == [Resume("a", (1,), 1.0)]
+
+
+@pytest.mark.parametrize("device", [0, 7])
+def test_it_leaves_once_and_only_if_it_is_there(device):
+    bench = Bench(1)
+    bench(DeviceLeaving(0))
+    with pytest.raises(EngineError, match=str(device)):
+        bench(DeviceLeaving(device))

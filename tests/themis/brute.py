@@ -1,0 +1,44 @@
+"""The auction by brute force: every combination of rows, straight from pseudocode 1."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+from themis_bridge import Bid
+
+
+def random_bids(rng: random.Random, apps: int, gpus: list[str]) -> list[Bid]:
+    """Consistent tables over random subsets: each rho below that of every listed subset of its row."""
+    bids = []
+    for app in range(apps):
+        rows = {frozenset(rng.sample(gpus, rng.randint(1, len(gpus)))) for _ in range(rng.randint(0, 6))}
+        table = {frozenset(): rng.uniform(1, 10)}
+        for row in sorted(rows, key=lambda row: (len(row), sorted(row))):
+            table[row] = min(rho for other, rho in table.items() if other < row) * rng.uniform(0.3, 0.999)
+        bids.append(Bid(f"app{app}", table))
+    return bids
+
+
+def best(tables: list[dict[frozenset[str], float]]) -> tuple[float, list[frozenset[str]]]:
+    """The largest product of 1/rho over disjoint rows, and those rows."""
+    top, winners = -math.inf, []
+    for rows in itertools.product(*tables):
+        if sum(map(len, rows)) == len(frozenset().union(*rows)):
+            value = sum(-math.log(table[row]) for table, row in zip(tables, rows, strict=True))
+            if value > top:
+                top, winners = value, list(rows)
+    return top, winners
+
+
+def clear(bids: list[Bid]) -> tuple[dict[str, frozenset[str]], dict[str, float]]:
+    """The proportionally fair allocation and the payments."""
+    tables = [dict(bid.rho) for bid in bids]
+    _, rows = best(tables)
+    payments = {}
+    for i, bid in enumerate(bids):
+        others = tables[:i] + tables[i + 1 :]
+        present = sum(-math.log(tables[j][rows[j]]) for j in range(len(bids)) if j != i)
+        payments[bid.app] = math.exp(present - best(others)[0]) if others else 1.0
+    return {bid.app: row for bid, row in zip(bids, rows, strict=True)}, payments

@@ -1,0 +1,184 @@
+"""The partial-allocation auction: against brute force, and what must hold of any clearing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.themis.brute import clear, random_bids
+from themis_bridge import Bid, JobInfo, ThemisError, clear_auction
+from themis_bridge.auction import _Shaped, relaxed_value, shape
+from themis_bridge.bids import Valuation, ladder, make_bid
+from themis_bridge.locality import Gpu
+
+NONE = frozenset()
+
+
+def test_brute_force_on_1000_instances():
+    rng = random.Random(7)
+    for _ in range(1000):
+        gpus = [f"g{i}" for i in range(rng.randint(1, 6))]
+        bids = random_bids(rng, rng.randint(1, 4), gpus)
+        clearing = clear_auction(bids, gpus)
+        proportional, payments = clear(bids)
+        assert clearing.proportional == proportional
+        assert clearing.payment == pytest.approx(payments, rel=1e-9)
+        assert clearing.exact
+        for bid in bids:
+            kept, won = clearing.allocation[bid.app], proportional[bid.app]
+            assert kept <= won
+            assert len(kept) == math.floor(payments[bid.app] * len(won) + 1e-9)
+        granted = [gpu for row in clearing.allocation.values() for gpu in row]
+        assert len(granted) == len(set(granted))
+        assert clearing.leftover == frozenset(gpus) - frozenset(granted)
+
+
+def test_lone_bidder_pays_nothing():
+    gpus = frozenset({1, 2, 3})
+    clearing = clear_auction([Bid("a", {NONE: 4.0, gpus: 1.0})], gpus)
+    assert clearing.payment == {"a": 1.0}
+    assert clearing.allocation == {"a": gpus}
+    assert clearing.leftover == NONE
+
+
+def test_payment_is_what_the_others_lose():
+    # b would have got both and gains 8 from 2; with a there it gets one and gains 4.
+    a = Bid("a", {NONE: 10.0, frozenset({1}): 1.0, frozenset({1, 2}): 0.9})
+    b = Bid("b", {NONE: 8.0, frozenset({2}): 2.0, frozenset({1, 2}): 1.0})
+    clearing = clear_auction([a, b], {1, 2})
+    assert clearing.proportional == {"a": frozenset({1}), "b": frozenset({2})}
+    assert clearing.payment == pytest.approx({"a": 0.5, "b": 0.9})
+    assert clearing.allocation == {"a": NONE, "b": NONE}
+    assert clearing.leftover == {1, 2}
+
+
+def test_the_best_listed_subset_is_kept():
+    table = {frozenset(range(4)): 1.0, frozenset({2, 3}): 1.5, frozenset({0, 1}): 1.2, NONE: 100.0}
+    rival = {frozenset(range(4)): 0.5, NONE: 0.8}
+    clearing = clear_auction([Bid("a", table), Bid("b", rival)], range(4))
+    assert clearing.payment["a"] == pytest.approx(0.625)
+    assert clearing.allocation["a"] == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({NONE: 2.0, frozenset({9}): 1.0}, "not on offer"),
+        ({NONE: math.nan}, "nan"),
+        ({NONE: math.inf}, "inf"),
+        ({NONE: -1.0}, "-1.0"),
+        ({NONE: 0.0}, "0.0"),
+        ({NONE: "2"}, "'2'"),
+        ({frozenset({1}): 1.0}, "empty set"),
+        ({NONE: 1.0, frozenset({1}): 2.0}, "inconsistent"),
+        ({NONE: 3.0, frozenset({1}): 1.0, frozenset({1, 2}): 1.5}, "inconsistent"),
+        ({NONE: 3.0, (1,): 1.0}, "not on offer"),
+    ],
+)
+def test_bad_bids_are_refused_by_name(table, why):
+    good = Bid("good", {NONE: 1.0})
+    with pytest.raises(ThemisError, match=r"'evil'") as error:
+        clear_auction([good, Bid("evil", table)], {1, 2})
+    assert why in str(error.value)
+
+
+def test_two_bids_of_one_app_are_refused():
+    with pytest.raises(ThemisError, match="'twin' has 2 bids"):
+        clear_auction([Bid("twin", {NONE: 1.0}), Bid("twin", {NONE: 1.0})], {1})
+
+
+# --- shapes
+
+
+def machines(*sizes: int) -> dict[str, Gpu]:
+    gpus = [Gpu(f"m{m}g{i}", f"m{m}", f"r{m % 2}", f"s{i // 2}") for m, size in enumerate(sizes) for i in range(size)]
+    return {gpu.id: gpu for gpu in gpus}
+
+
+def test_shape():
+    assert shape([7], 4) == {4: 1, 2: 1, 1: 1}
+    assert shape([7, 8], 8) == {8: 1, 4: 1, 2: 1, 1: 1}
+    assert shape([7], 1) == {1: 7}
+    assert shape([9], 4) == {4: 2, 1: 1}
+
+
+def test_ladder_ends_at_its_end():
+    for most in range(300):
+        sizes = ladder(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1:] == ([most] if most else [])
+
+
+APP = st.tuples(st.integers(1, 8), st.sampled_from([1, 1, 2, 3, 4, 8]), st.floats(1.0, 100.0), st.floats(0.0, 5000.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(APP, min_size=1, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=5))
+def test_any_market_of_real_apps(apps, sizes):
+    where = machines(*sizes)
+    bids, values = [], {}
+    for number, (jobs, width, seconds, elapsed) in enumerate(apps):
+        value = Valuation([[JobInfo(10, seconds, width)] * jobs], elapsed, 100.0 * seconds)
+        name = f"a{number}"
+        values[name] = value
+        bids.append(make_bid(name, value, [], where.values()))
+    clearing = clear_auction(bids, where, where=where)
+    granted = Counter(gpu for row in clearing.allocation.values() for gpu in row)
+    assert all(times == 1 for times in granted.values())
+    assert granted.keys() | clearing.leftover == where.keys()
+    assert not granted.keys() & clearing.leftover
+    for bid in bids:
+        won, kept = clearing.proportional[bid.app], clearing.allocation[bid.app]
+        assert kept <= won
+        assert len(kept) == math.floor(clearing.payment[bid.app] * len(won) + 1e-9)
+        assert 0 < clearing.payment[bid.app] <= 1
+    # What is laid out is worth what was bid for: the shape is the row's.
+    value = sum(-math.log(values[app].rho([where[g] for g in won])) for app, won in clearing.proportional.items())
+    assert value >= clearing.value - 1e-9
+    assert clearing.value <= relaxed_value(bids, where, where=where) + 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
+def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
+    where = machines(*sizes)
+    layout = _Shaped(frozenset(where), where)
+    bids, won, left = [], {}, list(layout.capacity)
+    for number in range(data.draw(st.integers(1, 6))):
+        row = data.draw(st.frozensets(st.sampled_from(sorted(where)), min_size=1))
+        gang = data.draw(st.sampled_from([1, 2, 4, 8]))
+        uses = layout.uses(row, gang)
+        if all(left[r] >= amount for r, amount in uses.items()):
+            for r, amount in uses.items():
+                left[r] -= amount
+            bids.append(Bid(f"a{number}", {NONE: 1.0}, gang))
+            won[f"a{number}"] = row
+    placed = layout.place(bids, won)
+    assert sum(map(len, placed.values())) == len(frozenset().union(*placed.values()))
+    for bid in bids:
+        counts = Counter(where[gpu].machine for gpu in placed[bid.app])
+        wanted = layout.pieces(won[bid.app], bid.gang)
+        for size in (1, 2, 4, 8):
+            whole = sum(count // size * size for count in counts.values())
+            assert whole >= sum(s * n for (_, s), n in wanted.items() if s >= size)
+
+
+def test_a_renewal_stays_where_it_is():
+    where = machines(4, 4)
+    value = Valuation([[JobInfo(10, 10, 2)] * 2], 0.0, 1000.0)
+    here = [where[name] for name in ("m1g0", "m1g1", "m1g2", "m1g3")]
+    bid = Bid("a", {NONE: value.rho([]), frozenset(gpu.id for gpu in here): value.rho(here)}, 2)
+    assert clear_auction([bid], where, where=where).allocation["a"] == {gpu.id for gpu in here}
+
+
+def test_kinds_of_gpu_do_not_mix():
+    where = {"fast": Gpu("fast", "m", kind="h100"), "slow": Gpu("slow", "m", kind="t4")}
+    bid = Bid("a", {NONE: 5.0, frozenset({"fast"}): 1.0})
+    rival = Bid("b", {NONE: 2.0, frozenset({"slow"}): 1.5})
+    clearing = clear_auction([bid, rival], where, where=where)
+    assert clearing.proportional == {"a": frozenset({"fast"}), "b": frozenset({"slow"})}

@@ -1,0 +1,131 @@
+"""Finish-time fairness: the paper's example, and what must hold of any app."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from themis_bridge import JobInfo, ThemisError, independent_finish_time, shared_finish_time
+from themis_bridge.bids import Valuation
+from themis_bridge.fairness import curve_phases, halving_phases
+from themis_bridge.locality import Gpu, Phase, Slowdowns, link
+
+RUNNING = [JobInfo(8, seconds, 8) for seconds in (80, 100, 100, 120)]
+PHASES = halving_phases(RUNNING, [(2, 16), (1, 36)])
+
+
+def test_table_3():
+    independent = independent_finish_time(10_000, 16, 4 * 8, 4)
+    assert independent == 2500
+    assert [shared_finish_time(PHASES, gpus) / independent for gpus in (1, 2, 4, 8, 16)] == [4, 2, 1, 0.5, 0.34]
+
+
+def test_later_phases_use_the_median_job():
+    assert [[job.time_per_iter for job in phase] for phase in PHASES] == [[80, 100, 100, 120], [100, 100], [100]]
+    # The paper's revision of it, once a 120 s and a 100 s job were chosen, on one GPU each.
+    narrow = [[JobInfo(16, 120), JobInfo(16, 100)]]
+    assert shared_finish_time(narrow, 2) == 120 * 16
+
+
+def test_single_job_is_equation_1():
+    assert shared_finish_time([[JobInfo(10, 6, 4)]], 8, elapsed=30, slowdown=1.1) == pytest.approx(30 + 60 * 1.1 / 4)
+    assert independent_finish_time(100, 8, 4, 3) == 75
+
+
+def test_insensitive_job_feels_no_placement():
+    assert shared_finish_time([[JobInfo(10, 6, 4, sensitivity=0)]], 4, slowdown=1.3) == 15
+
+
+def test_curve_stopping_takes_the_longest_forecast():
+    phases = curve_phases([[JobInfo(5, 1), JobInfo(9, 1)], [JobInfo(3, 2)]])
+    assert phases == [[JobInfo(9, 1), JobInfo(3, 2)]]
+    assert shared_finish_time(phases, 2) == 9
+
+
+def test_without_a_gpu_it_never_ends():
+    assert shared_finish_time(PHASES, 0) == math.inf
+    assert shared_finish_time([[JobInfo(0, 1)]], 0, elapsed=3) == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: JobInfo(-1, 1),
+        lambda: JobInfo(1, math.nan),
+        lambda: JobInfo(1, 1, max_gpus=0),
+        lambda: shared_finish_time(PHASES, -1),
+        lambda: shared_finish_time(PHASES, 1, elapsed=math.inf),
+        lambda: shared_finish_time(PHASES, 1, slowdown=0.5),
+        lambda: independent_finish_time(0, 1, 1, 1),
+        lambda: independent_finish_time(1, 1, 1, 0.5),
+        lambda: halving_phases([], []),
+    ],
+)
+def test_impossible_numbers_are_refused(call):
+    with pytest.raises(ThemisError, match=r"expected|without"):
+        call()
+
+
+# --- placement
+
+
+def test_links_from_fast_to_slow():
+    a, b = Gpu("0", "m", "r", "s0"), Gpu("1", "m", "r", "s0")
+    assert link([a, b]) == "slot"
+    assert link([a, Gpu("2", "m", "r", "s1")]) == "machine"
+    assert link([a, Gpu("3", "n", "r", "s0")]) == "rack"
+    assert link([a, Gpu("4", "n", "q", "s0")]) == "cluster"
+
+
+def test_guesses_give_way_to_measurements():
+    slow = Slowdowns()
+    assert [slow.of(name) for name in ("slot", "machine", "rack", "cluster")] == [1.0, 1.0, 1.1, 1.3]
+    here, there = Gpu("0", "m"), Gpu("1", "n")
+    slow.measured([here], 1.0)
+    slow.measured([here, there], 0.9)
+    assert slow.of("rack") == pytest.approx(1.8)
+    assert slow.of("cluster") == pytest.approx(1.8), "a slower link is never better"
+    assert slow.of("machine") == 1.0
+
+
+def test_vgg_of_table_1():
+    slow = Slowdowns()
+    slow.measured([Gpu("0", "m")], 4 / 103.6)
+    slow.measured([Gpu("0", "m"), Gpu("1", "m"), Gpu("2", "n"), Gpu("3", "n")], 1 / 80.4)
+    assert slow.of("rack") == pytest.approx(103.6 / 80.4)
+
+
+def test_jobs_stay_together_where_that_is_faster():
+    phase = Phase([JobInfo(10, 10, 4)])
+    assert phase.time([4], 1.3) == 25
+    assert phase.time([2, 2], 1.3) == pytest.approx(32.5)
+    assert phase.time([2, 1, 1], 9.0) == 50, "on the two that lie together"
+    many = Phase([JobInfo(10, 10, 1)] * 4)
+    assert many.time([1, 1, 1, 1], 1.3) == 100
+
+
+JOBS = st.builds(
+    JobInfo, st.integers(1, 50), st.sampled_from([0.5, 1.0, 7.0]), st.integers(1, 8), st.sampled_from([0.0, 0.5, 1.0])
+)
+
+
+@given(st.lists(JOBS, min_size=1, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 5))
+def test_another_gpu_never_hurts(jobs, counts, place):
+    phase = Phase(jobs)
+    more = list(counts)
+    more[place % len(more)] += 1
+    assert phase.time(more, 1.3) <= phase.time(counts, 1.3) * (1 + 1e-12)
+    assert phase.time([*counts, 1], 1.3) <= phase.time(counts, 1.3) * (1 + 1e-12)
+    assert phase.time(counts, 1.3) <= phase.time([], 1.3)
+    assert phase.time(counts, 1.3) >= shared_finish_time([jobs], sum(counts)) * (1 - 1e-12)
+
+
+def test_the_time_passed_raises_rho():
+    base = Valuation(PHASES, 0.0, 2500.0)
+    gpu = Gpu("0", "m")
+    assert base.rho([gpu]) == 4
+    assert Valuation(PHASES, 2500.0, 2500.0).rho([gpu]) == 5
+    assert base.rho([]) == 400

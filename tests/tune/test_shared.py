@@ -1,0 +1,162 @@
+"""Devices that are leases: what a job is told, what it gives back and when, and what it says of itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import fluidtune
+from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, TrialAdded
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune import shared
+from themis_bridge import ThemisError
+from themis_bridge.agent import Gained, Leave, Lost
+from themis_bridge.locality import Gpu
+
+CLUSTER = {"CPU": 4.0, "GPU": 4.0}
+
+
+def gpu(number: int) -> Gpu:
+    return Gpu(f"m-{number}", "m")
+
+
+class FakeTenant:
+    """What the arbiter's side says is put into ``notices``; what was left is in ``left``."""
+
+    def __init__(self, app, work, bundle, unit):
+        self.notices, self.left = [], []
+
+    def poll(self):
+        notices, self.notices = self.notices, []
+        return notices
+
+    def vacated(self, name):
+        self.left.append(name)
+
+
+@pytest.fixture
+def leased(monkeypatch):
+    """A `LeasedDevices` with a settable ``used`` (devices) and ``useful``, on a clock of its own."""
+    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda s: None))
+    progress = SimpleNamespace(useful=10, update=lambda where: None)
+    used: set[int] = set()
+    plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
+    devices = shared.LeasedDevices(plan, "app", progress, used.__contains__)
+    return SimpleNamespace(devices=devices, tenant=devices._tenant, used=used, progress=progress, clock=clock)
+
+
+def test_leases_come_as_devices(leased):
+    leased.tenant.notices = [Gained(gpu(3), 1), Gained(gpu(5), 2)]
+    assert leased.devices.poll() == ({0: "m", 1: "m"}, [])
+    assert leased.devices.nodes == {0: "m", 1: "m"}
+    assert not leased.devices.complete
+
+
+def test_a_device_that_ends_is_given_back_when_it_is_empty(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.used.add(0)
+    leased.tenant.notices = [Leave(gpu(0), 1, 30.0)]
+    assert leased.devices.poll() == ({}, [])
+    assert leased.devices.leaving() == [0]
+    assert leased.devices.leaving() == []
+    assert leased.devices.poll() == ({}, []) and not leased.tenant.left
+    leased.used.clear()
+    assert leased.devices.poll() == ({}, [0])
+    assert leased.tenant.left == ["m-0"]
+
+
+def test_the_engine_hears_that_a_device_ends_before_it_is_gone(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1), Leave(gpu(0), 1, 30.0)]
+    assert leased.devices.poll() == ({0: "m"}, [])
+    assert leased.devices.leaving() == [0]
+
+
+def test_the_same_gpu_under_another_token_is_the_same_device(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
+    assert leased.devices.poll() == ({0: "m"}, [0])
+    leased.tenant.notices = [Lost(gpu(0), 1)]  # late
+    assert leased.devices.poll() == ({}, [])
+
+
+def test_what_came_and_went_unseen_is_not_told(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1), Lost(gpu(0), 1)]
+    assert leased.devices.poll() == ({}, [])
+
+
+def test_what_is_of_no_use_goes_back_after_a_while_but_one(leased):
+    leased.tenant.notices = [Gained(gpu(i), i + 1) for i in range(3)]
+    leased.devices.poll()
+    leased.progress.useful = 0
+    assert leased.devices.poll() == ({}, [])
+    leased.clock.now += shared.SPARE_S
+    assert leased.devices.poll() == ({}, [2, 1])
+    assert leased.tenant.left == ["m-2", "m-1"]
+
+
+def test_a_group_that_a_worker_found_removed_is_over(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.used.add(0)
+    leased.devices.revoked(0)
+    assert leased.devices.poll() == ({}, [0])
+
+
+def test_a_job_that_the_arbiter_does_not_want_ends(leased):
+    def refuse():
+        raise ThemisError("another app of that name")
+
+    leased.tenant.poll = refuse
+    with pytest.raises(FluidTuneError, match="another app"):
+        leased.devices.poll()
+
+
+def test_only_single_cores_are_leased(monkeypatch):
+    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    plan = layout(DeviceSpec("cpu"), {"CPU": 2.0}, CLUSTER, max_packing=1, leased=True)
+    with pytest.raises(FluidTuneError, match="single ones"):
+        shared.LeasedDevices(plan, "app", None, None)
+
+
+def test_a_trial_of_several_gpus_wants_as_many_leases():
+    engine = Engine()
+    engine.handle(GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10, share=2.0), now=0.0)
+    progress = shared.Progress(lambda: engine, None, None, gang=2)
+    progress.update({})
+    assert progress.useful == 2 and progress.valuation(1.0, 4).gang == 2
+
+
+def test_an_emulated_device_is_one_that_ray_believes_in():
+    plan = layout(DeviceSpec("emulated", 3), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
+    assert plan.bundle["GPU"] == 1.0 and plan.count == 3
+    with pytest.raises(FluidTuneError, match="emulated:8"):
+        layout(DeviceSpec("emulated", 8), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
+
+
+def test_progress_is_the_engine_s():
+    engine = Engine()
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=0.0)
+    engine.handle(TrialAdded("a", "g", "plain", 10), TrialAdded("b", "g", "plain", 10), now=0.0)
+    for _ in range(3):
+        engine.handle(Result("a", 2.0, 1.0), now=1.0)
+    progress = shared.Progress(lambda: engine, None, None)
+    progress.update({})
+    assert progress.useful == 2
+    value = progress.valuation(contention=1.0, cluster_gpus=4)
+    # 7 and 10 iterations of 2 s are left of 20, and two GPUs can be used.
+    assert value.finish([gpu(0), gpu(1)]) == pytest.approx(20.0)
+    assert value.independent == pytest.approx(20.0)
+    limited = shared.Progress(lambda: engine, None, 1)
+    limited.update({})
+    assert limited.useful == limited.valuation(1.0, 4).useful == 1
+
+
+def test_an_unknown_arbiter_is_refused():
+    with pytest.raises(FluidTuneError, match="auto"):
+        fluidtune.FluidExecutor(arbiter="other")

@@ -1,0 +1,125 @@
+"""What an app bids: which subsets of an offer it lists, and its rho with each.
+
+Subsets are too many to list: 2^256 of a large offer. Only how many GPUs an app gets and how many of them lie
+together matters to it, so it lists one set for every size of a ladder and every gang that its jobs could run in,
+as dense as the offer allows. What that loses against all subsets is measured by ``benchmarks.auction`` and
+bounded in docs/themis.md. Nothing is decided here about other apps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from themis_bridge.auction import Bid, shape
+from themis_bridge.fairness import JobInfo
+from themis_bridge.locality import Gpu, Phase, Slowdowns
+
+
+def ladder(most: int) -> list[int]:
+    """Sizes to list up to ``most``: all up to 8, then four an octave, and ``most`` itself."""
+    sizes = [size for size in range(1, min(8, most) + 1)]
+    step = 2
+    while sizes and sizes[-1] < most:
+        sizes += [min(size, most) for size in range(sizes[-1] + step, 2 * sizes[-1] + 1, step) if size - step < most]
+        step *= 2
+    return sizes
+
+
+@dataclass
+class Valuation:
+    """One app's rho for any set of GPUs, from now on and until it is done.
+
+    ``phases``: the jobs left, the running phase first. ``elapsed``: seconds since it arrived. ``independent``: T_id.
+    ``most``: GPUs that it wants at most, None for as many as its jobs can use.
+    """
+
+    phases: Sequence[Sequence[JobInfo] | Phase]
+    elapsed: float
+    independent: float
+    slowdowns: Slowdowns = field(default_factory=Slowdowns)
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        self._phases = [jobs if isinstance(jobs, Phase) else Phase(jobs) for jobs in self.phases]
+
+    @property
+    def demand(self) -> int:
+        """The most GPUs that any phase left can use."""
+        return max((phase.demand for phase in self._phases), default=0)
+
+    @property
+    def useful(self) -> int:
+        """The most GPUs that the running phase can use: more would idle until the next one."""
+        useful = next((phase.demand for phase in self._phases if phase.work), 0)
+        return useful if self.most is None else min(useful, self.most)
+
+    @property
+    def gang(self) -> int:
+        """The widest job's GPUs, rounded up to a power of two."""
+        width = max((phase.widest for phase in self._phases), default=1)
+        return 1 << (width - 1).bit_length()
+
+    def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+        """Seconds from now with the GPUs in ``held`` and pieces apart from them; ``kinds``: one GPU of each kind."""
+        held = list(held)
+        counts = list(Counter(gpu.machine for gpu in held).values())
+        for size, number in (pieces or {}).items():
+            counts += [size] * number
+        racks = {gpu.rack for gpu in held} | {gpu.rack for gpu in kinds}
+        across = self.slowdowns.of("cluster" if len(racks) > 1 else "rack")
+        speed = min((self.slowdowns.speed(gpu) for gpu in (*held, *kinds)), default=1.0)
+        return sum(phase.time(counts, across, speed) for phase in self._phases)
+
+    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+        """Finish-time fairness with those GPUs until the end."""
+        return (self.elapsed + self.finish(held, pieces, kinds)) / self.independent
+
+
+def make_bid(
+    app: str,
+    valuation: Valuation,
+    held: Iterable[Gpu],
+    offer: Iterable[Gpu],
+    most: int | None = None,
+    own: Container[str] = (),
+) -> Bid:
+    """The app's bid for an offer.
+
+    Args:
+        held: GPUs that it keeps whatever the outcome.
+        offer: GPUs on offer.
+        most: a quota, the most GPUs that it may hold in all.
+        own: ids of GPUs on offer that it has until their leases end; it would rather stay than move.
+    """
+    held, offer = list(held), list(offer)
+    near = Counter(gpu.machine for gpu in held)
+    near.update(gpu.machine for gpu in offer if gpu.id in own)
+    room = valuation.useful - len(held)
+    if most is not None:
+        room = min(room, most - len(held))
+    table: dict[frozenset[str], float] = {frozenset(): valuation.rho(held)}
+    kinds: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in offer:
+        kinds[gpu.kind].append(gpu)
+    for of_kind in kinds.values():
+        machines: dict[str, list[Gpu]] = defaultdict(list)
+        for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.slot, gpu.id)):
+            machines[gpu.machine].append(gpu)
+        # Near what it has, then the emptiest machine; racks together.
+        order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))
+        kind = [min(of_kind, key=lambda gpu: gpu.id)]
+        racks = list({gpu.rack: gpu for gpu in of_kind}.values())
+        gang = valuation.gang
+        while gang:
+            pieces = [free[i : i + gang] for free in order for i in range(0, len(free) - gang + 1, gang)]
+            for number in ladder(min(len(pieces), room // gang)):
+                row = [gpu for piece in pieces[:number] for gpu in piece]
+                counts = Counter(gpu.machine for gpu in row)
+                rho = valuation.rho(held, shape(counts.values(), valuation.gang), (*kind, *racks))
+                table[frozenset(gpu.id for gpu in row)] = rho
+            gang //= 2
+    empty = table[frozenset()]
+    # A set of slow GPUs must not look worse than none: the app would leave them idle.
+    return Bid(app, {row: min(rho, empty) for row, rho in table.items()}, valuation.gang)

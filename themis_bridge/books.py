@@ -1,0 +1,87 @@
+"""What an arbiter keeps: its settings, the apps it knows, the round in progress. Plain data; `arbiter` decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from themis_bridge import messages as m
+from themis_bridge.auction import Bid
+from themis_bridge.errors import ThemisError
+from themis_bridge.locality import Gpu
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an operator sets; all seconds.
+
+    ``f``: the fairness knob, the worst ``1 - f`` of the apps bid. ``lease_s``: length of a lease (a holder's first:
+    half of that more or less). ``notice_s``: how long before its end a lease is auctioned, and its holder told.
+    ``answer_s``: how long an answer is waited for. ``patience_s``: an app unheard of for so long is gone. ``pace_s``:
+    between rounds while nothing new happens. ``quotas``: most GPUs, ``weights``: factor of rho when the worst are
+    chosen; both by app.
+    """
+
+    f: float = 0.8
+    lease_s: float = 600.0
+    notice_s: float = 30.0
+    answer_s: float = 2.0
+    patience_s: float = 30.0
+    pace_s: float = 5.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.f <= 1:
+            raise ThemisError(f"f={self.f!r}: expected a number between 0 (all apps bid) and 1 (only the worst)")
+        for name in ("lease_s", "answer_s", "patience_s", "pace_s"):
+            # a lease may last for ever
+            if not getattr(self, name) > 0 or (name != "lease_s" and math.isinf(getattr(self, name))):
+                raise ThemisError(f"{name}={getattr(self, name)!r}: expected seconds > 0")
+        if not 0 <= self.notice_s < self.lease_s:
+            raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
+        for app, quota in self.quotas.items():
+            if isinstance(quota, bool) or not isinstance(quota, int) or quota < 0:
+                raise ThemisError(f"the quota of app {app!r} is {quota!r}; expected a whole number of GPUs >= 0")
+        for app, weight in self.weights.items():
+            if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
+                raise ThemisError(f"the weight of app {app!r} is {weight!r}; expected a number > 0")
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """Raises ThemisError for a name that is no setting."""
+        known = [each.name for each in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ThemisError(f"{name!r} is not a setting of the arbiter; use one of: {', '.join(known)}")
+        return replace(self, **changes)
+
+
+@dataclass
+class App:
+    """One app as the arbiter knows it."""
+
+    session: str
+    joined: float
+    heard: float
+    #: Integral of the number of apps since it joined.
+    crowd: float = 0.0
+    #: The last rho it reported; None before its first answer.
+    rho: float | None = None
+
+
+@dataclass
+class Round:
+    """A round in progress. ``bidders`` is empty in its first phase."""
+
+    number: int
+    deadline: float
+    asked: dict[str, str]
+    offer: dict[str, Gpu]
+    reports: dict[str, m.Report] = field(default_factory=dict)
+    bidders: list[str] = field(default_factory=list)
+    bids: dict[str, Bid] = field(default_factory=dict)
+    #: Apps whose answer was refused.
+    out: set[str] = field(default_factory=set)

@@ -1,0 +1,142 @@
+"""Who bids and who gets what: the one question in which Themis and its baselines differ.
+
+A policy sees the apps' reports, says whom to offer the GPUs to, and, with their bids, who gets which. The arbiter does
+all the rest alike for every policy. Baselines are in `themis_bridge.twin.baselines`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from themis_bridge.auction import Bid, Clearing, clear_auction
+from themis_bridge.locality import Gpu
+from themis_bridge.messages import Report
+
+
+@dataclass
+class Situation:
+    """What a policy decides on.
+
+    ``held``: GPUs that each app keeps, those on offer not among them. ``holder``: who has a GPU on offer until its
+    lease ends. ``quota``: by app.
+    """
+
+    reports: Mapping[str, Report]
+    held: Mapping[str, tuple[Gpu, ...]]
+    offer: Mapping[str, Gpu]
+    holder: Mapping[str, str]
+    quota: Mapping[str, int]
+    rng: random.Random
+
+    def wants(self, app: str) -> int:
+        """How many more GPUs the app could use."""
+        return min(self.reports[app].useful, self.quota.get(app, 10**9)) - len(self.held[app])
+
+
+@dataclass
+class Outcome:
+    """``grants``: GPU -> app. ``leftovers``: those of them that were not won. ``clearing``: of an auction."""
+
+    grants: dict[str, str] = field(default_factory=dict)
+    leftovers: frozenset[str] = frozenset()
+    clearing: Clearing | None = None
+
+
+class Policy(Protocol):
+    """See the module."""
+
+    def bidders(self, situation: Situation) -> list[str]:
+        """Apps to offer the GPUs to; empty when it needs no bids."""
+
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        """Who gets what. ``bids``: of those bidders that answered in time, each one checked."""
+
+
+@dataclass
+class Themis:
+    """The partial-allocation auction among the worst ``1 - f`` of the apps."""
+
+    f: float = 0.8
+
+    def bidders(self, situation: Situation) -> list[str]:
+        wanting = [app for app in situation.reports if situation.wants(app) > 0]
+        wanting.sort(key=lambda app: (-situation.reports[app].rho, app))
+        return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))]
+
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
+        grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
+        left = share_leftover(situation, grants, bids)
+        final = renew(situation, {**grants, **left})
+        return Outcome(final, frozenset(gpu for gpu in left if final[gpu] == left[gpu]), clearing)
+
+
+def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
+    """Leave with its holder what would harm it more to lose than it helps the other to get.
+
+    GPUs come up for auction a few at a time and a few apps bid, so most holders do not. Without this rule two equals
+    would take a GPU from each other in turn, for ever. A GPU stays if its holder, with what it keeps, would then be
+    worse off than the other is now; never the holder's last one, so that apps beyond the number of GPUs take turns.
+    """
+    final = dict(grants)
+    count = Counter(situation.holder.values())
+    for app, gpus in situation.held.items():
+        count[app] += len(gpus)
+    rooms = {app: situation.wants(app) for app in situation.reports}
+    for app in grants.values():
+        rooms[app] = rooms.get(app, 0) - 1
+    for gpu, winner in sorted(grants.items()):
+        holder = situation.holder.get(gpu)
+        if holder is None or holder == winner or holder not in situation.reports:
+            continue
+        keeps = count[holder] - 1
+        worse = keeps and situation.reports[holder].rho * count[holder] / keeps > situation.reports[winner].rho
+        if worse and rooms[holder] > 0:
+            final[gpu] = holder
+            rooms[holder] -= 1
+            rooms[winner] += 1
+        else:
+            count[holder] -= 1
+    return final
+
+
+def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:
+    """Leftover GPUs: at random to apps that did not bid, then, worst rho first, to those that did.
+
+    Each turn gives one app as many GPUs as its gang, of one machine where there are so many.
+    """
+    free: dict[str, list[str]] = defaultdict(list)
+    for gpu in sorted(situation.offer.keys() - grants.keys()):
+        free[situation.offer[gpu].machine].append(gpu)
+    got = Counter(grants.values())
+    given: dict[str, str] = {}
+
+    def give(app: str) -> None:
+        size = min(situation.reports[app].gang, situation.wants(app) - got[app])
+        near = Counter(gpu.machine for gpu in situation.held[app])
+        near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
+        own = Counter(machine for machine, gpus in free.items() for gpu in gpus if situation.holder.get(gpu) == app)
+        # Where a whole gang fits, where it is now, tightest first; else near its others.
+        machine = min(
+            free, key=lambda m: (len(free[m]) < size, -min(size, own[m]), -near[m], abs(len(free[m]) - size), m)
+        )
+        chosen = sorted(free[machine], key=lambda gpu: (situation.holder.get(gpu) != app, gpu))[:size]
+        for gpu in chosen:
+            given[gpu] = app
+            got[app] += 1
+            free[machine].remove(gpu)
+        if not free[machine]:
+            del free[machine]
+
+    others = sorted(app for app in situation.reports if app not in bids)
+    while free and (open_ := [app for app in others if situation.wants(app) > got[app]]):
+        give(situation.rng.choice(open_))
+    for app in sorted(bids, key=lambda app: (-situation.reports[app].rho, app)):
+        while free and situation.wants(app) > got[app]:
+            give(app)
+    return given

@@ -1,0 +1,269 @@
+"""The arbiter's process: a named, detached Ray actor that Ray starts again when it dies.
+
+It feeds the state machine: what agents send, which GPUs Ray has, what became of reservations, and time. Books are
+written before anything is carried out. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+from ray.util.metrics import Gauge
+
+from themis_bridge import messages as m
+from themis_bridge.arbiter import Arbiter
+from themis_bridge.books import Settings
+from themis_bridge.errors import ThemisError
+from themis_bridge.shell import reservations
+
+logger = logging.getLogger(__name__)
+
+NAME, NAMESPACE = "themis-arbiter", "themis"
+#: Seconds between looks at the clock and at reservations under way; and at the nodes.
+TICK_S, NODES_S = 0.1, 1.0
+#: A reservation that Ray has not created after so long is given up: somebody outside has the GPU.
+CREATE_S = 5.0
+
+
+class ArbiterActor:
+    """See the module. ``settings``: of `Settings`, used when there are no books. ``books``: path of the state file."""
+
+    def __init__(self, settings: dict[str, Any], unit: str, books: str):
+        self._unit, self._books = unit, Path(books)
+        self._lock = threading.RLock()
+        #: Session -> instructions that its agent has not fetched.
+        self._mail: dict[str, deque[m.Instruction]] = defaultdict(deque)
+        #: App -> resources of one of its devices.
+        self._bundles: dict[str, dict[str, float]] = {}
+        #: Reservations that Ray is making or removing, and since when.
+        self._making: dict[reservations.Key, float] = {}
+        self._removing: dict[reservations.Key, float] = {}
+        self._written = ""
+        self._round_seconds = 0.0
+        self._round_began: tuple[int, float] = (0, 0.0)
+        gpus, self._ties = reservations.cluster_gpus(unit)
+        data = json.loads(self._books.read_text()) if self._books.exists() else {}
+        self._bundles = data.pop("bundles", {})
+        known = {gpu.id for gpu in gpus}
+        found = reservations.states()
+        reservations.remove(*(key for key in found if key[1] not in known))
+        there = {gpu: (app, token) for app, gpu, token in found if gpu in known}
+        # The first one, too, goes on from a state: its tokens and versions must be above those of any before it.
+        self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
+        if not data:
+            self._arbiter.settings = Settings(**settings)
+        logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.apps), len(there))
+        self._write()
+        self._carry_out(out)
+        # What was being made when the last one died is looked at again.
+        for lease in self._arbiter.leases:
+            if not lease.closing:
+                self._making.setdefault((lease.app, lease.gpu, lease.token), time.monotonic())
+        self._rho = Gauge("themis_rho", "Finish-time fairness that an app last reported", ("app",))
+        self._held = Gauge("themis_leases", "GPUs that an app holds", ("app",))
+        self._busy = Gauge("themis_utilisation", "Share of the GPUs that are leased")
+        self._turn = Gauge("themis_round_seconds", "Seconds of the last round")
+        self._nodes_at = 0.0
+        self._shown: set[str] = set()
+        threading.Thread(target=self._loop, name="themis-loop", daemon=True).start()
+
+    # --- called by agents and operators
+
+    def join(self, app: str, session: str, bundle: dict[str, float]) -> None:
+        """An app wants GPUs. ``bundle``: what one of its devices reserves, Ray's names.
+
+        Raises ThemisError if that is not one of what is leased here.
+        """
+        if bundle.get(self._unit) != 1.0:
+            raise ThemisError(
+                f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
+                f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
+            )
+        with self._lock:
+            known = self._arbiter.apps.get(app)
+            if known is None or known.session in ("", session) or app not in self._bundles:
+                self._bundles[app] = bundle
+            self._handle(m.AppJoined(app, session))
+
+    def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
+        """Take what an agent says; hand it what waits for it."""
+        with self._lock:
+            for event in events:
+                self._handle(event)
+            self._handle(m.Heard(app, session))
+            mail = self._mail.pop(session, deque())
+        # Only the last word on leases counts.
+        last = max((i for i, each in enumerate(mail) if isinstance(each, m.Leases)), default=-1)
+        return [each for i, each in enumerate(mail) if not isinstance(each, m.Leases) or i == last]
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Raises ThemisError for a setting that cannot be."""
+        with self._lock:
+            self._handle(m.Configured(changes))
+
+    def status(self) -> dict[str, Any]:
+        """All that an operator may want to see, as plain data."""
+        with self._lock:
+            arbiter = self._arbiter
+            return {
+                "unit": self._unit,
+                "pid": os.getpid(),
+                "gpus": len(arbiter.gpus),
+                "leased": sum(1 for lease in arbiter.leases if not lease.closing),
+                "rounds": arbiter.rounds,
+                "round_seconds": self._round_seconds,
+                "late_answers": arbiter.late,
+                "settings": arbiter.saved()["settings"],
+                "apps": {
+                    name: {
+                        "rho": app.rho,
+                        "age": arbiter.clock - app.joined,
+                        "contention": arbiter.contention(name),
+                        "leases": {
+                            lease.gpu: {"token": lease.token, "remaining": lease.expires - arbiter.clock}
+                            for lease in arbiter.leases.of(name)
+                        },
+                    }
+                    for name, app in arbiter.apps.items()
+                },
+            }
+
+    def close(self) -> None:
+        """End all leases and forget the books; the caller kills the actor then."""
+        with self._lock:
+            reservations.remove(*reservations.states())
+            self._books.unlink(missing_ok=True)
+            self._written = "closed"
+
+    # --- the machine
+
+    def _handle(self, event: m.Event) -> None:
+        out = self._arbiter.handle(event, time.monotonic())
+        turn = self._arbiter.round
+        if turn is not None and turn.number != self._round_began[0]:
+            self._round_began = (turn.number, time.monotonic())
+        elif turn is None and self._round_began[1]:
+            self._round_seconds = time.monotonic() - self._round_began[1]
+            self._round_began = (self._arbiter.rounds, 0.0)
+        if out:
+            self._write()
+            self._carry_out(out)
+
+    def _write(self) -> None:
+        if self._written == "closed":
+            return
+        text = json.dumps({**self._arbiter.saved(), "bundles": self._bundles})
+        if text != self._written:
+            self._books.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._books.with_suffix(".new")
+            fresh.write_text(text)
+            fresh.replace(self._books)
+            self._written = text
+
+    def _carry_out(self, instructions: list[m.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, m.Reserve):
+                self._reserve(instruction)
+            elif isinstance(instruction, m.Remove):
+                key = (instruction.app, instruction.gpu, instruction.token)
+                self._making.pop(key, None)
+                self._removing[key] = time.monotonic()
+                reservations.remove(key)
+            elif isinstance(instruction, (m.AskRho, m.Offer, m.Leases, m.Refused)):
+                self._mail[instruction.session].append(instruction)
+
+    def _reserve(self, what: m.Reserve) -> None:
+        gpu = self._arbiter.gpus[what.gpu]
+        bundle = self._bundles.get(what.app, {self._unit: 1.0})
+        self._making[what.app, what.gpu, what.token] = time.monotonic()
+        reservations.reserve(what.app, gpu, what.token, bundle, self._ties[gpu.machine])
+
+    # --- time and Ray
+
+    def _loop(self) -> None:
+        while True:
+            time.sleep(TICK_S)
+            try:
+                with self._lock:
+                    if self._written == "closed":
+                        return
+                    self._look_at_reservations()
+                    if time.monotonic() >= self._nodes_at:
+                        self._look_at_nodes()
+                        self._nodes_at = time.monotonic() + NODES_S
+                        self._clear_away()
+                        self._show()
+                    self._handle(m.Tick())
+            except Exception:
+                # Ray may be winding up, or a node be half gone; the next look tells.
+                logger.exception("themis: a look at the cluster failed")
+
+    def _look_at_reservations(self) -> None:
+        if not self._making and not self._removing:
+            return
+        states = reservations.states()
+        now = time.monotonic()
+        for key, since in list(self._removing.items()):
+            if key not in states:
+                del self._removing[key]
+                self._handle(m.Removed(key[1], key[2]))
+            elif now - since > CREATE_S:
+                self._removing[key] = now
+                reservations.remove(key)
+        for key, since in list(self._making.items()):
+            if key not in self._making:
+                continue  # called off by what was just handled
+            state = states.get(key)
+            if state == "CREATED":
+                del self._making[key]
+            elif now - since > CREATE_S:
+                del self._making[key]
+                reservations.remove(key)
+                self._handle(m.ReserveFailed(key[1], key[2]))
+
+    def _look_at_nodes(self) -> None:
+        gpus, self._ties = reservations.cluster_gpus(self._unit)
+        there = {gpu.id: gpu for gpu in gpus}
+        for gpu in list(self._arbiter.gpus):
+            if gpu not in there:
+                lease = self._arbiter.leases.get(gpu)
+                if lease is not None:
+                    # Ray would make the group anew on another node.
+                    reservations.remove((lease.app, gpu, lease.token))
+                self._handle(m.GpuLeft(gpu))
+        for name, place in there.items():
+            if name not in self._arbiter.gpus:
+                self._handle(m.GpuJoined(place))
+
+    def _clear_away(self) -> None:
+        """Forget what belongs to apps that are gone; whoever is refused has fetched that at once."""
+        apps = self._arbiter.apps
+        sessions = {app.session for app in apps.values()}
+        for session in self._mail.keys() - sessions:
+            del self._mail[session]
+        self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
+
+    def _show(self) -> None:
+        arbiter = self._arbiter
+        for gone in self._shown - arbiter.apps.keys():
+            self._held.set(0, {"app": gone})
+        self._shown = set(arbiter.apps)
+        for name, app in arbiter.apps.items():
+            self._held.set(len(arbiter.leases.of(name)), {"app": name})
+            if app.rho is not None:
+                self._rho.set(app.rho, {"app": name})
+        leased = sum(1 for lease in arbiter.leases if not lease.closing)
+        self._busy.set(leased / len(arbiter.gpus) if arbiter.gpus else 0.0)
+        self._turn.set(self._round_seconds)
+
+
+def check_unit(unit: str) -> None:
+    if unit not in ("GPU", "CPU"):
+        raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')

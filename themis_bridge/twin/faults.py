@@ -1,0 +1,391 @@
+"""Deterministic faults: seeded schedules of crashes, delays, reorderings and clock jumps over the real machines.
+
+``python -m themis_bridge.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one again and prints
+what happened. After every event three things are checked: a GPU has one holder, tokens only grow, and no GPU that an
+app wants stays idle for longer than one lease while the arbiter lives (and, for each driver that dies meanwhile,
+the time after which a silent one is given up).
+
+A schedule has a cluster, apps and an arbiter whose shell keeps its books on a disk that survives. Messages take any
+time and overtake each other. The arbiter dies between any two steps of its shell: before it has written, after
+it, between two instructions. Drivers die and come back, pause, and never leave; nodes go and return; clocks jump.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import heapq
+import itertools
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from themis_bridge import messages as m
+from themis_bridge.agent import Agent, Gained, Leave, Notice
+from themis_bridge.arbiter import Arbiter
+from themis_bridge.bids import Valuation
+from themis_bridge.books import Settings
+from themis_bridge.fairness import JobInfo, independent_finish_time
+from themis_bridge.locality import Gpu
+
+LEASE_S = 30.0
+SETTINGS = Settings(lease_s=LEASE_S, notice_s=6.0, answer_s=1.5, patience_s=10.0)
+#: What messages may take on top: a lease's end, removal and the next grant are delayed by up to 4 s each.
+SLACK_S = 12.0
+#: Virtual seconds of a schedule, of which the last ones are without new faults.
+LENGTH_S = 150.0
+QUIET_S = 40.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. The message says which, when, and how to see it again."""
+
+
+@dataclass
+class Driver:
+    """One app's driver process, dead or alive. It is the agent's `Work`."""
+
+    name: str
+    jobs: int
+    width: int
+    arrived: float
+    polite: bool
+    world: World
+    agent: Agent | None = None
+    session: int = 0
+    paused_until: float = 0.0
+    #: GPU -> token that its executor runs work under.
+    running: dict[str, int] = field(default_factory=dict)
+
+    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
+        jobs = [JobInfo(50, 10.0, self.width)] * self.jobs
+        budget = sum(job.work for job in jobs)
+        demand = self.jobs * self.width
+        independent = independent_finish_time(budget, max(1, cluster_gpus), demand, contention)
+        return Valuation([jobs], self.world.now - self.arrived, independent)
+
+    def facts(self) -> None:
+        return None
+
+
+class World:
+    """One schedule. Everything random comes from its seed."""
+
+    def __init__(self, seed: int, log: Callable[[str], None] | None = None):
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self._log = log
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        #: The arbiter's clock minus the true one.
+        self._skew = 0.0
+        self.gpus = {
+            f"m{machine}g{i}": Gpu(f"m{machine}g{i}", f"m{machine}", f"r{machine % 2}")
+            for machine in range(self.rng.randint(1, 3))
+            for i in range(self.rng.randint(1, 3))
+        }
+        #: GPUs whose node is there.
+        self.there = dict(self.gpus)
+        #: GPU -> (app, token): what Ray has reserved.
+        self.reserved: dict[str, tuple[str, int]] = {}
+        #: GPU -> the greatest token ever reserved there.
+        self.greatest: dict[str, int] = {}
+        #: GPU -> seconds it has been idle while wanted and while the arbiter lived.
+        self.idle: dict[str, float] = dict.fromkeys(self.gpus, 0.0)
+        self._checked = 0.0
+        self.disk: dict[str, Any] = {}
+        self.arbiter: Arbiter | None = Arbiter(SETTINGS)
+        #: Changes with every life of the arbiter; messages to a former one are lost.
+        self._life = 0
+        self.drivers = [
+            Driver(f"app{i}", self.rng.randint(1, 4), self.rng.choice([1, 1, 2]), 0.0, self.rng.random() < 0.7, self)
+            for i in range(self.rng.randint(1, 4))
+        ]
+        self.rounds = self.crashes = 0
+
+    # --- time
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
+
+    def say(self, text: str) -> None:
+        if self._log:
+            self._log(f"{self.now:8.3f}  {text}")
+
+    def run(self) -> None:
+        """The whole schedule. Raises Violation."""
+        for gpu in self.gpus.values():
+            self._to_arbiter(m.GpuJoined(gpu), delay=0.0)
+        for driver in self.drivers:
+            self.at(self.rng.uniform(0, 20), partial(self._start, driver))
+        self.at(1.0, self._tick)
+        self.at(self.rng.expovariate(1 / 4), self._fault)
+        while self._queue and self._queue[0][0] <= LENGTH_S:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+            self.check()
+
+    def _tick(self) -> None:
+        self._to_arbiter(m.Tick(), delay=0.0)
+        for driver in self.drivers:
+            if driver.agent is not None and self.now >= driver.paused_until:
+                self._to_arbiter(m.Heard(driver.name, driver.agent.session))
+        self.at(1.0, self._tick)
+
+    # --- messages
+
+    def _delay(self) -> float:
+        return self.rng.choice([0.0, 0.01, 0.05, self.rng.uniform(0, 1), self.rng.uniform(0, 4)])
+
+    def _to_arbiter(self, event: m.Event, delay: float | None = None) -> None:
+        life = self._life
+        self.at(self._delay() if delay is None else delay, lambda: self._arbiter_takes(event, life))
+
+    def _arbiter_takes(self, event: m.Event, life: int) -> None:
+        if self.arbiter is None or (life != self._life and not isinstance(event, m.AppEvent)):
+            return
+        instructions = self.arbiter.handle(event, self.now + self._skew)
+        self.arbiter.validate_state()
+        self._shell(instructions)
+
+    def _shell(self, instructions: list[m.Instruction]) -> None:
+        """Write down, then carry out; it may die between any two steps."""
+        assert self.arbiter is not None
+        self.rounds = max(self.rounds, self.arbiter.rounds)
+        deadly = self.now < LENGTH_S - QUIET_S and bool(instructions) and self.rng.random() < 0.01
+        dies_at = self.rng.randint(-1, len(instructions)) if deadly else len(instructions) + 1
+        if dies_at < 0:
+            self._crash()
+            return
+        self.disk = copy.deepcopy(self.arbiter.saved())
+        for step, instruction in enumerate(instructions):
+            if step == dies_at:
+                self._crash()
+                return
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: m.Instruction) -> None:
+        if isinstance(instruction, m.Reserve):
+            self._reserve(instruction)
+        elif isinstance(instruction, m.Remove):
+            # Removal goes on even when whoever asked for it dies.
+            self.at(self._delay(), lambda: self._remove(instruction))
+        else:
+            self.at(self._delay(), lambda: self._agent_takes(instruction))
+
+    def _reserve(self, what: m.Reserve) -> None:
+        holder = self.reserved.get(what.gpu)
+        if what.gpu not in self.there:
+            self._to_arbiter(m.ReserveFailed(what.gpu, what.token))
+            return
+        if holder is not None and holder != (what.app, what.token):
+            self._violated(f"{what} while {holder} holds it")
+        if holder is None and what.token <= self.greatest.get(what.gpu, 0):
+            self._violated(f"{what} is no newer than token {self.greatest[what.gpu]}")
+        self.say(f"{what}")
+        self.greatest[what.gpu] = what.token
+        self.reserved[what.gpu] = (what.app, what.token)
+
+    def _remove(self, what: m.Remove) -> None:
+        if self.reserved.get(what.gpu) == (what.app, what.token):
+            self.say(f"{what}")
+            del self.reserved[what.gpu]
+        self._to_arbiter(m.Removed(what.gpu, what.token))
+
+    # --- agents
+
+    def _start(self, driver: Driver) -> None:
+        driver.session += 1
+        driver.agent = Agent(driver.name, f"{driver.name}/{driver.session}", driver)
+        driver.running = {}
+        driver.arrived = self.now
+        self.say(f"{driver.agent.session} starts")
+        self._to_arbiter(m.AppJoined(driver.name, driver.agent.session))
+
+    def _start_again(self, driver: Driver) -> None:
+        if driver.agent is None:
+            self._start(driver)
+
+    def _agent_takes(self, instruction: m.Instruction) -> None:
+        app = getattr(instruction, "app", None)
+        session = getattr(instruction, "session", None)
+        for driver in self.drivers:
+            agent = driver.agent
+            if driver.name != app or agent is None or agent.session != session:
+                continue
+            if self.now < driver.paused_until:
+                self.at(driver.paused_until - self.now, lambda: self._agent_takes(instruction))
+                return
+            events, notices = agent.handle(instruction)
+            for event in events:
+                self._to_arbiter(event)
+            for notice in notices:
+                self._executor(driver, notice)
+            if agent.refused is not None:
+                # Its former self has not been given up yet: try again.
+                driver.agent = None
+                self.at(5.0, partial(self._start_again, driver))
+
+    def _executor(self, driver: Driver, notice: Notice) -> None:
+        if isinstance(notice, Gained):
+            driver.running[notice.gpu.id] = notice.token
+        elif isinstance(notice, Leave):
+            if driver.polite:
+                self.at(self.rng.uniform(0, 8), lambda: self._vacate(driver, notice.gpu.id, notice.token))
+        else:
+            driver.running.pop(notice.gpu.id, None)  # type: ignore[attr-defined]
+
+    def _vacate(self, driver: Driver, gpu: str, token: int) -> None:
+        if driver.agent is not None and driver.running.get(gpu) == token:
+            del driver.running[gpu]
+            for event in driver.agent.vacated(gpu):
+                self._to_arbiter(event)
+
+    # --- faults
+
+    def _fault(self) -> None:
+        if self.now > LENGTH_S - QUIET_S:
+            return
+        self.rng.choice([self._crash, self._kill, self._pause, self._node, self._jump, self._early, self._liar])()
+        self.at(self.rng.expovariate(1 / 6), self._fault)
+
+    def _crash(self) -> None:
+        if self.arbiter is None:
+            return
+        self.say("the arbiter dies")
+        self.crashes += 1
+        self.arbiter = None
+        self._life += 1
+        self.at(self.rng.uniform(0, 8), self._restart)
+
+    def _restart(self) -> None:
+        if self.arbiter is not None:
+            return
+        self.say("the arbiter starts again")
+        data = {} if self.rng.random() < 0.1 else copy.deepcopy(self.disk)
+        if data == {} and self.disk:
+            self.say("and has lost its books")
+        self.arbiter, instructions = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
+        if data == {}:
+            self.arbiter.settings = SETTINGS
+        self.arbiter.validate_state()
+        self._shell(instructions)
+
+    def _kill(self) -> None:
+        driver = self.rng.choice(self.drivers)
+        if driver.agent is not None:
+            self.say(f"{driver.agent.session} dies")
+            driver.agent, driver.running = None, {}
+            for gpu in self.idle:
+                # Every death may cost the time until it is noticed, one after the other.
+                self.idle[gpu] = max(0.0, self.idle[gpu] - SETTINGS.patience_s)
+            if self.rng.random() < 0.7:
+                self.at(self.rng.uniform(0, 30), partial(self._start_again, driver))
+
+    def _pause(self) -> None:
+        self.rng.choice(self.drivers).paused_until = self.now + self.rng.uniform(0, 40)
+
+    def _node(self) -> None:
+        machine = self.rng.choice(sorted({gpu.machine for gpu in self.gpus.values()}))
+        gpus = [gpu for gpu in self.gpus.values() if gpu.machine == machine and gpu.id in self.there]
+        if not gpus:
+            return
+        self.say(f"node {machine} dies")
+        for gpu in gpus:
+            del self.there[gpu.id]
+            self.reserved.pop(gpu.id, None)
+            self._to_arbiter(m.GpuLeft(gpu.id), delay=0.0)
+        self.at(self.rng.uniform(0, 30), lambda: self._node_back(gpus))
+
+    def _node_back(self, gpus: list[Gpu]) -> None:
+        self.say(f"node {gpus[0].machine} is back")
+        for gpu in gpus:
+            self.there[gpu.id] = gpu
+            self._to_arbiter(m.GpuJoined(gpu), delay=0.0)
+
+    def _jump(self) -> None:
+        by = self.rng.choice([-3600.0, -10.0, 10.0, 3600.0])
+        self.say(f"the arbiter's clock jumps by {by}")
+        self._skew += by
+
+    def _early(self) -> None:
+        """An executor leaves a GPU that it no longer needs."""
+        driver = self.rng.choice(self.drivers)
+        if driver.running:
+            gpu = self.rng.choice(sorted(driver.running))
+            self._vacate(driver, gpu, driver.running[gpu])
+
+    def _liar(self) -> None:
+        """An answer that cannot be true."""
+        driver = self.rng.choice(self.drivers)
+        if driver.agent is not None and self.arbiter is not None:
+            report = m.Report(float("nan"), 1)
+            self._to_arbiter(m.RhoAnswer(driver.name, driver.agent.session, self.arbiter.rounds, report), delay=0.0)
+
+    # --- invariants
+
+    def check(self) -> None:
+        passed, self._checked = self.now - self._checked, self.now
+        executing: dict[str, str] = {}
+        for driver in self.drivers:
+            if driver.agent is None:
+                continue
+            for gpu, token in driver.running.items():
+                if self.reserved.get(gpu) == (driver.name, token):
+                    if gpu in executing:
+                        self._violated(f"{gpu} runs work of {executing[gpu]} and {driver.name}")
+                    executing[gpu] = driver.name
+        wanting = [
+            driver
+            for driver in self.drivers
+            if driver.agent is not None
+            and self.now >= driver.paused_until
+            and sum(name == driver.name for name in executing.values()) < driver.jobs * driver.width
+        ]
+        for gpu in self.gpus:
+            if gpu in executing or gpu not in self.there or not wanting:
+                self.idle[gpu] = 0.0
+            elif self.arbiter is not None:
+                self.idle[gpu] += passed
+                if self.idle[gpu] > LEASE_S + SLACK_S:
+                    self._violated(f"{gpu} was idle for {self.idle[gpu]:.1f} s while {wanting[0].name} wanted it")
+
+    def _violated(self, what: str) -> None:
+        raise Violation(
+            f"seed {self.seed}, {self.now:.3f} s: {what}; see it again with "
+            f"python -m themis_bridge.twin.faults --seed {self.seed}"
+        )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Seeded faults over the arbiter and its agents.")
+    parser.add_argument("--seed", type=int, help="run this schedule and print it")
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many schedules")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    options = parser.parse_args()
+    if options.seed is not None:
+        World(options.seed, print).run()
+        return
+    failed = rounds = crashes = 0
+    for seed in range(options.first, options.first + options.seeds):
+        world = World(seed)
+        try:
+            world.run()
+        except AssertionError as error:
+            failed += 1
+            print(error if isinstance(error, Violation) else f"seed {seed}: {error!r}", flush=True)
+        rounds += world.rounds
+        crashes += world.crashes
+        if (seed + 1) % 1000 == 0:
+            print(f"{seed + 1} schedules", file=sys.stderr, flush=True)
+    print(f"{options.seeds} schedules, {rounds} rounds, {crashes} deaths of the arbiter, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

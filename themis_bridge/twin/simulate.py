@@ -1,0 +1,220 @@
+"""A whole workload on the virtual clock, under one policy: the arbiter and the agents are the real ones.
+
+Messages take no time here (`faults` is where they do). The clock jumps from event to event: an app arrives, a phase
+ends, a lease is due.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from themis_bridge import messages as m
+from themis_bridge.agent import Agent, Gained, Lost
+from themis_bridge.arbiter import Arbiter
+from themis_bridge.books import Settings
+from themis_bridge.errors import ThemisError
+from themis_bridge.locality import Gpu
+from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
+from themis_bridge.twin.baselines import policy
+
+#: Seconds between rounds: GPUs that come free meanwhile are auctioned together.
+PACE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a workload is run. ``error``: estimates are wrong by up to this share; ``liar``, ``lie``: see `TwinApp`.
+
+    ``contention``: the definition of N(t) in rho: "apps" (how many there are, the paper's) or "demand" (GPUs asked for
+    by all of them over those of the cluster: the fair share of a job that asks for few).
+    """
+
+    policy: str = "themis"
+    f: float = 0.8
+    lease_s: float = 600.0
+    error: float = 0.0
+    liar: str | None = None
+    lie: float = 0.0
+    contention: str = "apps"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it; seconds, and GPU seconds."""
+
+    rho: dict[str, float]
+    jct: dict[str, float]
+    makespan: float
+    gpu_time: float
+    placement: float
+    rounds: int
+
+    @property
+    def worst(self) -> float:
+        return max(self.rho.values())
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of rho: 1 when all are alike."""
+        values = list(self.rho.values())
+        return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+    def figures(self) -> dict[str, float]:
+        ordered = sorted(self.rho.values())
+        return {
+            "worst_rho": self.worst,
+            "median_rho": ordered[len(ordered) // 2],
+            "above_1_05": sum(value > 1.05 for value in ordered) / len(ordered),
+            "jain": self.jain,
+            "mean_jct": mean(self.jct.values()),
+            "makespan": self.makespan,
+            "gpu_time": self.gpu_time,
+            "placement_score": self.placement,
+            "rounds": self.rounds,
+        }
+
+
+class Simulation:
+    """One workload on one cluster. ``run`` once."""
+
+    def __init__(self, specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup):
+        self.gpus, self.setup = gpus, setup
+        if setup.contention not in ("apps", "demand"):
+            raise ThemisError(f'contention={setup.contention!r}: expected "apps" or "demand"')
+        chosen = policy(setup.policy, setup.f)
+        lease = setup.lease_s if getattr(chosen, "preempts", True) else math.inf
+        # Everything answers at once; nobody is ever silent.
+        notice = min(PACE_S, lease / 4)
+        self.arbiter = Arbiter(
+            Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=1e15, seed=setup.seed),
+            chosen,
+        )
+        rng = random.Random(setup.seed)
+        self.apps = {
+            spec.name: TwinApp(
+                spec, 1 + rng.uniform(-setup.error, setup.error), setup.lie if spec.name == setup.liar else 0.0
+            )
+            for spec in specs
+        }
+        self.agents: dict[str, Agent] = {}
+        self.now = 0.0
+        self._heap: list[tuple[float, int, str, int]] = []
+        self._order = itertools.count()
+        #: App -> number of its newest prediction; older ones are void.
+        self._newest = dict.fromkeys(self.apps, 0)
+        self._changed: set[str] = set()
+
+    def run(self) -> Result:
+        for gpu in self.gpus:
+            self._send(m.GpuJoined(gpu))
+        for spec in (app.spec for app in self.apps.values()):
+            self._push(spec.arrives, spec.name)
+        left = len(self.apps)
+        while left:
+            at, name, number = math.inf, "", 0
+            if self._heap:
+                at, _, name, number = self._heap[0]
+            tick = self.now + self.arbiter.due
+            if tick < at:
+                self.now = tick
+                self._send(m.Tick())
+            elif not math.isfinite(at):
+                raise ThemisError(f"{left} apps never end under {self.setup.policy!r}; is any demand below 1 GPU?")
+            else:
+                heapq.heappop(self._heap)
+                if number != self._newest[name]:
+                    continue
+                self.now = at
+                left -= self._app_event(name)
+            self._predict()
+        return self._result()
+
+    def _push(self, at: float, name: str) -> None:
+        heapq.heappush(self._heap, (at, next(self._order), name, self._newest[name]))
+
+    def _app_event(self, name: str) -> bool:
+        """It arrives, or a phase of it ends; True when it is done."""
+        app = self.apps[name]
+        if name not in self.agents:
+            self.agents[name] = Agent(name, name, app)
+            self._send(m.AppJoined(name, name))
+            return False
+        app.advance(self.now)
+        self._changed.add(name)
+        if app.finished is not None:
+            self._send(m.AppLeft(name, name))
+            return True
+        for gpu in app.surplus():
+            app.take(gpu)
+            self._send(*self.agents[name].vacated(gpu))
+        return False
+
+    def _predict(self) -> None:
+        for name in sorted(self._changed):
+            self._newest[name] += 1
+            at = self.apps[name].next_change()
+            if math.isfinite(at):
+                self._push(at, name)
+        self._changed.clear()
+
+    def _send(self, *events: m.Event) -> None:
+        queue = deque(events)
+        while queue:
+            for instruction in self.arbiter.handle(queue.popleft(), self.now):
+                if isinstance(instruction, m.Remove):
+                    queue.append(m.Removed(instruction.gpu, instruction.token))
+                elif not isinstance(instruction, m.Reserve):
+                    queue.extend(self._agent_takes(instruction))
+
+    def _agent_takes(self, instruction: m.Instruction) -> list[m.AppEvent]:
+        name: str = instruction.app  # type: ignore[attr-defined]
+        app = self.apps[name]
+        if app.finished is not None:
+            return []
+        app.advance(self.now)
+        events, notices = self.agents[name].handle(instruction)
+        for notice in notices:
+            if isinstance(notice, Gained):
+                app.give(notice.gpu)
+                self._changed.add(name)
+            elif isinstance(notice, Lost):
+                app.take(notice.gpu.id)
+                self._changed.add(name)
+        return events
+
+    def _result(self) -> Result:
+        apps = self.apps.values()
+        ends = {app.spec.name: app.finished or math.inf for app in apps}
+        total = len(self.gpus)
+        weight = (lambda spec: 1.0) if self.setup.contention == "apps" else (lambda spec: spec.demand / total)
+        lives = [(weight(app.spec), app.spec.arrives, ends[app.spec.name]) for app in apps]
+        jct = {app.spec.name: ends[app.spec.name] - app.spec.arrives for app in apps}
+        return Result(
+            rho={
+                app.spec.name: rho(
+                    jct[app.spec.name],
+                    app.spec,
+                    total,
+                    average_contention(lives, app.spec.arrives, ends[app.spec.name]),
+                )
+                for app in apps
+            },
+            jct=jct,
+            makespan=max(ends.values()) - min(app.spec.arrives for app in apps),
+            gpu_time=sum(app.attained for app in apps),
+            placement=sum(app.placed for app in apps) / sum(app.attained for app in apps),
+            rounds=self.arbiter.rounds,
+        )
+
+
+def simulate(specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup) -> Result:
+    """Run ``specs`` on ``gpus``."""
+    return Simulation(specs, gpus, setup).run()
