@@ -255,6 +255,8 @@ class Scheduler:
                 out.append(Admit(job.name, lane, job.token))
                 for other in overtaken:
                     other.passed += 1
+                if any(other.passed >= self.policy.patience for other in overtaken):
+                    break
                 continue
             pauses = self._make_room(job)
             if pauses is not None:

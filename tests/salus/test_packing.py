@@ -1,0 +1,47 @@
+"""Which trials fit together: the answers that placement is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from salus_share import Need, SalusError, choose_device, fit_together, packing_limit
+from salus_share.packing import stretch
+
+
+def test_c_by_memory() -> None:
+    assert packing_limit(Need(10, 20), 100) == 3
+    assert packing_limit(Need(100, 0), 100) == 1
+    for need, capacity in ((Need(60, 41), 100), (Need(0, 0), 100), (Need(-1, 5), 100)):
+        with pytest.raises(SalusError):
+            packing_limit(need, capacity)
+
+
+def test_fit_together_in_lanes_of_their_own_or_taking_turns() -> None:
+    needs = [Need(10, 40), Need(10, 20), Need(10, 30)]
+    assert not fit_together(needs, 110)
+    assert fit_together(needs, 120)
+    assert fit_together(needs, 70, own_lanes=False)
+    assert not fit_together(needs, 69, own_lanes=False)
+    assert fit_together([], 0)
+
+
+def test_sharing_lanes_does_not_depend_on_how_greedily_they_are_opened() -> None:
+    # Two lanes first (50 + 40) leave no room for the last P; one lane does.
+    needs = [Need(1, 50), Need(1, 40), Need(30, 10)]
+    assert fit_together(needs, 100, own_lanes=False)
+
+
+def test_stretch() -> None:
+    assert stretch([Need(1, 1, 0.3), Need(1, 1, 0.4)]) == 1.0
+    assert stretch([Need(1, 1, 0.8), Need(1, 1)]) == 1.8
+
+
+def test_a_device_is_filled_without_stretching() -> None:
+    half = Need(10, 20, 0.45)
+    devices = {"empty": [], "busy": [Need(10, 20, 0.9)], "one": [half], "fuller": [Need(20, 30, 0.4)]}
+    assert choose_device(half, devices, 100) == "fuller"
+    assert choose_device(Need(10, 60, 0.3), devices, 100) == "one"
+    # It would stretch any neighbour.
+    assert choose_device(Need(10, 20, 0.99), devices, 100) == "empty"
+    assert choose_device(Need(10, 60, 0.95), {"busy": devices["busy"], "one": devices["one"]}, 100) == "one"
+    assert choose_device(Need(60, 50), devices, 100) is None
