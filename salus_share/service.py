@@ -273,6 +273,7 @@ class LaneService:
         table = self._scheduler.table
         return {
             "is": "status",
+            "pid": os.getpid(),
             "policy": self._policy.name,
             "capacity": int(table.capacity),
             "reserved": int(table.reserved),
@@ -357,6 +358,18 @@ def connect(directory: Path) -> socket.socket:
         link.close()
         raise
     return link
+
+
+def status(directory: Path) -> dict[str, Any]:
+    """What the device's service does now: pid, policy, capacity and reserved (bytes), lanes, waiting.
+
+    Raises OSError if there is none.
+    """
+    with connect(directory) as link:
+        link.settimeout(5.0)
+        link.send(b'{"do": "status"}')
+        told: dict[str, Any] = json.loads(link.recv(PACKET))
+        return told
 
 
 def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 20.0) -> socket.socket:

@@ -208,10 +208,10 @@ def test_fair_gives_equal_service_whatever_an_iteration_takes() -> None:
 
 def test_fair_newcomers_share_at_once_and_do_not_catch_up() -> None:
     scheduler = fair_lane("a")
-    serve(scheduler, {"a": 1.0}, 100)
+    serve(scheduler, {"a": 0.25}, 100)
     add(scheduler, "b", 1, 60)
-    got = serve(scheduler, {"a": 1.0, "b": 1.0}, 20)
-    assert abs(got["a"] - got["b"]) <= 1.0
+    got = serve(scheduler, {"a": 0.25, "b": 0.25}, 20)
+    assert abs(got["a"] - got["b"]) <= 0.25
 
 
 def test_fair_owes_no_more_than_a_second_to_one_that_was_away() -> None:
