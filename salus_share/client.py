@@ -116,6 +116,11 @@ class LaneClient:
         self._hang_up()
 
     @property
+    def gate(self) -> Gate:
+        """Of the last admission. Raises SalusError before it."""
+        return self._admitted()
+
+    @property
     def token(self) -> int:
         """Of the last admission; 0 before the first."""
         return self._token

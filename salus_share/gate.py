@@ -39,6 +39,9 @@ class Gate:
         self._index = index
         self.token = token
         self._policy = policy(board.policy)
+        #: The lane of the iteration under way, or of the last one, and whether others are in it.
+        self.lane = -1
+        self.shared = False
         self._inside = False
         self._began = 0.0
         self._inbox: socket.socket | None = None
@@ -99,6 +102,7 @@ class Gate:
             else:
                 board.set_state(mine, INSIDE)
                 passed = True
+        self.lane, self.shared = mine.lane, bool(mates)
         if not passed:
             self._wait()
         self._began = time.monotonic()
