@@ -16,7 +16,7 @@ import struct
 import tempfile
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from salus_share.errors import SalusError
@@ -29,10 +29,13 @@ SEATS = 64
 _HEADER = struct.Struct("=IIIxxxxQQQ64s")
 _SEATS_USED, _TOKENS, _TURNS = 8, 16, 24
 _FIRST_SEAT = 128
-#: state, pid, start of the process, token, lane, persistent, ephemeral, arrival, last turn, service, remaining,
-#: linger until, last iteration's seconds, rung, pause, job.
-_SEAT = struct.Struct("=IIQQqqqQQddddiI64s")
+#: state, pause, token, lane, last turn, service, remaining, last iteration's seconds, linger until, pid, rung, start of
+#: the process, persistent, ephemeral, arrival, job. What an iteration changes comes first and together.
+_SEAT = struct.Struct("=IIQqQddddIiQqqQ64s")
 _SIZE = 192
+#: Of these: state, pause, token, lane; and from the fifth on what an iteration counts.
+_PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
+_STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
 
 FREE, WAITING, IDLE, READY, INSIDE, LINGERING, PAUSED, LEFT = range(8)
 #: States in which a seat's memory is in use.
@@ -43,27 +46,28 @@ ADMITTED = (IDLE, READY, INSIDE, LINGERING)
 
 @dataclass(slots=True)
 class Seat:
-    """A trial as the board has it. ``start``: of its process, in ticks since boot, so that a pid is not mistaken.
+    """A trial as the board has it, in the order in which it is written.
 
-    ``lane``: -1 before admission. ``linger_until``: on the monotonic clock; until then the lane is kept for it.
+    ``start``: of its process, in ticks since boot, so that a pid is not mistaken. ``lane``: -1 before admission.
+    ``linger_until``: on the monotonic clock; until then the lane is kept for it.
     """
 
     index: int
     state: int
-    pid: int
-    start: int
+    pause: int
     token: int
     lane: int
-    persistent: int
-    ephemeral: int
-    arrival: int
     last_turn: int
     service: float
     remaining: float
-    linger_until: float
     last_s: float
+    linger_until: float
+    pid: int
     rung: int
-    pause: int
+    start: int
+    persistent: int
+    ephemeral: int
+    arrival: int
     name: str
 
     @property
@@ -130,7 +134,7 @@ class Board:
 
     def seats(self) -> list[Seat]:
         """All seats that are not free."""
-        used = int.from_bytes(self._map[_SEATS_USED : _SEATS_USED + 4], "little")
+        (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
         return [seat for seat in map(self.seat, range(used)) if seat.state != FREE]
 
     def seat(self, index: int) -> Seat:
@@ -142,65 +146,73 @@ class Board:
     def write(self, seat: Seat) -> None:
         """Write all of a seat; its state last, so that a reader after a crash finds it whole or as it was."""
         at = _FIRST_SEAT + seat.index * _SIZE
-        values = (
-            seat.pid,
-            seat.start,
-            seat.token,
-            seat.lane,
-            seat.persistent,
-            seat.ephemeral,
-            seat.arrival,
-            seat.last_turn,
-            seat.service,
-            seat.remaining,
-            seat.linger_until,
-            seat.last_s,
-            seat.rung,
-            seat.pause,
-            seat.name.encode(),
-        )
-        (state,) = struct.unpack_from("=I", self._map, at)
-        _SEAT.pack_into(self._map, at, state, *values)
+        _, _, *values, name = astuple(seat)
+        (state,) = _STATE.unpack_from(self._map, at)
+        _SEAT.pack_into(self._map, at, state, *values, name.encode())
         self.set_state(seat, seat.state)
 
     def set_state(self, seat: Seat, state: int) -> None:
         """Change a seat's state, and nothing else."""
         seat.state = state
-        struct.pack_into("=I", self._map, _FIRST_SEAT + seat.index * _SIZE, state)
+        _STATE.pack_into(self._map, _FIRST_SEAT + seat.index * _SIZE, state)
 
     def take_seat(self, name: str, pid: int) -> Seat:
         """A free seat for a trial. Raises SalusError if all are taken."""
-        used = int.from_bytes(self._map[_SEATS_USED : _SEATS_USED + 4], "little")
+        (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
         if len(name.encode()) > 64:
             raise SalusError(f"the trial's name {name!r} is longer than 64 bytes; give it a shorter one")
         index = next((i for i in range(used) if self.seat(i).state == FREE), used)
         if index >= SEATS:
             raise SalusError(f"{SEATS} trials are at this device; {name!r} must go to another one")
         nan = math.nan
-        seat = Seat(index, WAITING, pid, started(pid), 0, -1, 0, 0, 0, 0, 0.0, nan, 0.0, 0.0, 0, 0, name)
+        seat = Seat(index, WAITING, 0, 0, -1, 0, 0.0, nan, 0.0, 0.0, pid, 0, started(pid), 0, 0, 0, name)
         self.write(seat)
         struct.pack_into("=I", self._map, _SEATS_USED, max(used, index + 1))
         return seat
 
+    # What every pass does, without making a `Seat` of each
+
+    def standing_at(self, index: int) -> tuple[int, int, int, int]:
+        """(state, pause, token, lane) of a seat."""
+        return _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)  # type: ignore[return-value]
+
+    def alone(self, index: int, lane: int) -> bool:
+        """Whether no other trial that may pass the gate is in the lane."""
+        (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
+        for other in range(used):
+            if other != index:
+                state, _, _, its = _PASS.unpack_from(self._map, _FIRST_SEAT + other * _SIZE)
+                if its == lane and state in ADMITTED:
+                    return False
+        return True
+
+    def count(self, index: int, seconds: float) -> None:
+        """An iteration is over: what `policies.served` says, written down."""
+        (turn,) = _TURN.unpack_from(self._map, _TURNS)
+        _TURN.pack_into(self._map, _TURNS, turn + 1)
+        at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
+        _, service, remaining, _ = _COUNTS.unpack_from(self._map, at)
+        # max(nan, 0) would be nan or 0, as the order has it: unknown stays unknown.
+        left = remaining if remaining != remaining else max(0.0, remaining - seconds)
+        _COUNTS.pack_into(self._map, at, turn + 1, service + seconds, left, seconds)
+
+    def set_state_at(self, index: int, state: int) -> None:
+        """Change a seat's state, and nothing else."""
+        _STATE.pack_into(self._map, _FIRST_SEAT + index * _SIZE, state)
+
     @property
     def tokens(self) -> int:
         """The last token that was given out."""
-        return int(struct.unpack_from("=Q", self._map, _TOKENS)[0])
+        return int(_TURN.unpack_from(self._map, _TOKENS)[0])
 
     @tokens.setter
     def tokens(self, token: int) -> None:
-        struct.pack_into("=Q", self._map, _TOKENS, token)
+        _TURN.pack_into(self._map, _TOKENS, token)
 
     @property
     def turns(self) -> int:
         """Iterations that ended on the device so far."""
-        return int(struct.unpack_from("=Q", self._map, _TURNS)[0])
-
-    def next_turn(self) -> int:
-        """Count a turn of the device."""
-        turn = self.turns + 1
-        struct.pack_into("=Q", self._map, _TURNS, turn)
-        return turn
+        return int(_TURN.unpack_from(self._map, _TURNS)[0])
 
     def address(self, index: int, token: int) -> str:
         """The socket on which a trial that waits at the gate is woken; of one admission only."""

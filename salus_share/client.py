@@ -81,6 +81,10 @@ class LaneClient:
         }
         self._enter(self._last, timeout)
 
+    def start_service(self) -> None:
+        """Have the device's service up before it is needed; `admit` does it too."""
+        service.start(self._directory, self._capacity, self._policy).close()
+
     def iteration(self) -> AbstractContextManager[None]:
         """One iteration on the device: within it ephemeral memory may be used. See `Gate.iteration`."""
         return self._admitted().iteration()

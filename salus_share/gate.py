@@ -16,11 +16,11 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from salus_share.board import ADMITTED, IDLE, INSIDE, LEFT, LINGERING, PAUSED, READY, RESIDENT, Board, Seat, alive
 from salus_share.errors import SalusError, StaleToken
-from salus_share.policies import Policy, back, next_turn, policy, served
+from salus_share.policies import Policy, back, next_turn, policy
 
 #: Longest that a lane is kept for a trial between two of its iterations: this part of the last one, at most so long.
 LINGER_PART, LINGER_S = 0.1, 0.005
@@ -42,27 +42,19 @@ class Gate:
         #: The lane of the iteration under way, or of the last one, and whether others are in it.
         self.lane = -1
         self.shared = False
+        self._pass = _Pass(self)
         self._inside = False
         self._began = 0.0
         self._inbox: socket.socket | None = None
         #: (pid, start) -> its pidfd, of processes that were waited for lately.
         self._watched: dict[tuple[int, int], int] = {}
 
-    @contextlib.contextmanager
-    def iteration(self) -> Iterator[None]:
+    def iteration(self) -> AbstractContextManager[None]:
         """One iteration: waits for its turn, and gives the lane back at the end, also if it raises.
 
-        Raises StaleToken, before anything ran, if the trial was told to leave the device.
+        Entering raises StaleToken, before anything ran, if the trial was told to leave the device.
         """
-        if self._inside:
-            raise SalusError("this trial is at its gate already; one iteration at a time")
-        self._inside, self._began = True, time.monotonic()
-        try:
-            self._enter()
-            yield
-        finally:
-            self._inside = False
-            self._leave()
+        return self._pass
 
     def withdraw(self) -> None:
         """Give up the seat: the trial's memory is free. The service finds it so, now or when it is back."""
@@ -89,53 +81,72 @@ class Gate:
             self._inbox = None
 
     def _enter(self) -> None:
-        board = self._board
-        with board.lock():
-            mine = board.seat(self._index)
-            self._check(mine, ADMITTED)
-            mates = [seat for seat in in_lane(board, mine.lane) if seat.index != mine.index]
-            if mates:
-                mine.service = back(mine.standing, clock(mates)).service
-                mine.state = READY
-                board.write(mine)
-                passed = self._take(mine)
-            else:
-                board.set_state(mine, INSIDE)
-                passed = True
-        self.lane, self.shared = mine.lane, bool(mates)
-        if not passed:
-            self._wait()
-        self._began = time.monotonic()
+        if self._inside:
+            raise SalusError("this trial is at its gate already; one iteration at a time")
+        self._inside, self._began = True, time.monotonic()
+        try:
+            board = self._board
+            with board.lock():
+                state, _, token, self.lane = board.standing_at(self._index)
+                self._check(token, state, ADMITTED)
+                self.shared = not board.alone(self._index, self.lane)
+                if self.shared:
+                    passed = self._stand()
+                else:
+                    board.set_state_at(self._index, INSIDE)
+                    passed = True
+            if not passed:
+                self._wait()
+            self._began = time.monotonic()
+        except BaseException:
+            # Ctrl-C may come when the lane is ours already.
+            self._leave()
+            raise
 
     def _leave(self) -> None:
         """The iteration is over, and with it the use of ephemeral memory. Nothing if it never began."""
         now = time.monotonic()
-        seconds = now - self._began
+        self._inside = False
         board = self._board
         woken = None
         with board.lock():
-            mine = board.seat(self._index)
-            if mine.token != self.token or mine.state != INSIDE:
+            state, paused, token, lane = board.standing_at(self._index)
+            if token != self.token or state != INSIDE:
                 return
-            after = served(mine.standing, seconds, board.next_turn())
-            mine.service, mine.last_turn, mine.last_s = after.service, after.last_turn, seconds
-            mine.remaining = mine.remaining if after.remaining is None else after.remaining
-            mine.state = PAUSED if mine.pause else IDLE
-            ready = {seat.index: seat.standing for seat in in_lane(board, mine.lane) if seat.state == READY}
-            if ready and mine.state == IDLE:
-                chosen = next_turn(self._policy, {**ready, mine.index: mine.standing})
-                if chosen == mine.index:
-                    mine.state, mine.linger_until = LINGERING, now + min(LINGER_S, LINGER_PART * seconds)
-                    # Somebody must take the lane when the moment is over.
-                    woken = board.seat(next(iter(ready)))
-            board.write(mine)
-            if ready and woken is None:
-                woken = grant(board, self._policy, mine.lane)
+            board.count(self._index, now - self._began)
+            alone = board.alone(self._index, lane)
+            if paused or alone:
+                board.set_state_at(self._index, PAUSED if paused else IDLE)
+            else:
+                woken = self._linger(lane, now)
+            if woken is None and not alone:
+                woken = grant(board, self._policy, lane)
         if woken is not None:
             wake(board, woken)
 
-    def _check(self, mine: Seat, states: tuple[int, ...]) -> None:
-        if mine.token != self.token or mine.state not in states:
+    def _linger(self, lane: int, now: float) -> Seat | None:
+        """The lane is kept a moment if this trial would be next. Returns who takes it when the moment is over."""
+        board = self._board
+        mine = board.seat(self._index)
+        ready = {seat.index: seat.standing for seat in in_lane(board, lane) if seat.state == READY}
+        if not ready or next_turn(self._policy, {**ready, mine.index: mine.standing}) != mine.index:
+            board.set_state_at(mine.index, IDLE)
+            return None
+        mine.state, mine.linger_until = LINGERING, now + min(LINGER_S, LINGER_PART * mine.last_s)
+        board.write(mine)
+        return board.seat(next(iter(ready)))
+
+    def _stand(self) -> bool:
+        """This trial is ready, and not alone in its lane: whether it is its turn."""
+        mine = self._board.seat(self._index)
+        mates = [seat for seat in in_lane(self._board, mine.lane) if seat.index != mine.index]
+        mine.service = back(mine.standing, clock(mates)).service
+        mine.state = READY
+        self._board.write(mine)
+        return self._take(mine)
+
+    def _check(self, token: int, state: int, states: tuple[int, ...]) -> None:
+        if token != self.token or state not in states:
             raise StaleToken(
                 f"token {self.token} is old: this trial was told to leave the device; "
                 "commit, free its memory and ask to be admitted again"
@@ -159,7 +170,7 @@ class Gate:
             while True:
                 with board.lock():
                     mine = board.seat(self._index)
-                    self._check(mine, (READY, INSIDE))
+                    self._check(mine.token, mine.state, (READY, INSIDE))
                     mates = [seat for seat in in_lane(board, mine.lane) if seat.index != mine.index]
                     if suspicious:
                         bury(board, mates)
@@ -206,6 +217,21 @@ class Gate:
             made.bind(address)
             self._inbox = made
         return self._inbox
+
+
+class _Pass(AbstractContextManager[None]):
+    """What `Gate.iteration` is a `with` of; one a gate, nothing is made anew for an iteration."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        self._gate._enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._gate._leave()
 
 
 # What the gate and the service do to a lane; all but `wake` under the board's lock.
