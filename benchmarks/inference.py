@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.inference --json [--quick]``. Requests come at random, a few a second for all models together.
 Sides, milliseconds from request to answer (mean and 95 %): `resident`, all 42 on the device, each in a lane of its
-own or sharing one, under PACK; `reload`, where a device holds one model at a time and another must be loaded from a
-file first. `alone` is each kind with the device to itself; `added` is what sharing adds to the mean. ``ratio`` is
+own or sharing one, under PACK; `reload`, where a device holds one model at a time and another its parameters must be
+loaded first. `alone` is each kind with the device to itself; `added` is what sharing adds to the mean. ``ratio`` is
 reload's mean over resident's. On a CPU the device is one core and one process holds the models (`salus_share.streams`).
 """
 
@@ -49,7 +49,7 @@ def answer(model: torch.nn.Module, kind: int) -> None:
     import torch
 
     with torch.inference_mode():
-        x = torch.ones(1, 3, 32, 32)
+        x = torch.ones(1, 3, 32, 32, device=next(model.parameters()).device)
         model(x if kind % 2 else x.flatten(1)).sum().item()
 
 
@@ -62,7 +62,7 @@ def plan(seconds: float, seed: int) -> list[tuple[float, int, int]]:
     return found
 
 
-def resident(begin: Any, directory: str, seconds: float) -> list[float]:
+def resident(begin: Any, directory: str, seconds: float, device: str = "cpu") -> list[float]:
     """Latencies with all models on the device."""
     import torch
 
@@ -70,14 +70,14 @@ def resident(begin: Any, directory: str, seconds: float) -> list[float]:
 
     pin()
     torch.set_num_threads(1)
-    lanes = InProcessLanes("cpu", "inference", capacity=CAPACITY, policy="PACK", directory=Path(directory))
+    lanes = InProcessLanes(device, "inference", capacity=CAPACITY, policy="PACK", directory=Path(directory))
     requests: dict[tuple[int, int], Queue[float | None]] = {}
     latencies: list[float] = []
     ready = threading.Semaphore(0)
 
     def serve(kind: int, queue: Queue[float | None]) -> Any:
         def work(job: LaneJob) -> None:
-            model = build(kind)
+            model = build(kind).to(device)
             answer(model, kind)
             ready.release()
             while (asked := queue.get()) is not None:
@@ -107,13 +107,13 @@ def resident(begin: Any, directory: str, seconds: float) -> list[float]:
     return latencies
 
 
-def one_at_a_time(begin: Any, seconds: float, reload: bool) -> list[float]:
+def one_at_a_time(begin: Any, seconds: float, reload: bool, device: str = "cpu") -> list[float]:
     """Latencies one after another: the model is there (alone), or must be loaded for each request."""
     import torch
 
     pin()
     torch.set_num_threads(1)
-    models = {kind: build(kind) for kind in range(KINDS)}
+    models = {kind: build(kind).to(device) for kind in range(KINDS)}
     saved = {}
     for kind, model in models.items():
         answer(model, kind)
@@ -126,7 +126,7 @@ def one_at_a_time(begin: Any, seconds: float, reload: bool) -> list[float]:
         asked = time.perf_counter()
         model = models[kind]
         if reload:
-            model = build(kind)
+            # Its parameters come from host memory; what else a model is made of is there.
             model.load_state_dict(torch.load(io.BytesIO(saved[kind]), weights_only=True))
         answer(model, kind)
         latencies.append(time.perf_counter() - asked)

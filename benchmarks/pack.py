@@ -1,9 +1,9 @@
 """N copies of a small model on one device: one after the other, time-sliced, and packed in lanes.
 
 ``python -m benchmarks.pack --json [--quick] [--copies N]``. The device is one core. Two kinds of training: `waits`,
-which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind seconds for all copies'
-steps from when all are ready: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, the kernel
-decides), `lanes` (policy PACK, a process each), `threads` (policy PACK, all in one process). ``ratios``: a side's time
+which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind seconds for all
+copies' steps from when all are ready: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
+gate), `lanes` (policy PACK, a process each), `threads` (policy PACK, all in one process). ``ratios``: a side's time
 over ours for `waits`, where ours is `lanes`; ``ratio`` is fifo's.
 
 `packing` is what is decided for each kind: c by memory and by speed (eq. 3.1 on the measured times of 1 and of N), and
