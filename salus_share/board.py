@@ -16,11 +16,12 @@ import struct
 import tempfile
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 
 from salus_share.errors import SalusError
-from salus_share.policies import Standing
+from salus_share.policies import Standing, back
 
 MAGIC, VERSION = 0x5A105, 1
 SEATS = 64
@@ -75,6 +76,10 @@ class Seat:
         """What a policy sees."""
         remaining = None if math.isnan(self.remaining) else self.remaining
         return Standing(self.arrival, self.service, self.last_turn, remaining, self.rung)
+
+
+#: Of a seat: what is written between its state and its name.
+_values = attrgetter(*[field.name for field in fields(Seat)][2:-1])
 
 
 def home(device: str) -> Path:
@@ -146,9 +151,8 @@ class Board:
     def write(self, seat: Seat) -> None:
         """Write all of a seat; its state last, so that a reader after a crash finds it whole or as it was."""
         at = _FIRST_SEAT + seat.index * _SIZE
-        _, _, *values, name = astuple(seat)
         (state,) = _STATE.unpack_from(self._map, at)
-        _SEAT.pack_into(self._map, at, state, *values, name.encode())
+        _SEAT.pack_into(self._map, at, state, *_values(seat), seat.name.encode())
         self.set_state(seat, seat.state)
 
     def set_state(self, seat: Seat, state: int) -> None:
@@ -176,15 +180,29 @@ class Board:
         """(state, pause, token, lane) of a seat."""
         return _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)  # type: ignore[return-value]
 
-    def alone(self, index: int, lane: int) -> bool:
-        """Whether no other trial that may pass the gate is in the lane."""
+    def mates(self, index: int, lane: int) -> tuple[bool, float | None]:
+        """Whether another trial of the lane is ready, inside or lingers, and the lane's clock, None without others.
+
+        The clock is the service that whoever of the others began last had then.
+        """
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
+        active, clock = False, None
         for other in range(used):
             if other != index:
-                state, _, _, its = _PASS.unpack_from(self._map, _FIRST_SEAT + other * _SIZE)
+                at = _FIRST_SEAT + other * _SIZE
+                state, _, _, its = _PASS.unpack_from(self._map, at)
                 if its == lane and state in ADMITTED:
-                    return False
-        return True
+                    _, service, _, last = _COUNTS.unpack_from(self._map, at + _COUNTS_AT)
+                    began = service if state == INSIDE else service - last
+                    clock = began if clock is None else max(clock, began)
+                    active = active or state != IDLE
+        return active, clock
+
+    def owe(self, index: int, clock: float) -> None:
+        """The trial stands at the gate of a lane with this clock: what `policies.back` says, written down."""
+        at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
+        turn, service, remaining, last = _COUNTS.unpack_from(self._map, at)
+        _COUNTS.pack_into(self._map, at, turn, back(service, clock), remaining, last)
 
     def count(self, index: int, seconds: float) -> None:
         """An iteration is over: what `policies.served` says, written down."""

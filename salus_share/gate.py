@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 
 from salus_share.board import ADMITTED, IDLE, INSIDE, LEFT, LINGERING, PAUSED, READY, RESIDENT, Board, Seat, alive
 from salus_share.errors import SalusError, StaleToken
-from salus_share.policies import Policy, back, next_turn, policy
+from salus_share.policies import Policy, next_turn, policy
 
 #: Longest that a lane is kept for a trial between two of its iterations: this part of the last one, at most so long.
 LINGER_PART, LINGER_S = 0.1, 0.005
@@ -89,12 +89,12 @@ class Gate:
             with board.lock():
                 state, _, token, self.lane = board.standing_at(self._index)
                 self._check(token, state, ADMITTED)
-                self.shared = not board.alone(self._index, self.lane)
-                if self.shared:
-                    passed = self._stand()
-                else:
-                    board.set_state_at(self._index, INSIDE)
-                    passed = True
+                active, clock = board.mates(self._index, self.lane)
+                self.shared = clock is not None
+                if clock is not None:
+                    board.owe(self._index, clock)
+                board.set_state_at(self._index, READY if active else INSIDE)
+                passed = not active or self._take()
             if not passed:
                 self._wait()
             self._began = time.monotonic()
@@ -114,13 +114,10 @@ class Gate:
             if token != self.token or state != INSIDE:
                 return
             board.count(self._index, now - self._began)
-            alone = board.alone(self._index, lane)
-            if paused or alone:
-                board.set_state_at(self._index, PAUSED if paused else IDLE)
-            else:
-                woken = self._linger(lane, now)
-            if woken is None and not alone:
-                woken = grant(board, self._policy, lane)
+            active, _ = board.mates(self._index, lane)
+            board.set_state_at(self._index, PAUSED if paused else IDLE)
+            if active:
+                woken = (None if paused else self._linger(lane, now)) or grant(board, self._policy, lane)
         if woken is not None:
             wake(board, woken)
 
@@ -130,20 +127,10 @@ class Gate:
         mine = board.seat(self._index)
         ready = {seat.index: seat.standing for seat in in_lane(board, lane) if seat.state == READY}
         if not ready or next_turn(self._policy, {**ready, mine.index: mine.standing}) != mine.index:
-            board.set_state_at(mine.index, IDLE)
             return None
         mine.state, mine.linger_until = LINGERING, now + min(LINGER_S, LINGER_PART * mine.last_s)
         board.write(mine)
         return board.seat(next(iter(ready)))
-
-    def _stand(self) -> bool:
-        """This trial is ready, and not alone in its lane: whether it is its turn."""
-        mine = self._board.seat(self._index)
-        mates = [seat for seat in in_lane(self._board, mine.lane) if seat.index != mine.index]
-        mine.service = back(mine.standing, clock(mates)).service
-        mine.state = READY
-        self._board.write(mine)
-        return self._take(mine)
 
     def _check(self, token: int, state: int, states: tuple[int, ...]) -> None:
         if token != self.token or state not in states:
@@ -152,12 +139,12 @@ class Gate:
                 "commit, free its memory and ask to be admitted again"
             )
 
-    def _take(self, mine: Seat) -> bool:
+    def _take(self) -> bool:
         """This trial is ready: whether the lane is its now. If it is another's turn, that one gets it."""
-        granted = grant(self._board, self._policy, mine.lane)
-        if granted is not None and granted.index != mine.index:
+        granted = grant(self._board, self._policy, self.lane)
+        if granted is not None and granted.index != self._index:
             wake(self._board, granted)
-        return granted is not None and granted.index == mine.index
+        return granted is not None and granted.index == self._index
 
     # Waiting
 
@@ -174,7 +161,7 @@ class Gate:
                     mates = [seat for seat in in_lane(board, mine.lane) if seat.index != mine.index]
                     if suspicious:
                         bury(board, mates)
-                    if mine.state == INSIDE or self._take(mine):
+                    if mine.state == INSIDE or self._take():
                         return
                 now = time.monotonic()
                 timeout = min([seat.linger_until - now for seat in mates if lingers(seat, now)], default=LOOK_S)
@@ -240,11 +227,6 @@ class _Pass(AbstractContextManager[None]):
 def in_lane(board: Board, lane: int) -> list[Seat]:
     """The trials of a lane that may pass the gate."""
     return [seat for seat in board.seats() if seat.lane == lane and seat.state in ADMITTED]
-
-
-def clock(seats: list[Seat]) -> float:
-    """The service that whoever of these began last had then."""
-    return max((seat.service - (0 if seat.state == INSIDE else seat.last_s) for seat in seats), default=0.0)
 
 
 def lingers(seat: Seat, now: float) -> bool:

@@ -159,9 +159,9 @@ def served(job: Standing, seconds: float, turn: int) -> Standing:
     return replace(job, service=job.service + seconds, last_turn=turn, remaining=remaining)
 
 
-def back(job: Standing, clock: float) -> Standing:
-    """The job stands at the gate again, in a lane whose ``clock`` is the service of whoever began last there.
+def back(service: float, clock: float) -> float:
+    """The service of a job that stands at the gate again; ``clock``: that of whoever began last in its lane.
 
     What it was away for it is owed up to `CREDIT_S`, so that nobody is pushed aside until it caught up.
     """
-    return job if job.service >= clock - CREDIT_S else replace(job, service=clock - CREDIT_S)
+    return max(service, clock - CREDIT_S)

@@ -199,7 +199,8 @@ class Scheduler:
             raise StaleToken(f"{job.name!r} came with token {event.token}, but was told to leave the device since")
         if job.status != "idle":
             raise SalusError(f"{job.name!r} is {job.status} already")
-        job.standing = back(job.standing, self._turns[self.table.places[job.name].lane].clock)
+        clock = self._turns[self.table.places[job.name].lane].clock
+        job.standing = replace(job.standing, service=back(job.standing.service, clock))
         return self._stand(job)
 
     def _ended(self, event: IterationEnded) -> list[Instruction]:

@@ -327,8 +327,8 @@ class LaneService:
             if token is not None:
                 seat.token, seat.state, seat.arrival, seat.pause = token, IDLE, standing.arrival, 0
                 self._board.tokens = token
-            mates = [other for other in gate.in_lane(self._board, lane) if other.index != seat.index]
-            seat.service, seat.last_s, seat.last_turn = gate.clock(mates), 0.0, self._board.turns
+            _, clock = self._board.mates(seat.index, lane)
+            seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._board.turns
             self._board.write(seat)
 
     def _promise(self, name: str) -> None:

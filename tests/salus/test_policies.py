@@ -63,6 +63,6 @@ def test_what_an_iteration_changes() -> None:
 
 
 def test_credit_is_bounded() -> None:
-    assert back(Standing(1, service=2.0), 50.0).service == 49.0
-    assert back(Standing(1, service=49.5), 50.0).service == 49.5
-    assert back(Standing(1, service=60.0), 50.0).service == 60.0
+    assert back(2.0, 50.0) == 49.0
+    assert back(49.5, 50.0) == 49.5
+    assert back(60.0, 50.0) == 60.0
