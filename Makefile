@@ -19,12 +19,13 @@ demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
 # Lint, the whole test suite on the newest Ray, and the Tune tests on the oldest.
-test: lint
-	$(BIN)/python -m pytest
+test: lint fast
+	$(BIN)/python -m pytest -m "ray or faults"
 	$(MAKE) oldest
 
+# What needs no Ray, on all cores.
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults"
+	$(BIN)/python -m pytest -m "not ray and not faults" -n auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -53,11 +53,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def cores(devices: str) -> int:
-    """N of ``cpu:N``. Raises argparse's error for anything else: these jobs train on cores."""
+def cores(devices: str, kinds: Sequence[str] = ("cpu",)) -> int:
+    """N of ``cpu:N``, or of another of ``kinds``. Raises argparse's error for anything else."""
     kind, _, count = devices.partition(":")
-    if kind != "cpu" or not count.isdigit() or int(count) < 1:
-        raise argparse.ArgumentTypeError(f"{devices!r} is not cpu:N, for example cpu:2")
+    if kind not in kinds or not count.isdigit() or int(count) < 1:
+        wanted = " or ".join(f"{kind}:N" for kind in kinds)
+        raise argparse.ArgumentTypeError(f"{devices!r} is not {wanted}, for example {kinds[-1]}:2")
     return int(count)
 
 

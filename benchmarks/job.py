@@ -1,25 +1,34 @@
 """The tuning job that is compared: a stock Ray Tune script, run by ``python`` or by ``fluidtune run``.
 
-It searches over the digits network of examples/ (`elastic` or `plain`: the same loop) or over trials of a given
-length that train nothing (`sleep`), with the same configurations on every side. Of its own run it writes: the
-best metric, the iterations, the seconds of ``fit``, and each trial's launch: from the moment at which a place to run
-became free for it to the arrival of its first result. The place of the first N trials (N cores) is free when
-``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the order of first results
-takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and every side
-sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen: launches say
-something for `grid` only.)
+It searches over the digits network of examples/ (`elastic` or `plain`: the same loop), over trials of a given
+length that train nothing (`sleep`), or over an emulated task on emulated GPUs (`emulated`; under stock Ray Tune
+``--pace`` makes it last as long as the profile says), with the same configurations on every side.
+
+Of its own run it writes: the best metric, the iterations, the seconds of ``fit``, and each trial's launch: from the
+moment at which a place to run became free for it to the arrival of its first result. The place of the first N trials
+(N cores) is free when ``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the
+order of first results takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and
+every side sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen:
+launches say something for `grid` only.)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
 from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
+
+from benchmarks.algorithms import ALGORITHMS, algorithm, budget
+from benchmarks.emulated_task import EmulatedTask, emulated_space
+from fluidtune.cluster.emulated import Emulation, paced
+from fluidtune.cluster.emulated.board import Board
+from fluidtune.profiles import Profile
 
 
 class Watch(tune.Callback):
@@ -57,22 +66,36 @@ def digits_space(epochs: int) -> dict[str, Any]:
     return {
         "lr": tune.loguniform(1e-3, 3e-1),
         "momentum": tune.uniform(0.5, 0.95),
-        "width": tune.choice([24, 32, 48]),
-        "batch_size": tune.choice([32, 64]),
+        "width": tune.choice([32, 64, 96]),
+        "batch_size": tune.choice([64, 128]),
         "epochs": epochs,
         "seed": 0,
     }
 
 
+def emulated_trainable(args: argparse.Namespace) -> Any:
+    """The emulated task on one emulated GPU a trial."""
+    task: Any = EmulatedTask
+    if args.pace:
+        descriptor, board = tempfile.mkstemp(prefix="fluidtune-emulated-", dir=args.storage)
+        os.close(descriptor)
+        Board.create(board, args.gpus)
+        task = paced(task, Emulation(Profile.load(args.profile), board))
+    return tune.with_resources(task, {"cpu": 0, "gpu": 1})
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A tuning job to measure.")
-    parser.add_argument("--algorithm", choices=["grid", "hyperband", "asha"], default="hyperband")
-    parser.add_argument("--trainable", choices=["elastic", "plain", "sleep"], default="elastic")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
+    parser.add_argument("--trainable", choices=["elastic", "plain", "sleep", "emulated"], default="elastic")
     parser.add_argument("--cpus", type=int, required=True, help="of the Ray cluster")
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
     parser.add_argument("--steps", type=int, default=2, help="results of a sleeping trial")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a sleeping trial")
+    parser.add_argument("--gpus", type=int, default=0, help="emulated ones of the Ray cluster")
+    parser.add_argument("--profile", help="of the emulated devices, a file")
+    parser.add_argument("--pace", action="store_true", help="this script itself keeps the profile's pace")
     parser.add_argument("--reuse", action="store_true", help="Tune's reuse_actors")
     parser.add_argument("--storage", required=True, help="where Tune keeps the results")
     parser.add_argument("--out", required=True, help="where the measurements go, JSON")
@@ -89,20 +112,19 @@ def main() -> None:
             "steps": args.steps,
             "seconds": args.seconds,
         }
+    elif args.trainable == "emulated":
+        trainable, samples, space = emulated_trainable(args), args.trials, emulated_space()
     else:
         if args.trainable == "elastic":
             from examples.digits_elastic import train
         else:
             from examples.digits_hyperband import train
         trainable, samples, space = train, args.trials, digits_space(args.epochs)
-    if args.algorithm == "hyperband":
-        scheduler = HyperBandScheduler(max_t=args.epochs, reduction_factor=3)
-    elif args.algorithm == "asha":
-        scheduler = ASHAScheduler(max_t=args.epochs, grace_period=1, reduction_factor=3)
-    else:
-        scheduler = FIFOScheduler()
+    scheduler, searcher = algorithm(args.algorithm, args.epochs, space)
+    # The digits' loops and the sleepers end by themselves.
+    stop = budget(args.algorithm, args.epochs) if args.trainable == "emulated" else None
     watch = Watch()
-    ray.init(address="local", num_cpus=args.cpus, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=args.cpus, num_gpus=args.gpus, include_dashboard=False, log_to_driver=False)
     tuner = tune.Tuner(
         trainable,
         param_space=space,
@@ -111,10 +133,10 @@ def main() -> None:
             mode="max",
             num_samples=samples,
             scheduler=scheduler,
-            search_alg=tune.search.BasicVariantGenerator(random_state=0),
+            search_alg=searcher,
             reuse_actors=args.reuse,
         ),
-        run_config=tune.RunConfig(name="job", storage_path=args.storage, verbose=0, callbacks=[watch]),
+        run_config=tune.RunConfig(name="job", storage_path=args.storage, verbose=0, callbacks=[watch], stop=stop),
     )
     started = time.time()
     grid = tuner.fit()

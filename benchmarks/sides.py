@@ -1,12 +1,15 @@
 """The three ways in which a tuning job is run: `fluid` (ours), `stock` and `stock_reuse`.
 
 Each is a whole process that runs the same script (job.py) with the same arguments on as many cores: `stock` as
-it stands, `stock_reuse` with Tune's ``reuse_actors`` on, `fluid` through ``fluidtune run``.
+it stands, `stock_reuse` with Tune's ``reuse_actors`` on, `fluid` through ``fluidtune run``. On emulated devices all
+three have a Ray with as many GPUs that are none, and the same profile; the stock sides' script keeps its pace itself.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,29 +22,44 @@ OURS = "fluid"
 JOB = str(ROOT / "benchmarks" / "job.py")
 
 
-def under_fluidtune(devices: str, script: str, *args: str) -> list[str]:
-    """The command that runs a script under FluidTune."""
-    return [sys.executable, "-m", "fluidtune.cli", "run", "--devices", devices, script, *args]
+def under_fluidtune(devices: str, script: str, *args: str, settings: Sequence[str] = ()) -> list[str]:
+    """The command that runs a script under FluidTune; ``settings``: further options of ``fluidtune run``."""
+    return [sys.executable, "-m", "fluidtune.cli", "run", "--devices", devices, *settings, script, *args]
 
 
-def sides(devices: str, job: Sequence[str]) -> dict[str, Callable[[], Figures]]:
-    """By name, what runs job.py with the arguments ``job`` on that side and returns what it measured."""
+def sides(
+    devices: str, job: Sequence[str], profile: str | None = None, keep: str | None = None
+) -> dict[str, Callable[[], Figures]]:
+    """By name, what runs job.py with the arguments ``job`` on that side and returns what it measured.
+
+    ``profile``: of emulated devices, a file. ``keep``: a directory in which our side's experiment is left.
+    """
+    emulated = devices.startswith("emulated")
+    count = cores(devices, ("cpu", "emulated"))
+    settings = ["--profile", str(profile)] if emulated else []
 
     def side(command: Sequence[str], *more: str) -> Callable[[], Figures]:
         def run() -> Figures:
             with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
                 out = Path(directory) / "out.json"
-                place = ("--cpus", str(cores(devices)), "--storage", directory, "--out", str(out))
+                cpus = str(os.cpu_count() or 1) if emulated else str(count)
+                place = ["--cpus", cpus, "--storage", directory, "--out", str(out)]
+                if emulated:
+                    place += ["--gpus", str(count), "--profile", str(profile)]
                 seconds = run_process([*command, *job, *place, *more])
                 found = json.loads(out.read_text())
+                if keep is not None and command[0:3] == ours[0:3]:
+                    shutil.copytree(Path(directory) / "job", keep, dirs_exist_ok=True)
             if "launches" in found:
                 found["launch_seconds"] = median(found.pop("launches"))
             return {"seconds": seconds, **found}
 
         return run
 
+    ours = under_fluidtune(devices, JOB, settings=settings)
+    pace = ["--pace"] if emulated else []
     return {
-        OURS: side(under_fluidtune(devices, JOB)),
-        "stock": side([sys.executable, JOB]),
-        "stock_reuse": side([sys.executable, JOB], "--reuse"),
+        OURS: side(ours),
+        "stock": side([sys.executable, JOB], *pace),
+        "stock_reuse": side([sys.executable, JOB], "--reuse", *pace),
     }

@@ -93,8 +93,8 @@ def main():
         param_space={
             "lr": tune.loguniform(1e-3, 3e-1),
             "momentum": tune.uniform(0.5, 0.95),
-            "width": tune.choice([24, 32, 48]),
-            "batch_size": tune.choice([32, 64]),
+            "width": tune.choice([32, 64, 96]),
+            "batch_size": tune.choice([64, 128]),
             "epochs": args.epochs,
             "seed": 0,
         },

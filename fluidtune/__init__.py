@@ -1,8 +1,8 @@
 """FluidTune: an execution engine for Ray Tune.
 
 `run` and `Tuner` are Ray Tune's, executed by FluidTune; `FluidExecutor` holds the settings; `FluidScheduler`
-brings the executor into a stock ``ray.tune.Tuner``. `fluidtune.elastic` is what a training loop calls to be
-resized while it trains, and imports no Ray.
+brings the executor into a stock ``ray.tune.Tuner``; with `announce` an algorithm's author names its TrialGroups.
+`fluidtune.elastic` is what a training loop calls to be resized while it trains, and imports no Ray.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["FluidExecutor", "FluidScheduler", "FluidTuneError", "Tuner", "__version__", "elastic", "run"]
+__all__ = ["FluidExecutor", "FluidScheduler", "FluidTuneError", "Tuner", "__version__", "announce", "elastic", "run"]
 
 _HOMES = {
     "FluidExecutor": "fluidtune.tune.executor",
     "FluidScheduler": "fluidtune.tune.scheduler",
     "FluidTuneError": "fluidtune.errors",
     "Tuner": "fluidtune.tune.entry",
+    "announce": "fluidtune.tune.groups",
     "run": "fluidtune.tune.entry",
 }
 

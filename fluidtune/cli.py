@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fluidtune import startup
 from fluidtune.errors import FluidTuneError
 
 
@@ -17,22 +18,31 @@ def cli() -> None:
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--devices", default=None, help='What to run on: "gpu", "gpu:N", "cpu" or "cpu:N".')
+@click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    devices: str | None, max_packing: int | None, max_workers: int | None, script: str, args: tuple[str, ...]
+    devices: str | None,
+    max_packing: int | None,
+    max_workers: int | None,
+    profile: str | None,
+    script: str,
+    args: tuple[str, ...],
 ) -> None:
     """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
     if not Path(script).is_file():
         # Before anything heavy is imported.
         raise FluidTuneError(f"there is no script {script!r}; give the path of a Python file")
+    startup.importing()
+    startup.end_quickly()
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 
-    run_script(script, args, FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers))
+    executor = FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers, profile=profile)
+    run_script(script, args, executor)
 
 
 @cli.command()
@@ -54,6 +64,28 @@ def report(run_dir: str) -> None:
     console.print(render(summarise(read_events(log))))
     for picture in (paths.timeline, paths.utilisation):
         console.print(f"wrote {picture}", soft_wrap=True)
+
+
+@cli.command()
+@click.argument("source")
+@click.option("--devices", "sizes", default="1,2,4,8,16", help="Numbers of devices to plan for, with commas.")
+@click.option("--trials", type=int, default=None, help="With a profile: how many equal trials (27).")
+@click.option("--iterations", type=int, default=None, help="With a profile: iterations of each trial (27).")
+@click.option("--out", default="plan.png", help="Where the picture goes.")
+def plan(source: str, sizes: str, trials: int | None, iterations: int | None, out: str) -> None:
+    """Say what to expect at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
+    from rich.console import Console
+
+    from fluidtune.planned import job_of, plan_png, render_plan
+    from fluidtune.twin import forecasts
+
+    counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]
+    if not counts or len(counts) != len(sizes.split(",")):
+        raise FluidTuneError(f"--devices {sizes!r} is not a list of whole numbers above 0, for example 1,2,4,8,16")
+    job = job_of(source, trials, iterations)
+    found = forecasts(job, counts)
+    Console().print(render_plan(job, found))
+    click.echo(f"wrote {plan_png(job, found, out)}")
 
 
 @cli.command()

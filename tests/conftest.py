@@ -56,6 +56,19 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         _left_out[" and ".join(sorted(names)) or "unmarked", "deselected by -m or -k"] += 1
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # in a process of pytest-xdist
+        output["left_out"] = [[marker, why, count] for (marker, why), count in _left_out.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # Each process has collected all tests.
+    for marker, why, count in getattr(node, "workeroutput", {}).get("left_out", []):
+        _left_out[marker, why] = count
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _left_out:
         terminalreporter.section("left out")

@@ -22,26 +22,28 @@ from ray.util.placement_group import (
 
 from fluidtune.errors import FluidTuneError
 
-_SPEC = re.compile(r"(cpu|gpu)(?::(\d+))?")
+_SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
+#: What an emulated worker takes of the real cluster, CPUs: next to nothing, it sleeps.
+EMULATED_CPUS = 0.001
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """``kind`` "cpu" or "gpu"; ``count`` how many cores or GPUs the job takes, None for all of the cluster's."""
+    """``kind`` "cpu", "gpu" or "emulated"; ``count`` how many the job takes, None for all of the cluster's."""
 
     kind: str
     count: int | None = None
 
     @classmethod
     def parse(cls, text: str | None) -> DeviceSpec | None:
-        """Read "cpu", "cpu:4", "gpu" or "gpu:2"; None (the user left it to us) stays None."""
+        """Read "cpu", "cpu:4", "gpu:2" or "emulated:8"; None (the user left it to us) stays None."""
         if text is None:
             return None
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
-        if match is None or match[2] == "0":
+        if match is None or match[2] == "0" or match[0] == "emulated":
             raise FluidTuneError(
-                f'devices={text!r} is not a device setting; use "gpu", "gpu:N", "cpu" or "cpu:N" with N >= 1, '
-                "or leave it out to take what the script's trials ask for"
+                f'devices={text!r} is not a device setting; use "gpu", "gpu:N", "cpu", "cpu:N" or "emulated:N" '
+                "with N >= 1, or leave it out to take what the script's trials ask for"
             )
         return cls(match[1], int(match[2]) if match[2] else None)
 
@@ -66,7 +68,7 @@ class Layout:
 
         Devices and workers are cut to the job's first trial: one that asks for less gets as much as that one.
         """
-        asked = float(request.get("GPU" if self.kind == "gpu" else "CPU", 0.0))
+        asked = float(request.get("CPU" if self.kind == "cpu" else "GPU", 0.0))
         if self.kind == "cpu":
             cores = self.bundle.get("CPU", 1.0)
             share = asked / cores if asked <= cores else math.ceil(asked / cores)
@@ -105,8 +107,8 @@ def layout(
                 f"a trial asks for {amount:g} of the resource {name!r}, the Ray cluster has {cluster.get(name, 0):g}; "
                 "ask for less, or start Ray with it"
             )
-    if spec.kind == "gpu":
-        there = int(cluster.get("GPU", 0))
+    if spec.kind != "cpu":
+        there = spec.count if spec.count and spec.kind == "emulated" else int(cluster.get("GPU", 0))
         _enough(spec, there, "GPU")
         if 1 < gpus != int(gpus):
             raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
@@ -133,7 +135,9 @@ def layout(
         packing = max(packing, -(-concurrency // count))
     if share > 1:
         packing = 1
-    if spec.kind == "gpu":
+    if spec.kind == "emulated":
+        worker, bundle = {"CPU": EMULATED_CPUS}, {"CPU": EMULATED_CPUS * packing}
+    elif spec.kind == "gpu":
         # Each worker brings its CPUs; a device that no node could hold would wait for ever.
         if cpus > 0:
             packing = max(1, min(packing, int(cluster.get("CPU", 0) // (cpus * count))))

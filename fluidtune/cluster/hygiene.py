@@ -3,8 +3,8 @@
 A warm worker saves the seconds that a new process costs, but only as long as the next trial finds it as a
 new process would be. What can be put back is put back (random streams, environment, working directory,
 torch's defaults); what cannot be (threads, child processes, memory) makes the worker *dirty*, and its owner
-replaces it. A fresh process starts torch's generator from a fixed seed and Python's and numpy's from
-entropy, so that is what a cleaned one gets.
+replaces it. A fresh process starts Python's, numpy's and torch's random streams from entropy, and so does a
+cleaned one.
 """
 
 from __future__ import annotations
@@ -50,11 +50,19 @@ class Baseline:
         torch = sys.modules.get("torch")
         if torch is not None and self._torch is None:
             self._torch = {
-                "rng": torch.get_rng_state(),
                 "dtype": torch.get_default_dtype(),
                 "threads": torch.get_num_threads(),
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
             }
+
+    def _as_imported(self, torch: Any) -> dict[str, Any]:
+        """torch as its import leaves it, for a trial whose own code was the first to import it."""
+        threads = self._env.get("OMP_NUM_THREADS", "")
+        return {
+            "dtype": torch.float32,
+            "threads": int(threads) if threads.isdecimal() else torch.get_num_threads(),
+            "deterministic": False,
+        }
 
     def restore(self) -> str | None:
         """Put back what a trial changed.
@@ -84,17 +92,17 @@ class Baseline:
             return
         torch.set_default_device(None)
         torch.set_grad_enabled(True)
-        if self._torch is not None:
-            torch.set_rng_state(self._torch["rng"])
-            torch.set_default_dtype(self._torch["dtype"])
-            if torch.are_deterministic_algorithms_enabled() != self._torch["deterministic"]:
-                # Only then: its first call imports torch's compiler, a second or more.
-                torch.use_deterministic_algorithms(self._torch["deterministic"])
-            if torch.get_num_threads() != self._torch["threads"]:
-                torch.set_num_threads(self._torch["threads"])
+        if self._torch is None:
+            self._torch = self._as_imported(torch)
+        torch.seed()
+        torch.set_default_dtype(self._torch["dtype"])
+        if torch.are_deterministic_algorithms_enabled() != self._torch["deterministic"]:
+            # Only then: its first call imports torch's compiler, a second or more.
+            torch.use_deterministic_algorithms(self._torch["deterministic"])
+        if torch.get_num_threads() != self._torch["threads"]:
+            torch.set_num_threads(self._torch["threads"])
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-            torch.cuda.manual_seed_all(torch.initial_seed())
 
     def _leftovers(self) -> str | None:
         deadline = time.monotonic() + GRACE_S

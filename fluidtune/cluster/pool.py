@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +18,12 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune.cluster.devices import Layout, Reservation
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
 
 logger = logging.getLogger(__name__)
 
+#: A worker that cleans up is waited for so long before another process is started, seconds.
+CLEAN_SOON_S = 1.0
 #: Environment that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_FUNCTION_THREAD_TIMEOUT_S", "RAY_TRAIN_V2_ENABLED")
 
@@ -40,6 +43,8 @@ class PooledWorker:
     gpus: list[str] = field(default_factory=list)
     #: Set while it serves or cleans up; an idle worker is in the pool.
     busy: bool = True
+    #: When it was told to clean up (monotonic clock); None before and after.
+    cleaning: float | None = None
 
 
 class WorkerPool:
@@ -69,7 +74,14 @@ class WorkerPool:
         busy = sum(1 for w in self.workers.values() if w.device == device and w.busy)
         if alone:
             return busy == 0
-        return bool(self._idle[device]) or busy < self._layout.packing
+        if self._idle[device]:
+            return True
+        # One that is about to be free is there sooner than a new process.
+        soon = any(
+            w.device == device and w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S
+            for w in self.workers.values()
+        )
+        return not soon and busy < self._layout.packing
 
     def take(self, device: int, now: float, visible: list[str] | None = None) -> PooledWorker:
         """A worker of this device, warm if there is one. Only when the device is `ready`.
@@ -80,7 +92,7 @@ class WorkerPool:
         idle = self._idle[device]
         if idle and visible is None:
             worker = idle.pop()
-            worker.busy = True
+            worker.busy, worker.cleaning = True, None
             return worker
         for spare in idle:
             # Its device is wanted whole by another kind of worker.
@@ -92,7 +104,7 @@ class WorkerPool:
         self._count += 1
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
-        environment = dict(self._environment)
+        environment = {**self._environment, DEVICE_VARIABLE: str(device)}
         if visible is not None:
             resources["GPU"] = 1.0
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
@@ -118,7 +130,7 @@ class WorkerPool:
         """The worker is clean and free."""
         if worker.name not in self.workers:
             return
-        worker.busy = False
+        worker.busy, worker.cleaning = False, None
         if worker.exclusive:
             self.discard(worker)
         else:

@@ -12,21 +12,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune import startup
+from fluidtune.cluster import emulated
 from fluidtune.cluster.hygiene import Baseline
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, Left, LoopThread, Reform, use
-from fluidtune.elastic.backends import CollectiveBackend, TorchBackend
+from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
+
+if TYPE_CHECKING:
+    from fluidtune.elastic import Commit, CommitStore, ElasticSession
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class LoadSpec:
     """What a worker needs to host a trial.
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: iterations that Tune has
-    already seen. ``time_total``: seconds of training that Tune has accounted for. ``device``: "cpu" or "cuda".
+    already seen. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
     """
 
     trial: str
@@ -42,6 +47,7 @@ class LoadSpec:
     delivered: int = 0
     backend: str = "torch"
     device: str = "cpu"
+    emulation: emulated.Emulation | None = None
 
 
 @dataclass
@@ -50,7 +56,8 @@ class Outcome:
 
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
-    ``swallowed``: iterations that were run again and not reported. ``lost``: there is no result, a peer died.
+    ``lost``: there is no result, a peer died.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
     """
 
     result: dict[str, Any]
@@ -59,9 +66,12 @@ class Outcome:
     width: int = 1
     address: tuple[str, int] | None = None
     reformed: tuple[int, float] | None = None
-    swallowed: int = 0
     lost: str | None = None
+    memory: float | None = None
 
+
+#: The number of the emulated device that a worker process stands for.
+DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 #: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
 #: experiment's state every ten seconds or so.
@@ -83,7 +93,6 @@ class Info:
     """Who a worker is."""
 
     pid: int
-    node: str
     gpus: list[str] = field(default_factory=list)
 
 
@@ -130,15 +139,53 @@ def fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
-def _backend(spec: LoadSpec) -> CollectiveBackend:
+def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
+    """This worker's part in the trial, in use by the process from now on."""
+    if spec.emulation is not None:
+        device = int(os.environ[DEVICE_VARIABLE])
+        emulating = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
+        emulated.use(emulating)
+        return emulating  # type: ignore[return-value]  # it has all that is used of one here
+    # Here and not above: a worker on an emulated device needs no torch.
+    from fluidtune.elastic import ElasticSession, use
+    from fluidtune.elastic.backends import TorchBackend
+
     assert spec.backend == "torch"
-    return TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device)
+    session = ElasticSession(
+        trial=spec.trial,
+        worker=worker,
+        leader=leader,
+        backend=TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device),
+        device=spec.device,
+        **resuming,
+    )
+    use(session)
+    return session
+
+
+def _use_none(emulating: bool) -> None:
+    if emulating:
+        emulated.use(None)
+        return
+    from fluidtune.elastic import use
+
+    use(None)
+
+
+def _commits(spec: LoadSpec) -> CommitStore | None:
+    storage = spec.kwargs.get("storage")
+    if storage is None or spec.emulation is not None:
+        return None
+    from fluidtune.elastic import CommitStore
+
+    return CommitStore(commit_path(storage), files=_StorageFiles(storage))
 
 
 class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
     def __init__(self, name: str, environment: dict[str, str]):
+        startup.importing()  # until the first trial's modules are here
         os.environ.update(environment)
         self._name = name
         self._baseline = Baseline()
@@ -156,40 +203,29 @@ class Worker:
 
     def info(self) -> Info:
         ids = ray.get_gpu_ids()
-        return Info(os.getpid(), ray.get_runtime_context().get_node_id(), [str(i) for i in ids])
+        return Info(os.getpid(), [str(i) for i in ids])
 
     # --- a trial's leader
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> None:
         """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec, self._reported = spec, spec.delivered
         self._last_metrics, self._missed = {}, []
         self._recent.clear()
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        storage = kwargs.get("storage")
         mark = fingerprint(kwargs["config"])
-        self._has_checkpoint = _overrides_checkpointing(trainable_cls)
-        commits, resume = None, None
-        if storage is not None:
-            commits = CommitStore(commit_path(storage), files=_StorageFiles(storage))
-            resume = commits.load()
-            if resume is not None and not self._usable(resume, mark):
-                resume = None
+        self._has_checkpoint = overrides_checkpointing(trainable_cls)
+        commits = _commits(spec)
+        resume = commits.load() if commits is not None else None
+        if resume is not None and not self._usable(resume, mark):
+            resume = None
         self._resume = resume
-        self._session = ElasticSession(
-            trial=spec.trial,
-            worker=self._name,
-            leader=True,
-            backend=_backend(spec),
-            device=spec.device,
-            commits=commits,
-            resume=resume,
-            fingerprint=mark,
-            note=self._note,
+        self._session = _session(
+            spec, self._name, True, commits=commits, resume=resume, fingerprint=mark, note=self._note
         )
-        use(self._session)
         self._trainable = trainable_cls(**kwargs)
         if resume is not None:
             self._continue_from(resume)
@@ -229,7 +265,7 @@ class Worker:
             self._reported = result["training_iteration"]
             self._recent.append((self._reported, result))
             return Outcome(result, self._kind(), result["time_this_iter_s"])
-        before, swallowed = session.last_reform, 0
+        before = session.last_reform
         while True:
             started = time.perf_counter()
             try:
@@ -241,7 +277,6 @@ class Worker:
             seconds = time.perf_counter() - started
             if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
                 break
-            swallowed += 1
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
@@ -257,8 +292,19 @@ class Worker:
             width=session.width,
             address=session.address,
             reformed=reformed,
-            swallowed=swallowed,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> float | None:
+        assert self._spec is not None
+        if self._spec.emulation is not None:
+            return self._spec.emulation.profile.memory
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return None
+        device = torch.cuda.current_device()
+        needed: float = torch.cuda.max_memory_reserved(device)
+        return needed / torch.cuda.get_device_properties(device).total_memory
 
     def _kind(self) -> Kind:
         assert self._session is not None
@@ -310,17 +356,11 @@ class Worker:
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
         """Run the trial's code here up to where it can enter the group. False: it does not get there."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
+        startup.imported()
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        session = self._session = ElasticSession(
-            trial=spec.trial,
-            worker=self._name,
-            leader=False,
-            backend=_backend(spec),
-            device=spec.device,
-        )
-        use(session)
+        session = self._session = _session(spec, self._name, False)
         trainable = self._trainable = trainable_cls(**kwargs)
         compat.mute_session()
         if isinstance(trainable, FunctionTrainable):
@@ -371,7 +411,8 @@ class Worker:
                     trouble = trouble or "the training function did not end"
         if session is not None and trouble is None:
             session.close()
-        use(None)
+        if self._spec is not None:
+            _use_none(self._spec.emulation is not None)
         self._spec = None
         del trainable, session
         return trouble or self._baseline.restore()
@@ -394,7 +435,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
             session.boundary()
 
 
-def _overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
+def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
     """A class trainable that saves and loads its own checkpoints. (A function shows it by reporting one.)"""
     if issubclass(trainable_cls, FunctionTrainable):
         return False

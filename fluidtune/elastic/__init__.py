@@ -19,11 +19,18 @@ the DataLoader a ``generator``, else it shuffles from the same stream. Outside F
 as it is. This package decides nothing about widths: its host does (`ElasticSession`).
 """
 
-from .commits import Commit, CommitStore, Files, LocalFiles
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .errors import GroupLost, Left
 from .host import LoopThread, Outcome
-from .loop import epochs, mean, prepare, samples
-from .session import ElasticSession, Reform, current, use
+from .reform import Reform
+
+if TYPE_CHECKING:
+    from .commits import Commit, CommitStore, Files, LocalFiles
+    from .loop import epochs, mean, prepare, samples
+    from .session import ElasticSession, current, use
 
 __all__ = [
     "Commit",
@@ -43,3 +50,18 @@ __all__ = [
     "samples",
     "use",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits"),
+    **dict.fromkeys(("epochs", "mean", "prepare", "samples"), "loop"),
+    **dict.fromkeys(("ElasticSession", "current", "use"), "session"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: a driver and a worker on an emulated device need no torch.
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

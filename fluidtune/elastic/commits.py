@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 log = logging.getLogger(__name__)
 
 _MAGIC = b"FLUIDCM1"
@@ -126,6 +124,8 @@ class CommitStore:
         before it.
         """
         self._join()
+        import torch  # here, for processes that commit nothing
+
         for _, payload in sorted(self._whole(), reverse=True):
             return Commit(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False))
         return None
@@ -141,6 +141,8 @@ class CommitStore:
             self._writer = None
 
     def _write(self, sequence: int, commit: Commit, started: float) -> None:
+        import torch
+
         try:
             fields = {name: getattr(commit, name) for name in Commit.__dataclass_fields__}
             buffer = io.BytesIO()

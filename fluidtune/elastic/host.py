@@ -8,10 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import GroupLost, Left
-from .session import ElasticSession
+
+if TYPE_CHECKING:
+    from .session import ElasticSession
 
 
 @dataclass(frozen=True)

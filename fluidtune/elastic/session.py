@@ -19,28 +19,12 @@ from typing import Any, Literal
 import numpy
 import torch
 
-from .backends.base import Address, CollectiveBackend
+from .backends.base import CollectiveBackend
 from .commits import Commit, CommitStore
 from .errors import GroupLost, Left
 from .loader import Share
+from .reform import Address, Reform
 from .state import TrialState
-
-
-@dataclass(frozen=True)
-class Reform:
-    """The trial's workers from the next boundary on.
-
-    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the
-    leader, and stays it. ``address`` is the leader's `ElasticSession.address`.
-    """
-
-    generation: int
-    members: tuple[str, ...]
-    address: Address
-
-    def __post_init__(self) -> None:
-        if not self.members or len(set(self.members)) != len(self.members):
-            raise ValueError(f"members must be one or more different workers, not {self.members}")
 
 
 @dataclass(frozen=True)

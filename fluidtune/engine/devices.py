@@ -77,6 +77,15 @@ class Devices:
             self.packing[device] = 1
             self._set_idle(device)
 
+    def open(self, device: int, packing: int) -> None:
+        """A device with tenants may hold ``packing`` of them from now on."""
+        tenants = self.tenants[device]
+        assert tenants and len(tenants) < packing, (device, tenants, packing)
+        if len(tenants) < self.packing[device]:
+            self._open.remove((len(tenants), device))
+        self.packing[device] = packing
+        self._set_open(device)
+
     def make_whole(self, device: int) -> None:
         """The only tenant of a packed device gets all of it, so that nobody joins any more."""
         assert len(self.tenants[device]) == 1, (device, self.tenants[device])

@@ -28,6 +28,7 @@ from fluidtune.engine.messages import (
     TrialEnded,
     WorkerLost,
 )
+from fluidtune.engine.packing import MOST_PACKED, judge, seek
 from fluidtune.engine.placing import hungry, place
 from fluidtune.engine.resizing import rebalance, shrink_for, shrink_slower
 from fluidtune.engine.speed import Pool
@@ -39,18 +40,26 @@ class Engine:
     """Divides devices among the trials of one tuning job.
 
     ``max_packing``: c, how many trials may share one device (1: none, unless a script asks for it by a share
-    below 1 or a concurrency above the number of devices). ``max_workers``: d, the widest a trial may get
-    (None: all devices). ``resize_seconds``: epsilon until the first resize was measured.
+    below 1 or a concurrency above the number of devices; None: found out while trials train, up to
+    ``most_packed``, see `packing`). ``max_workers``: d, the widest a trial may get (None: all devices).
+    ``resize_seconds``: epsilon until the first resize was measured.
     """
 
-    def __init__(self, *, max_packing: int = 1, max_workers: int | None = None, resize_seconds: float = 0.2) -> None:
-        if max_packing < 1:
-            raise EngineError(f"max_packing is {max_packing!r}, expected a whole number >= 1 (1: no packing)")
+    def __init__(
+        self,
+        *,
+        max_packing: int | None = 1,
+        most_packed: int = MOST_PACKED,
+        max_workers: int | None = None,
+        resize_seconds: float = 0.2,
+    ) -> None:
+        if max_packing is not None and max_packing < 1:
+            raise EngineError(f"max_packing is {max_packing!r}, expected >= 1 (1: no packing), or None to find it out")
         if max_workers is not None and max_workers < 1:
             raise EngineError(f"max_workers is {max_workers!r}, expected >= 1, or None for all devices")
         if not (math.isfinite(resize_seconds) and resize_seconds >= 0):
             raise EngineError(f"resize_seconds is {resize_seconds!r}, expected seconds >= 0")
-        self._state = State(max_packing, max_workers, resize_seconds)
+        self._state = State(max_packing, max_workers, resize_seconds, most_packed)
         #: Instructions of events taken since the last decision; empty between calls unless one raised.
         self._undelivered: list[Instruction] = []
 
@@ -65,7 +74,10 @@ class Engine:
         out, self._undelivered = self._undelivered, []
         state = self._state
         out += shrink_slower(state)
+        out += judge(state, now)
         out += place(state, now)
+        if state.waiting:
+            out += seek(state, now)
         wanted = hungry(state) if state.waiting else 0
         if wanted and state.wide:
             out += shrink_for(state, wanted - len(state.devices.idle))
@@ -79,6 +91,10 @@ class Engine:
     def devices(self) -> dict[int, tuple[str, ...]]:
         """Trials on every device (running there or promised it), in the order they came."""
         return {device: tuple(tenants) for device, tenants in self._state.devices.tenants.items()}
+
+    def tenants(self, device: int) -> tuple[str, ...]:
+        """The same of one device."""
+        return tuple(self._state.devices.tenants[device])
 
     @property
     def idle_devices(self) -> tuple[int, ...]:
@@ -104,6 +120,11 @@ class Engine:
     def epsilon(self) -> float:
         """Seconds that a resize costs: the mean of those measured, else ``resize_seconds``."""
         return self._state.epsilon
+
+    @property
+    def packing(self) -> int:
+        """c: given, or as far as it was found out."""
+        return self._state.max_packing
 
     @property
     def gained(self) -> float:
@@ -227,11 +248,18 @@ class Engine:
         if self._not_running(trial, event):
             return ()
         state = self._state
+        if event.memory is not None:
+            if not (math.isfinite(event.memory) and event.memory >= 0):
+                raise EngineError(f"{event!r}: expected memory as a part of a device's, finite and >= 0")
+            state.memory = max(state.memory or 0.0, event.memory)
         # Who shares the device is known best here: alone on a packed device means width 1.
         packed = event.width <= 1 and len(trial.devices) == 1
         width = state.width(trial) if packed else event.width
-        news = trial.speed.record(width, event.seconds)
-        trial.group.pool.record(trial.name, trial.speed, width)
+        trial.settled = True
+        news = False
+        if not packed or all(state.trials[name].settled for name in state.devices.tenants[trial.devices[0]]):
+            news = trial.speed.record(width, event.seconds)
+            trial.group.pool.record(trial.name, trial.speed, width)
         trial.done += 1
         if trial.iterations is not None:
             trial.iterations = max(0.0, trial.iterations - 1)

@@ -92,11 +92,15 @@ class BudgetChanged(Event):
 
 @dataclass(frozen=True)
 class Result(Event):
-    """One iteration was done: in ``seconds``, at ``width`` (what it really ran at)."""
+    """One iteration was done: in ``seconds``, at ``width`` (what it really ran at).
+
+    ``memory``: the part of its device's memory that the trial needs; None: nobody knows.
+    """
 
     trial: str
     seconds: float
     width: float
+    memory: float | None = None
 
 
 @dataclass(frozen=True)

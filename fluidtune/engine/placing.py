@@ -53,7 +53,7 @@ def place(state: State, now: float) -> list[Start]:
             continue
         if line.gang == 1:
             spare -= len(devices) - 1
-        out.append(_start(state, trial, devices, packing, now))
+        out.append(start(state, trial, devices, packing, now))
     state.hold = hold
     return out
 
@@ -75,7 +75,8 @@ def hungry(state: State) -> int:
     return total
 
 
-def _start(state: State, trial: Trial, devices: tuple[int, ...], packing: int, now: float) -> Start:
+def start(state: State, trial: Trial, devices: tuple[int, ...], packing: int, now: float) -> Start:
+    """A waiting trial starts on ``devices``, as one of up to ``packing`` on the first."""
     instruction = Resume if trial.has_run else Start
     state.occupy(trial, devices, packing, now)
     state.waiting.count_started(trial.group)

@@ -145,16 +145,16 @@ def _hand_out(state: State, trials: list[Trial], widths: dict[str, int], targets
 
 
 def _suspend(state: State, idle: int, now: float) -> list[Instruction]:
-    """Takes packed checkpointing trials off their devices, one for every idle device where it pays."""
+    """Takes packed trials that can be moved off their devices, one for every idle device where it pays."""
     out: list[Instruction] = []
     for trial in list(map(state.trials.__getitem__, state.running)):
         if len(out) >= idle:
             break
-        if trial.kind != "checkpointing" or not _at_rest(trial) or trial.gang > 1:
+        if trial.kind == "plain" or not _at_rest(trial) or trial.gang > 1:
             continue
         width = state.width(trial)
         tenants = [state.trials[name] for name in state.devices.tenants[trial.devices[0]]]
-        if width == 1 or any(other.status == "suspending" for other in tenants):
+        if width >= 1 or any(other.status == "suspending" for other in tenants):
             continue
         gain = state.seconds_left(trial, width) - state.seconds_left(trial, 1)
         if gain > SUSPEND_FACTOR * state.epsilon:

@@ -171,6 +171,9 @@ class Pool:
         base = speed.base()
         if width != 1 and speed.count(width):
             self._counts[width] = self._counts.get(width, 0) + 1
+        if base is None and width < 1:
+            # A trial that was never alone: its like were.
+            base = self.base()
         if base is None:
             return
         if width == 1:

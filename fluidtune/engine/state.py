@@ -5,6 +5,8 @@ Decides nothing: `engine` turns events into calls of this module, `placing` and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fluidtune.engine.devices import Devices
 from fluidtune.engine.messages import Release
 from fluidtune.engine.speed import TRUSTED, Pool, scaled, widest_paying
@@ -16,12 +18,35 @@ from fluidtune.planning import TrialLoad
 COOLDOWN = 3
 
 
+@dataclass
+class Search:
+    """A search for c under way; see `packing`."""
+
+    #: How many trials on a device are tried at the moment, 0 when none; on which, who came, and who was there.
+    count: int = 0
+    device: int = -1
+    newcomer: str = ""
+    tenants: tuple[str, ...] = ()
+    #: Nothing more is tried.
+    over: bool = False
+    #: Tries that ended before anything was measured.
+    spoilt: int = 0
+
+
 class State:
     """The books of one engine."""
 
-    def __init__(self, max_packing: int, max_workers: int | None, resize_seconds: float) -> None:
-        #: c: how many trials may share a device, if nobody asked for more.
-        self.max_packing = max_packing
+    def __init__(
+        self, max_packing: int | None, max_workers: int | None, resize_seconds: float, most_packed: int = 4
+    ) -> None:
+        #: c: how many trials may share a device, if nobody asked for more; as far as is known if it is searched for.
+        self.max_packing = max_packing or 1
+        #: The most that a search for c may come to.
+        self.most_packed = most_packed
+        #: None when c was given.
+        self.search = Search() if max_packing is None else None
+        #: The largest part of a device's memory that a trial was seen to need, None while none was.
+        self.memory: float | None = None
         #: d: the widest a trial may get; None: all devices.
         self.max_workers = max_workers
         #: epsilon while no resize was measured.
@@ -155,12 +180,12 @@ class State:
         """How many may share a device with this trial at most, itself included.
 
         An asynchronous group without a concurrency runs one trial per share, as stock Tune does, however
-        many could be packed: it never ends, and would only start more of what it will stop early.
+        many could be packed, unless packing was found to pay: then its trials come out sooner.
         """
         if trial.gang > 1:
             return 1
         asked = self.asked_packing(trial)
-        unpacked = not trial.group.synchronous and trial.group.concurrency is None
+        unpacked = not trial.group.synchronous and trial.group.concurrency is None and self.search is None
         return asked if unpacked else max(self.max_packing, asked)
 
     def asked_packing(self, trial: Trial) -> int:
@@ -203,7 +228,7 @@ class State:
         trial.devices = devices if gang else (first,)
         trial.resizing_to = None if gang or len(devices) == 1 else devices
         trial.share = 1 / self.devices.packing[first]
-        trial.first, trial.has_run, trial.cooldown = False, True, 0
+        trial.first, trial.has_run, trial.settled, trial.cooldown = False, True, False, 0
         trial.speed.restart()
         trial.group.running += 1
         self.running[trial.name] = None
@@ -242,6 +267,12 @@ class State:
             if device not in trial.devices:
                 self.devices.take(device, trial.name)
         trial.resizing_to = devices
+
+    def open(self, device: int, count: int) -> None:
+        """A device may hold ``count`` trials from now on; its tenants get as much of it as the others will."""
+        self.devices.open(device, count)
+        for name in self.devices.tenants[device]:
+            self.trials[name].share = 1 / count
 
     def settle(self, trial: Trial, devices: tuple[int, ...]) -> list[Release]:
         """The resize is over: the trial has ``devices`` and gives back the rest of what it held."""

@@ -68,6 +68,8 @@ class Trial:
     planned: float = 1.0
     #: It waits before all others, since it lost its worker or was told to suspend.
     first: bool = False
+    #: It has done an iteration since it last started: until then it may still be loading, and nobody feels it.
+    settled: bool = False
     #: It was started at least once, so that it gets Resume and late answers about it are possible.
     has_run: bool = False
     #: It lost a worker or a device at least once, so that an answer to an older resize is possible.

@@ -6,6 +6,7 @@ Nothing else in the project may import a Ray module with an underscore in its pa
 - ``TuneController._actor_manager``: replaced by ours on the first trial. Ray took its pluggable executor
   away in 2.7; this attribute, with `RayActorManager`'s methods, is where it stood.
 - ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
+- ``TuneController._set_trial_status``: a whole rung that HyperBand lets go on is made pending at once.
 - ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
 - ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
 - The train session of a function trainable: a follower's is muted, so that only the leader reports; an elastic
@@ -13,7 +14,9 @@ Nothing else in the project may import a Ray module with an underscore in its pa
   ``result_queue``, ``error_queue``).
 - ``HyperBandScheduler._hyperbands``, ``_max_t_attr`` and ``_Bracket``'s fields: what rung a trial is in, how long it
   is and what follows it.
-- ``AsyncHyperBandScheduler._max_t``, ``_time_attr`` of both: how long a trial may train.
+- ``AsyncHyperBandScheduler._max_t``, and ``_time_attr`` of every scheduler that has one: how long a trial may train.
+- ``PopulationBasedTraining._synch``, ``_next_perturbation_sync``, ``_perturbation_interval``: its intervals.
+- ``MaximumIterationStopper._max_iter``, ``CombinedStopper._stoppers``, ``TuneController._stopper``: likewise.
 - ``Tuner._local_tuner``: where a restored Tuner keeps its `TuneConfig`.
 - ``Trainable._iteration``, ``_time_total``: continued when a trial resumes from a commit.
 """

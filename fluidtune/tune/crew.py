@@ -90,6 +90,7 @@ class Crew:
         if not self.job.alive(worker):
             return
         self.cleaning += 1
+        worker.cleaning = time.monotonic()
         self.job.watch(worker, within)
 
         def cleaned(value: Any) -> None:

@@ -14,6 +14,7 @@ import ray.tune
 from ray import cloudpickle
 from ray.tune import TuneConfig
 
+from fluidtune import startup
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
@@ -86,6 +87,7 @@ def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
 
 def _ready(executor: FluidExecutor) -> None:
     """Start Ray as Tune would, and refuse settings that this cluster cannot satisfy."""
+    startup.imported()
     if not ray.is_initialized():
         ray.init()
     spec = DeviceSpec.parse(executor.devices)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fluidtune.cluster.devices import DeviceSpec
 from fluidtune.errors import FluidTuneError
+from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune import compat
 
 _BACKENDS = ("torch",)
@@ -16,12 +17,16 @@ class FluidExecutor:
     """How FluidTune executes a tuning job.
 
     Args:
-        devices: what the job runs on: "gpu" or "gpu:N" (whole GPUs), "cpu" or "cpu:N" (cores). None: GPUs if the
-            script's trials ask for them, else cores; all that the Ray cluster has.
-        max_packing: the packing limit c, how many trials may share one device when trials are many. None: what
-            the script itself asks for (a trial that asks for half a GPU is packed in twos, others not).
+        devices: what the job runs on: "gpu" or "gpu:N" (whole GPUs), "cpu" or "cpu:N" (cores), "emulated:N" (devices
+            that compute nothing, see docs/emulated.md). None: GPUs if the script's trials ask for them, else cores;
+            all that the Ray cluster has.
+        max_packing: the packing limit c, how many trials may share one device when trials are many. None: on GPUs
+            what is found out to pay and to fit while they train, if they can be moved; on cores what the script
+            itself asks for (a trial that asks for half a core is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch".
+        profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
+            one's file. None: a task of which one trial fills half a GPU.
 
     Raises:
         FluidTuneError: a setting is impossible, or Ray is not of a version that is tested.
@@ -31,6 +36,7 @@ class FluidExecutor:
     max_packing: int | None = None
     max_workers: int | None = None
     backend: str = "torch"
+    profile: Profile | str | None = None
 
     def __post_init__(self) -> None:
         compat.check_ray_version()
@@ -41,8 +47,22 @@ class FluidExecutor:
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
         if self.backend not in _BACKENDS:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(_BACKENDS)}")
+        emulated = spec is not None and spec.kind == "emulated"
+        if self.profile is not None and not emulated:
+            raise FluidTuneError(
+                f"profile={self.profile!r} is for emulated devices and devices={self.devices!r} are none; "
+                'use devices="emulated:N", or leave the profile out'
+            )
+        if emulated:
+            self.emulated_profile()  # raises for a bad one
         if self.max_workers and spec and spec.count and self.max_workers > spec.count:
             raise FluidTuneError(
                 f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "
                 f"use at most {spec.count}, or leave it out"
             )
+
+    def emulated_profile(self) -> Profile:
+        """What the emulated devices take their times from. Raises ProfileError for a file that is none."""
+        if self.profile is None:
+            return DEFAULT
+        return self.profile if isinstance(self.profile, Profile) else Profile.load(self.profile)

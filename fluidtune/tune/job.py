@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import tempfile
 import threading
 import time
 import uuid
@@ -19,14 +20,20 @@ from typing import Any
 import ray
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.tune.trainable import FunctionTrainable
 from ray.util.metrics import Counter, Gauge
 
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
+from fluidtune.cluster.emulated.board import Board
+from fluidtune.cluster.emulated.session import NODE
+from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
-from fluidtune.cluster.worker import Info, Outcome, delete_commits
+from fluidtune.cluster.worker import Info, Outcome, delete_commits, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from fluidtune.engine.packing import MOST_PACKED
+from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
@@ -61,20 +68,26 @@ class Job:
         self._scheduler = scheduler
         self._concurrency = _asked_concurrency(controller.search_alg)
         stream = not scheduler.synchronous
+        spec = DeviceSpec.parse(settings.devices)
+        on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
+        # Two trials on one core take turns: nothing is to be found out there.
+        search = settings.max_packing is None and not on_cores
         self.layout = layout(
-            DeviceSpec.parse(settings.devices),
+            spec,
             request,
             ray.cluster_resources(),
-            max_packing=settings.max_packing or 1,
+            max_packing=MOST_PACKED if search else settings.max_packing or 1,
             concurrency=self._concurrency if stream else None,
         )
         self.backend = settings.backend
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
         self.name = uuid.uuid4().hex[:8]
+        self.emulation = _emulation(settings, self.layout.count) if self.layout.kind == "emulated" else None
         self.reservation = Reservation(self.layout)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
         self.engine = Engine(
-            max_packing=settings.max_packing or 1,
+            max_packing=None if search else settings.max_packing or 1,
+            most_packed=self.layout.packing,
             max_workers=settings.max_workers,
         )
         self._groups: set[str] = set()
@@ -109,7 +122,7 @@ class Job:
 
     def devices_there(self, wait_s: float) -> list[tuple[int, str]]:
         """Wait a little for the first devices, begin the event log, and name those that are there."""
-        came, _ = self.reservation.poll(wait_s)
+        came = self._nodes(self.reservation.poll(wait_s)[0])
         scheduler = self._scheduler
         self._log.write(
             "run_started",
@@ -120,7 +133,7 @@ class Job:
             machine=f"{platform.node()}, {os.cpu_count()} cores",
             kind=self.layout.kind,
             devices=[{"device": d, "node": node} for d, node in came.items()],
-            settings={k: getattr(scheduler.executor, k) for k in scheduler.executor.__dataclass_fields__},
+            settings={k: _plain(getattr(scheduler.executor, k)) for k in scheduler.executor.__dataclass_fields__},
             algorithm=type(scheduler.base_scheduler).__name__,
             metric=scheduler.metric,
             mode=scheduler.mode,
@@ -129,11 +142,18 @@ class Job:
 
     def poll_devices(self) -> tuple[list[tuple[int, str]], list[int]]:
         came, gone = self.reservation.poll()
+        came = self._nodes(came)
         for device in gone:
             self._log.write("device_lost", device=device)
         for device, node in came.items():
             self._log.write("device_gained", device=device, node=node)
         return list(came.items()), gone
+
+    def _nodes(self, came: dict[int, str]) -> dict[int, str]:
+        """Emulated devices are on emulated nodes, whatever real one their workers run on."""
+        if self.emulation is None:
+            return came
+        return {device: f"emulated-{device // NODE}" for device in came}
 
     def resources_in_use(self) -> dict[str, float]:
         """Logical resources of the devices that trials hold, for Tune's display."""
@@ -154,7 +174,8 @@ class Job:
         """The trial's trainable in Ray's object store, put there once."""
         trainable = trial.get_trainable_cls()
         if trainable not in self._refs:
-            self._refs[trainable] = ray.put(trainable)
+            emulated = self.emulation and paced(trainable, self.emulation)
+            self._refs[trainable] = ray.put(emulated or trainable)
         return self._refs[trainable]
 
     def arrival(self, trial: Trial) -> list[m.Event]:
@@ -216,6 +237,15 @@ class Job:
             if self.kind_of(trial) == "elastic":
                 delete_commits(trial.storage)
         self._unsaved.clear()
+
+    def commits(self, run: Run) -> bool:
+        """The trial goes on from wherever it is unloaded."""
+        return run.kind == "elastic" and self.emulation is None
+
+    def saves(self, run: Run) -> bool:
+        """The trial can be asked for a checkpoint at any iteration."""
+        trainable = run.trial.get_trainable_cls()
+        return not issubclass(trainable, FunctionTrainable) and overrides_checkpointing(trainable)
 
     def kind_found(self, trial: Trial, kind: m.Kind) -> None:
         self._kinds[trial.trainable_name] = kind
@@ -348,6 +378,8 @@ class Job:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
         self.pool.close()
         self.reservation.remove()
+        if self.emulation is not None:
+            os.unlink(self.emulation.board)
         # Tune has saved its final state before it cleans up.
         self._delete_commits()
         trials = list(trials)
@@ -365,6 +397,18 @@ class Job:
         self._log.close()
         # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
         threading.Thread(target=_draw, args=(self._log.path,), name="fluid-report").start()
+
+
+def _emulation(settings: Any, devices: int) -> Emulation:
+    """The profile and a board of this job's own."""
+    descriptor, path = tempfile.mkstemp(prefix="fluidtune-emulated-")
+    os.close(descriptor)
+    Board.create(path, devices)
+    return Emulation(settings.emulated_profile(), path)
+
+
+def _plain(setting: Any) -> Any:
+    return setting.name if isinstance(setting, Profile) else setting
 
 
 def _draw(log: Path) -> None:

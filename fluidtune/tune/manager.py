@@ -163,7 +163,9 @@ class FluidActorManager:
 
     @property
     def num_pending_actors(self) -> int:
-        return len(self._runs) - self.num_live_actors
+        # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would
+        # be planned one by one; only new ones count, because each of these takes a suggestion from the searcher.
+        return sum(1 for run in self._runs.values() if not run.delivered and not run.live)
 
     @property
     def num_total_actors(self) -> int:
@@ -259,6 +261,7 @@ class FluidActorManager:
             delivered=run.delivered,
             backend=self._job.backend,
             device=self._job.torch_device,
+            emulation=self._job.emulation,
         )
 
     def _loaded(self, run: Run, worker: PooledWorker, value: Any) -> None:
@@ -294,9 +297,14 @@ class FluidActorManager:
         if not run.live or not run.tasks or run.tasks[0].issued or run.leader is None:
             return
         task = run.tasks[0]
-        if run.suspend and task.method == "train" and run.at_own_checkpoint():
-            self._move(run)
-            return
+        if run.suspend and task.method == "train":
+            if run.at_own_checkpoint() or self._job.commits(run):
+                self._move(run)
+                return
+            if self._job.saves(run):
+                # It is asked for a checkpoint of this very iteration, as Tune would before a pause.
+                task = Task("save", (), {}, None, None)
+                run.tasks.appendleft(task)
         task.issued = True
         method = getattr(run.leader.actor, task.method)
         if task.method == "train":
@@ -318,9 +326,11 @@ class FluidActorManager:
             self._recover(run, f"its group broke: {value.lost}")
             return
         if isinstance(value, Exception) and task.on_error is None:
-            self._fail(run, value)  # a restore of our own: it cannot be got back to where Tune thinks it is
+            self._fail(run, value)  # a restore or save of our own: it cannot be got on from where Tune thinks it is
             return
         run.tasks.remove(task)
+        if task.method == "save" and task.on_result is None:
+            run.trial.on_checkpoint(value)
         self._issue(run)
         if isinstance(value, Exception):
             self._due.append(lambda: _call(task.on_error, run.tracked, value))
@@ -341,7 +351,7 @@ class FluidActorManager:
             self._resizer.done(run, *outcome.reformed)
         if compat.RESULT_DUPLICATE not in outcome.result:
             run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
-            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at))
+            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, outcome.memory))
             self._job.result(run, outcome)
         if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.

@@ -6,6 +6,7 @@ executor under Tune's controller, and it tells the engine about groups and budge
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -16,6 +17,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.tune import compat
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
+from fluidtune.tune.groups.budgets import stopper_iteration
 
 
 class FluidScheduler(TrialScheduler):
@@ -50,6 +52,8 @@ class FluidScheduler(TrialScheduler):
         #: trial id -> the iteration at which the engine believes its budget to end.
         self._targets: dict[str, float | None] = {}
         self._adapter = adapter_for(base_scheduler)
+        #: The iteration at which the run's stopper object ends every trial, None if it says nothing of iterations.
+        self._stopper_target: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore; a running executor stays behind.
@@ -80,7 +84,9 @@ class FluidScheduler(TrialScheduler):
 
         # A restored experiment brings its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray:
-            self._manager = install(compat.controller_of(tune_controller), self, trial)
+            controller = compat.controller_of(tune_controller)
+            self._stopper_target = stopper_iteration(controller._stopper)
+            self._manager = install(controller, self, trial)
             self._left_to_ray = self._manager is None
         self.base_scheduler.on_trial_add(tune_controller, trial)
 
@@ -90,7 +96,7 @@ class FluidScheduler(TrialScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
-            target = self._adapter.membership(trial).target
+            target = self._within_stopper(self._adapter.membership(trial).target)
             if target != self._targets.get(trial.trial_id):
                 self._targets[trial.trial_id] = target
                 left = None if target is None else max(0.0, target - result.get(TRAINING_ITERATION, 0))
@@ -127,5 +133,11 @@ class FluidScheduler(TrialScheduler):
     def membership(self, trial: Trial) -> Any:
         """The trial's group and budget, remembered as what the engine was told."""
         member = self._adapter.membership(trial)
+        member = dataclasses.replace(member, target=self._within_stopper(member.target))
         self._targets[trial.trial_id] = member.target
         return member
+
+    def _within_stopper(self, target: float | None) -> float | None:
+        """``target``, or the iteration at which the run's stopper object ends every trial if that comes first."""
+        known = [value for value in (target, self._stopper_target) if value is not None]
+        return min(known, default=None)

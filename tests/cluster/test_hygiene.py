@@ -51,20 +51,32 @@ def test_torchs_defaults_are_put_back(baseline: Baseline) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_torchs_stream_begins_where_a_new_process_begins(baseline: Baseline) -> None:
-    first = torch.rand(3)
-    baseline.restore()
-    assert torch.equal(torch.rand(3), first)
+def test_torch_that_the_trial_itself_imported_is_put_back(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "torch")
+        without.setenv("OMP_NUM_THREADS", "1")
+        baseline = Baseline()
+        baseline.loaded()
+    threads = torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(threads + 2)
+    try:
+        assert baseline.restore() is None
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
 
 
-def test_other_streams_are_not_what_the_trial_made_them(baseline: Baseline) -> None:
+def test_streams_are_not_what_the_trial_made_them(baseline: Baseline) -> None:
     drawn = set()
     for _ in range(2):
         random.seed(0)
         numpy.random.seed(0)
+        torch.manual_seed(0)
         baseline.restore()
-        drawn.add((random.random(), float(numpy.random.rand())))
-    assert len(drawn) == 2
+        drawn.add((random.random(), float(numpy.random.rand()), float(torch.rand(()))))
+    assert [len(set(values)) for values in zip(*drawn, strict=True)] == [2, 2, 2]
 
 
 def test_environment_directory_and_path_are_put_back(baseline: Baseline, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_alone_on_a_packed_device_it_is_width_one_and_may_grow():
     bench = Bench(2, max_packing=2)
     bench(*[elastic(name, 50) for name in "abcd"])
     assert bench.engine.devices == {0: ("a", "c"), 1: ("b", "d")}
-    bench(Result("a", 1.0, 0.5))
+    bench(Result("c", 1.0, 0.5), Result("a", 1.0, 0.5))
     assert bench(TrialEnded("b", "stopped"), TrialEnded("d", "stopped"), TrialEnded("c", "stopped"))[-1] == (
         Release("c", (0,))
     )

@@ -145,15 +145,16 @@ def is_ours(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("kind", ["elastic", "checkpointing", "plain"])
 def test_workers_killed_20_times_at_random_moments(kind, cluster, tmp_path):
     # One trial more than devices at first, and fewer at the end, where the elastic ones are wide.
-    iterations, step = {"elastic": (150, 0.1), "checkpointing": (150, 0.1), "plain": (60, 0.02)}[kind]
+    # A plain one begins again, and is soon over.
+    trials, iterations, step = {"elastic": (3, 150, 0.1), "checkpointing": (3, 150, 0.1), "plain": (24, 40, 0.05)}[kind]
     killer = Killer(tmp_path / "job" / EVENT_LOG_NAME, seed=hash(kind) % 1000)
     killer.start()
-    grid = fit(kind, tmp_path, 3, iterations, step)
+    grid = fit(kind, tmp_path, trials, iterations, step)
     killer.over = True
     killer.join()
     assert not grid.errors
-    assert killer.kills >= (KILLS if kind != "plain" else 3)
-    check_reports(kind, tmp_path, 3, iterations, tmp_path)
+    assert killer.kills == KILLS
+    check_reports(kind, tmp_path, trials, iterations, tmp_path)
     events = read_events(tmp_path / "job" / EVENT_LOG_NAME)
     lost = sum(e["event"] == "worker_lost" for e in events)
     # One that was idle is noticed when it is needed next, if ever.
@@ -184,7 +185,7 @@ def tagged(tag: str) -> list[psutil.Process]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind, kills", [("elastic", 10), ("checkpointing", 10)])
 def test_driver_killed_at_random_moments(kind, kills, tmp_path):
-    trials, iterations, step = 4, 60, 0.1
+    trials, iterations, step = 4, 120, 0.1
     rng = random.Random(kills)
     done = tmp_path / "done.json"
     mode, count = "new", 0
@@ -208,7 +209,7 @@ def test_driver_killed_at_random_moments(kind, kills, tmp_path):
             assert time.monotonic() < deadline, tagged(tag)
             time.sleep(0.2)
         mode = "restore"
-    assert count > 3, "the job was over before it had been killed a few times"
+    assert count == kills, "the job was over before it had been killed so often"
     outcome = json.loads(done.read_text())
     assert outcome == {"errors": 0, "iterations": [iterations] * trials}
     check_reports(kind, tmp_path, trials, iterations, tmp_path)

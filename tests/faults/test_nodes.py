@@ -56,13 +56,13 @@ def kill_nodes(cluster, node, log: Path, job: Future) -> int:
 @pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
 def test_a_node_killed_again_and_again(kind, two_nodes, tmp_path):
     cluster, node = two_nodes
-    iterations = 160
+    iterations = 300
     with ThreadPoolExecutor(1) as thread:
         job = thread.submit(fit, kind, tmp_path, 3, iterations, 0.1)
         kills = kill_nodes(cluster, node, tmp_path / "job" / EVENT_LOG_NAME, job)
         grid = job.result()
     assert not grid.errors
-    assert kills >= 5
+    assert kills == NODE_KILLS
     check_reports(kind, tmp_path, 3, iterations, tmp_path)
     events = read_events(tmp_path / "job" / EVENT_LOG_NAME)
     lost = [e for e in events if e["event"] == "device_lost"]

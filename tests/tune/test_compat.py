@@ -15,8 +15,15 @@ import ray
 from ray.tune import Trainable, Tuner
 from ray.tune.execution import tune_controller
 from ray.tune.impl.tuner_internal import TunerInternal
-from ray.tune.schedulers import ASHAScheduler, AsyncHyperBandScheduler, HyperBandScheduler
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    AsyncHyperBandScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
 from ray.tune.schedulers import hyperband as hyperband_module
+from ray.tune.stopper import CombinedStopper, MaximumIterationStopper, TimeoutStopper
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.errors import FluidTuneError
@@ -62,6 +69,7 @@ def test_the_controller_still_uses_an_actor_manager() -> None:
     assert {"add_actor", "remove_actor", "schedule_actor_task", "next", "cleanup"} <= names
     assert "_actor_manager" in attributes_set(compat.TuneController)
     assert "_reuse_actors" in attributes_set(compat.TuneController)
+    assert "_set_trial_status" in attributes_set(compat.TuneController)
     assert "_storage" in attributes_set(compat.TuneController)
 
 
@@ -202,3 +210,20 @@ def test_nothing_but_compat_imports_rays_private_modules() -> None:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name != "compat.py":
                 assert private_ray_imports(path.read_text()) == [], f"{path} must ask compat.py for it"
+
+
+def test_pbts_intervals_are_where_we_read_them() -> None:
+    pbt = PopulationBasedTraining("training_iteration", perturbation_interval=4, hyperparam_mutations={"x": [1]})
+    assert (pbt._time_attr, pbt._perturbation_interval, pbt._next_perturbation_sync, pbt._synch) == (
+        "training_iteration",
+        4,
+        4,
+        False,
+    )
+
+
+def test_the_stoppers_iterations_are_where_we_read_them() -> None:
+    stopper = CombinedStopper(MaximumIterationStopper(7), TimeoutStopper(60))
+    assert stopper._stoppers[0]._max_iter == 7
+    assert "_stopper" in attributes_set(compat.TuneController)
+    assert MedianStoppingRule(time_attr="epochs")._time_attr == "epochs"

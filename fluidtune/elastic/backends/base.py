@@ -23,9 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import GroupLost
-
-#: (host, port) of the leader's store.
-Address = tuple[str, int]
+from ..reform import Address
 
 #: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
 PATIENCE = 86_400.0

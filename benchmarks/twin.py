@@ -1,0 +1,81 @@
+"""How well the twin foretells a run: its makespan against that of a real one, on emulated devices or cores.
+
+``python -m benchmarks.twin --json [--devices emulated:8] [--algorithm A ...]``. For each algorithm the job of
+`tune_vs_fluid` is run under FluidTune; what a small run shows is read off its event log (profile, costs, stages), and
+the twin runs the same engine on it in virtual time. ``predicted`` over ``measured`` is the ratio; the makespan is that
+of the event log, from its begin to its end. ``--from N``: what is measured on N devices foretells the run on
+``--devices``, so that two runs are made for each algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.algorithms import ALGORITHMS
+from benchmarks.common import cores, finish, parser, result, say
+from benchmarks.sides import OURS, sides
+from benchmarks.tune_vs_fluid import FULL, QUICK
+from fluidtune.profiles import DEFAULT
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.twin import Job, forecast, read_job
+
+
+def run(devices: str, algorithm: str, job: list[str], profile: str) -> Job:
+    """One run under FluidTune, read as a job."""
+    with tempfile.TemporaryDirectory(prefix="fluidtune-twin-") as keep:
+        sides(devices, ["--algorithm", algorithm, *job], profile, keep)[OURS]()
+        return read_job(read_events(Path(keep) / EVENT_LOG_NAME))
+
+
+def main() -> None:
+    options = parser("The twin's prediction beside the run.")
+    options.add_argument("--devices", default="emulated:8", type=_checked, help="emulated:N or cpu:N")
+    options.add_argument("--algorithm", choices=ALGORITHMS, nargs="*", help="all of them")
+    options.add_argument("--from", dest="small", type=int, help="emulated devices of the run that is measured")
+    options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
+    args = options.parse_args()
+    emulated = args.devices.startswith("emulated")
+    size = QUICK if args.quick else FULL
+    if emulated:
+        job = ["--trainable", "emulated", *size["emulated"]]
+    else:
+        job = ["--trainable", "elastic", *size["digits"]]
+    algorithms = args.algorithm or (ALGORITHMS[:2] if args.quick else ALGORITHMS)
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="fluidtune-profile-") as directory:
+        path = str(Path(directory) / "profile.json")
+        DEFAULT.scaled(args.seconds or (0.2 if args.quick else 1.0)).save(path)
+        for algorithm in algorithms:
+            whole = run(args.devices, algorithm, job, path)
+            seen = run(f"emulated:{args.small}", algorithm, job, path) if args.small and emulated else whole
+            predicted = forecast(seen, whole.devices)
+            found[algorithm] = {
+                "measured": whole.seconds,
+                "predicted": predicted.makespan,
+                "ratio": predicted.makespan / whole.seconds,
+                "utilisation": predicted.utilisation,
+            }
+            say(f"{algorithm}: {json.dumps(found[algorithm])}")
+    errors = [abs(one["ratio"] - 1) for one in found.values()]
+    figures = result(
+        "twin",
+        args.devices,
+        "emulated" if emulated else "real",
+        algorithms=found,
+        worst_error=max(errors),
+        mean_error=sum(errors) / len(errors),
+        measured_on=args.small or cores(args.devices, ("cpu", "emulated")),
+    )
+    finish(figures, args.json)
+
+
+def _checked(devices: str) -> str:
+    cores(devices, ("cpu", "emulated"))
+    return devices
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Who is on which emulated device at this moment: one small file that all workers of a job map into memory.
+
+A slot holds the process id of a worker that trains, so that a killed worker is gone by itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+#: Trials that one device has room for in the file; more than any packing limit.
+SLOTS = 32
+_PID = struct.Struct("<I")
+
+
+class Board:
+    """The file at ``path``, made by `create` beforehand."""
+
+    def __init__(self, path: str | Path):
+        self._descriptor = os.open(path, os.O_RDWR)
+        self._map = mmap.mmap(self._descriptor, 0)
+
+    @staticmethod
+    def create(path: str | Path, devices: int) -> None:
+        """An empty board for devices 0 to ``devices`` - 1."""
+        Path(path).write_bytes(bytes(devices * SLOTS * _PID.size))
+
+    def enter(self, device: int) -> None:
+        """This process trains on the device from now on. RuntimeError if there is no slot left."""
+        with self._locked():
+            for at in self._slots(device):
+                if not self._alive(at):
+                    _PID.pack_into(self._map, at, os.getpid())
+                    return
+        raise RuntimeError(f"emulated device {device} has {SLOTS} trials on it already")
+
+    def leave(self, device: int) -> None:
+        """It does not any more. Does nothing if it did not."""
+        with self._locked():
+            for at in self._slots(device):
+                if _PID.unpack_from(self._map, at)[0] == os.getpid():
+                    _PID.pack_into(self._map, at, 0)
+                    return
+
+    def count(self, device: int) -> int:
+        """How many processes train on the device."""
+        return sum(map(self._alive, self._slots(device)))
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._descriptor)
+
+    def _slots(self, device: int) -> range:
+        begin = device * SLOTS * _PID.size
+        if begin >= len(self._map):
+            raise RuntimeError(f"there is no emulated device {device}: {len(self._map) // (SLOTS * _PID.size)} in all")
+        return range(begin, begin + SLOTS * _PID.size, _PID.size)
+
+    def _alive(self, at: int) -> bool:
+        pid = _PID.unpack_from(self._map, at)[0]
+        if not pid:
+            return False
+        with suppress(PermissionError):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return False
+        return True
+
+    def _locked(self) -> _Lock:
+        return _Lock(self._descriptor)
+
+
+class _Lock:
+    """Keeps other processes from changing the board; reading needs no lock."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,207 @@
+"""One worker's part in one trial on emulated devices: who belongs to it, how wide it is, who its neighbours are.
+
+To its host (`fluidtune.cluster.worker`) it looks like an `ElasticSession`. A follower computes nothing: it holds
+its device and a connection to the leader. A resize is real in all but the training: processes join and
+leave at an iteration's boundary, and a peer that dies is noticed by its closed connection. There are no commits: a
+trial that lost a worker goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from fluidtune.cluster.emulated.board import Board
+from fluidtune.cluster.emulated.trainable import Emulation
+from fluidtune.elastic.errors import GroupLost, Left
+from fluidtune.elastic.reform import Reform
+
+#: Devices of one emulated node.
+NODE = 8
+
+
+class EmulatedSession:
+    """``device``: the worker's emulated device. ``leader``: it runs the trial; else it only follows."""
+
+    def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation):
+        self.trial, self.worker, self.leader = trial, worker, leader
+        self.last_reform: tuple[int, float] | None = None
+        self._device = device
+        self._profile = emulation.profile
+        self._board = Board(emulation.board)
+        self._changed = threading.Condition()
+        self._wish: Reform | None = None
+        self._leaving = self._ready = self._closed = False
+        #: Leader: the followers in the group, and those that have connected: worker -> (device, connection).
+        self._followers: dict[str, tuple[int, socket.socket]] = {}
+        self._announced: dict[str, tuple[int, socket.socket]] = {}
+        self._server: socket.socket | None = None
+        #: Follower: its connection to the leader.
+        self._line: socket.socket | None = None
+        if leader:
+            self._board.enter(device)
+            if self._profile.widest > 1:
+                self._server = socket.create_server(("127.0.0.1", 0))
+                self._server.setblocking(False)
+
+    # -- the host's side
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the profile has figures for more than one device."""
+        return self._profile.widest > 1
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where followers find the leader."""
+        return self._server.getsockname() if self._server is not None else None
+
+    @property
+    def width(self) -> int:
+        return 1 + len(self._followers)
+
+    def forget_resume(self) -> None:
+        """There is nothing to forget."""
+
+    def direct(self, reform: Reform) -> None:
+        """Leader: re-form at the next boundary at which all joiners are there."""
+        with self._changed:
+            self._wish = reform
+
+    def wait_ready(self, timeout: float | None) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._closed, timeout)
+            return self._ready and not self._closed
+
+    def enter(self, reform: Reform) -> None:
+        """Follower: join this generation."""
+        self.direct(reform)
+        with self._changed:
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """End; a leader dismisses its followers at once."""
+        with self._changed:
+            self._leaving = True
+            self._changed.notify_all()
+        if self.leader:
+            for worker in list(self._followers):
+                self._dismiss(worker)
+        elif self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the device back and close what is open."""
+        if self._closed:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self.leader:
+            self.leave()
+        for _, line in self._announced.values():
+            line.close()
+        for end in (self._server, self._line):
+            if end is not None:
+                end.close()
+        self._board.leave(self._device)
+        self._board.close()
+
+    def boundary(self) -> None:
+        """The host's call before a class trainable's step; `begin` does what there is to do."""
+
+    # -- a follower's loop
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Hold the device from the leader's word until its dismissal. ``fn``, the user's loop, is not run."""
+        try:
+            self._follow()
+        finally:
+            self.close()
+        raise Left(f"worker {self.worker} was dismissed")
+
+    def _follow(self) -> None:
+        with self._changed:
+            self._ready = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._leaving or self._wish is not None)
+            reform = self._wish
+        if self._leaving or reform is None:
+            return
+        try:
+            self._line = socket.create_connection(reform.address, timeout=10.0)
+            self._line.settimeout(None)
+            self._line.sendall(json.dumps([self.worker, self._device]).encode() + b"\n")
+            self._board.enter(self._device)
+            word = self._line.recv(1)
+        except OSError as error:
+            if self._leaving:
+                return
+            raise GroupLost(f"worker {self.worker} lost its leader: {error}") from error
+        if not word and not self._leaving:
+            raise GroupLost(f"worker {self.worker} lost its leader")
+
+    # -- the leader's iteration
+
+    def begin(self) -> None:
+        """A boundary: re-form if so told and everyone is there."""
+        self._check()
+        self._accept()
+        with self._changed:
+            reform = self._wish
+            if reform is None or not all(
+                name in self._followers or name in self._announced for name in reform.members[1:]
+            ):
+                return
+            self._wish = None
+        started = time.perf_counter()
+        for worker in [name for name in self._followers if name not in reform.members]:
+            self._dismiss(worker)
+        for name in reform.members[1:]:
+            if name in self._announced:
+                self._followers[name] = self._announced.pop(name)
+        time.sleep(self._profile.resize)
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def place(self) -> tuple[tuple[int, ...], int]:
+        """Devices of the trial on each node, and the trials on its own device."""
+        self._check()
+        devices = [self._device, *(device for device, _ in self._followers.values())]
+        nodes = tuple(sorted(Counter(device // NODE for device in devices).values()))
+        return nodes, max(1, self._board.count(self._device))
+
+    def _accept(self) -> None:
+        while self._server is not None:
+            try:
+                line, _ = self._server.accept()
+            except BlockingIOError:
+                return
+            line.settimeout(5.0)
+            try:
+                worker, device = json.loads(line.makefile().readline())
+            except (OSError, ValueError):
+                line.close()
+                continue
+            self._announced[worker] = (int(device), line)
+
+    def _check(self) -> None:
+        """A follower never speaks again, so that a connection with something to read is closed: it is dead."""
+        lines = {line: worker for worker, (_, line) in self._followers.items()}
+        if lines:
+            dead, _, _ = select.select(list(lines), [], [], 0)
+            if dead:
+                raise GroupLost(f"worker {lines[dead[0]]} is gone")
+
+    def _dismiss(self, worker: str) -> None:
+        _, line = self._followers.pop(worker)
+        with contextlib.suppress(OSError):
+            line.sendall(b".")
+        line.close()

@@ -1,0 +1,25 @@
+"""Which workers a trial's group is to have: what a host tells a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: (host, port) of a leader.
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Reform:
+    """The trial's workers from the next boundary on.
+
+    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the
+    leader, and stays it. ``address`` is the leader's `ElasticSession.address`.
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    address: Address
+
+    def __post_init__(self) -> None:
+        if not self.members or len(set(self.members)) != len(self.members):
+            raise ValueError(f"members must be one or more different workers, not {self.members}")

@@ -1,0 +1,86 @@
+"""What `fluidtune plan` reads, prints and draws. What is to be expected is decided by the twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.profiles import Profile
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.twin import Forecast, Job, grid, read_job
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Trials and iterations of the grid that a bare profile is planned with.
+TRIALS = ITERATIONS = 27
+
+
+def job_of(source: str, trials: int | None = None, iterations: int | None = None) -> Job:
+    """The job of a run's directory (its event log), or a grid of trials of a profile's file.
+
+    Raises FluidTuneError if ``source`` is neither, or if trials are given for a run, which has its own.
+    """
+    path = Path(source)
+    log = path / EVENT_LOG_NAME if path.is_dir() else path
+    if path.is_dir() or path.suffix == ".jsonl":
+        if not log.is_file():
+            raise FluidTuneError(f"there is no event log at {str(log)!r}; give the directory of a run by FluidTune")
+        if trials is not None or iterations is not None:
+            raise FluidTuneError("--trials and --iterations are for a profile; a run has trials of its own")
+        return read_job(read_events(log))
+    count, length = trials or TRIALS, iterations or ITERATIONS
+    if count < 1 or length < 1:
+        raise FluidTuneError(f"{count} trials of {length} iterations are no job; give 1 or more of each")
+    return grid(count, length, Profile.load(path))
+
+
+def render_plan(job: Job, found: Sequence[Forecast]) -> RenderableType:
+    """A table, for `rich`."""
+    from rich.table import Table
+
+    from fluidtune.report.summary import duration
+
+    title = f"{len(job.works)} trials of {job.profile.name!r}, predicted by the twin"
+    table = Table(title=title, title_justify="left")
+    for name in ("devices", "time", "device-hours", "utilisation", "resizes", "packed"):
+        table.add_column(name, justify="right")
+    for one in found:
+        table.add_row(
+            str(one.devices),
+            duration(one.makespan),
+            f"{one.device_hours:.3g}",
+            f"{one.utilisation:.0%}",
+            str(one.resizes),
+            str(one.packing),
+        )
+    return table
+
+
+def plan_png(job: Job, found: Sequence[Forecast], out: str | os.PathLike[str]) -> Path:
+    """Time and utilisation over the number of devices."""
+    from fluidtune.report.pictures import OTHER, OURS, _new_figure, _polish, _save, _time_unit
+
+    unit, name = _time_unit(max(one.makespan for one in found))
+    figure = _new_figure(9.0, 3.6)
+    left, right = figure.subplots(1, 2)
+    counts = [one.devices for one in found]
+    ideal = [found[0].makespan * counts[0] / count / unit for count in counts]
+    left.plot(counts, [one.makespan / unit for one in found], "o-", color=OURS, label="predicted")
+    left.plot(counts, ideal, ":", color=OTHER, label=f"{counts[0]} devices' work, divided")
+    left.set_ylim(bottom=0)
+    left.set_ylabel(f"time ({name})")
+    left.legend(frameon=False)
+    right.plot(counts, [100 * one.utilisation for one in found], "o-", color=OURS)
+    right.set_ylim(0, 105)
+    right.set_ylabel("devices held (%)")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xlabel("devices")
+        _polish(axes)
+    figure.suptitle(f"{len(job.works)} trials of {job.profile.name!r}, predicted by the twin")
+    return _save(figure, out)

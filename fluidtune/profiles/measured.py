@@ -1,0 +1,124 @@
+"""A profile from a run of our own: what its event log says about iterations, by width and by neighbours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from fluidtune.profiles.profile import Profile, ProfileError
+
+Event = Mapping[str, Any]
+#: Where an iteration was run: (devices of the trial, trials on its first device).
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``profile``: the run's typical trial. ``costs``: by trial, its iterations over the typical one's."""
+
+    profile: Profile
+    costs: dict[str, float]
+
+
+def measure(events: Iterable[Event], name: str = "measured") -> Measured:
+    """Read it off a run's events.
+
+    An iteration counts if nobody came to or went from its device meanwhile. Where no trial ever had a device to
+    itself, one packed is taken to be no slower than alone.
+
+    Raises ProfileError if the events have no iteration.
+    """
+    samples, pauses = _samples(list(events))
+    if not samples:
+        raise ProfileError("the run has no finished iteration to measure; let it run longer")
+    medians = {trial: {place: median(found) for place, found in by.items()} for trial, by in samples.items()}
+    costs = {trial: 1.0 for trial in medians}
+    typical: dict[Place, float] = {}
+    # Which trial is dear and which place is slow explain each other; some rounds settle it.
+    for _ in range(5):
+        by_place: dict[Place, list[float]] = defaultdict(list)
+        for trial, places in medians.items():
+            for place, seconds in places.items():
+                by_place[place].append(seconds / costs[trial])
+        typical = {place: median(found) for place, found in by_place.items()}
+        costs = {
+            trial: median(seconds / typical[place] for place, seconds in places.items())
+            for trial, places in medians.items()
+        }
+    alone = typical.get((1, 1))
+    if alone is None:
+        alone = min(seconds * width for (width, _), seconds in typical.items())
+    wide = {_digits(width): value for (width, trials), value in typical.items() if trials == 1 and width > 1}
+    packed = {trials: value for (width, trials), value in typical.items() if width == 1 and trials > 1}
+    resize = median(pauses) if pauses else 0.05
+    return Measured(Profile(name, {"1": alone, **wide}, packed, resize=resize, source="a run of ours"), costs)
+
+
+def _digits(width: int) -> str:
+    """A placement of so many devices on as few nodes as digits allow; the log does not say which nodes."""
+    return "9" * (width // 9) + (str(width % 9) if width % 9 else "")
+
+
+def _when_felt(events: list[Event]) -> list[Event]:
+    """The events in time, a trial's start put where its first iteration began: while it loads nobody feels it."""
+    out: list[tuple[float, int, Event]] = []
+    loading: dict[str, Event] = {}
+    for number, event in enumerate(events):
+        trial = str(event.get("trial"))
+        if event["event"] == "trial_started":
+            loading[trial] = event
+            continue
+        if event["event"] == "trial_result" and trial in loading and event.get("seconds"):
+            out.append((event["t"] - event["seconds"], number, loading.pop(trial)))
+        elif event["event"] in ("trial_ended", "trial_suspended"):
+            loading.pop(trial, None)
+        out.append((event["t"], number, event))
+    return [event for *_, event in sorted(out, key=lambda item: item[:2])]
+
+
+def _samples(events: list[Event]) -> tuple[dict[str, dict[Place, list[float]]], list[float]]:
+    samples: dict[str, dict[Place, list[float]]] = defaultdict(lambda: defaultdict(list))
+    held: dict[str, tuple[int, ...]] = {}
+    tenants: dict[int, set[str]] = defaultdict(set)
+    #: Trials whose iteration under way has seen somebody come or go, itself included.
+    disturbed: set[str] = set()
+    pauses: list[float] = []
+
+    def move(trial: str, devices: tuple[int, ...]) -> None:
+        for device in {*held.get(trial, ()), *devices}:
+            disturbed.update(tenants[device])
+        for device in held.get(trial, ()):
+            tenants[device].discard(trial)
+        for device in devices:
+            tenants[device].add(trial)
+        held[trial] = devices
+
+    for event in _when_felt(events):
+        what, trial = event["event"], str(event.get("trial"))
+        if what == "trial_started":
+            move(trial, tuple(event["devices"]))
+            # Its first iteration may hold what a new process does once.
+            disturbed.add(trial)
+        elif what == "resized":
+            pauses.append(event["seconds"])
+            move(trial, tuple(event["devices"]))
+            # Said with the result of its first iteration at the new width, which is whole.
+            disturbed.discard(trial)
+        elif what in ("trial_ended", "trial_suspended"):
+            move(trial, ())
+        elif what == "trial_result" and held.get(trial):
+            devices = held[trial]
+            if trial not in disturbed and event.get("seconds"):
+                samples[trial][len(devices), len(tenants[devices[0]])].append(event["seconds"])
+            disturbed.discard(trial)
+    if not samples:
+        # Runs so short that nothing was undisturbed: first iterations are better than none.
+        for event in events:
+            if event["event"] == "trial_result" and event.get("seconds"):
+                width = event.get("width") or 1.0
+                place = (max(1, int(width)), max(1, round(1 / width)) if width < 1 else 1)
+                samples[event["trial"]][place].append(event["seconds"])
+    return samples, pauses

@@ -1,0 +1,17 @@
+"""ASHA, with or without a searcher (BOHB's asynchronous form is ASHA under a TPE searcher)."""
+
+from __future__ import annotations
+
+from ray.tune.experiment import Trial
+
+from fluidtune.tune.groups.base import Adapter, Membership
+from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
+
+
+class ASHAAdapter(Adapter):
+    """A stream; a trial's budget is the last rung's, because it may get there."""
+
+    def mapped(self, trial: Trial) -> Membership:
+        counted = self._base._time_attr
+        limits = (iteration_at(trial, counted, self._base._max_t), stop_iteration(trial, counted))
+        return Membership("stream", False, min((value for value in limits if value is not None), default=None))

@@ -1,0 +1,9 @@
+"""Grid and random search, and any `Searcher` without a scheduler."""
+
+from fluidtune.tune.groups.base import Adapter
+
+
+class FIFOAdapter(Adapter):
+    """One batch: nothing is decided before its trials are done. (A searcher's trials join it one by one.)"""
+
+    synchronous = True

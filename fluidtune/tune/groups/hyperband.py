@@ -1,0 +1,37 @@
+"""HyperBand, and HyperBandForBOHB, which is synchronous BOHB with `TuneBOHB` as its searcher."""
+
+from __future__ import annotations
+
+from ray.tune.experiment import Trial
+
+from fluidtune.tune.groups.base import Adapter, Membership
+from fluidtune.tune.groups.budgets import iteration_at
+
+
+class HyperBandAdapter(Adapter):
+    """A batch for every rung of every bracket."""
+
+    synchronous = True
+
+    def mapped(self, trial: Trial) -> Membership:
+        base = self._base
+        for band, brackets in enumerate(base._hyperbands):
+            for index, bracket in enumerate(brackets):
+                if bracket is not None and trial in bracket._live_trials:
+                    name = f"band{band}/bracket{index}/rung{bracket._halves}"
+                    # Whatever time_attr counts, brackets are compared in it.
+                    tail = max(0.0, base._max_t_attr - bracket._cumul_r)
+                    return Membership(name, True, iteration_at(trial, base._time_attr, bracket._cumul_r), tail)
+        return super().mapped(trial)
+
+    def promoted(self) -> list[Trial]:
+        # HyperBand chooses one trial at a time and keeps choosing it until it runs; the rest of the rung
+        # would stay hidden from a planner that wants to see the whole group.
+        return [
+            trial
+            for brackets in self._base._hyperbands
+            for bracket in brackets
+            if bracket is not None
+            for trial in bracket.current_trials()
+            if trial.status == Trial.PAUSED and trial in bracket.trials_to_unpause
+        ]

@@ -1,0 +1,11 @@
+"""The replay of one trial of a population."""
+
+from __future__ import annotations
+
+from fluidtune.tune.groups.base import Adapter
+
+
+class ReplayAdapter(Adapter):
+    """One trial: a batch of one."""
+
+    synchronous = True

@@ -1,0 +1,222 @@
+"""What a tuning job has to do, as the twin needs it, and how it is read off the event log of a run.
+
+The algorithm's decisions are taken as they were: which trials there were, how long each trained before it was
+paused or stopped, in which TrialGroup. On another number of devices an asynchronous algorithm might have decided
+otherwise; a synchronous one would not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any
+
+from fluidtune.engine import Kind
+from fluidtune.profiles import Profile, ProfileError
+from fluidtune.profiles.measured import measure
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a trial does between two decisions: ``iterations`` in ``group``; ``told``: what the engine is told."""
+
+    group: str
+    iterations: int
+    told: float | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One trial: its stages, and its iterations' time over the profile's."""
+
+    trial: str
+    stages: tuple[Stage, ...]
+    cost: float = 1.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What is not training, seconds.
+
+    ``begin``: from the start of the job to its first worker's request. ``cold``: a new worker process, when it is
+    the only one; ``queue``: what each further one adds that is started at the same time. ``warm``: from an
+    instruction to the first iteration in a worker that is there. ``turn``: between two iterations.
+    """
+
+    begin: float = 0.0
+    cold: float = 0.0
+    queue: float = 0.0
+    warm: float = 0.0
+    turn: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A tuning job.
+
+    ``synchronous``: by group, whether it is a batch. ``concurrency``: by group. ``pending``: how many new trials
+    the search algorithm offers at once, None for all. ``kind``: what its trials are once they have run.
+    """
+
+    works: tuple[Work, ...]
+    profile: Profile
+    synchronous: Mapping[str, bool]
+    concurrency: Mapping[str, int | None] = field(default_factory=dict)
+    pending: int | None = None
+    kind: Kind = "elastic"
+    costs: Costs = Costs()
+    #: Settings of the engine.
+    max_packing: int | None = None
+    max_workers: int | None = None
+    #: Of the run that this was read off: devices, and its seconds from begin to end. 0 if there was none.
+    devices: int = 0
+    seconds: float = 0.0
+
+
+def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> Job:
+    """A grid of equal trials."""
+    stage = Stage("all", iterations, float(iterations))
+    works = tuple(Work(f"trial{k}", (stage,)) for k in range(trials))
+    return Job(works, profile, {"all": True}, **settings)
+
+
+def read_job(events: Iterable[Event], profile: Profile | None = None) -> Job:
+    """The job of a finished run of ours, from its event log.
+
+    ``profile``: None for what the run itself measured.
+
+    Raises ProfileError if the events hold no trial or no iteration.
+    """
+    listed = [event for event in events if event.get("event")]
+    head = next((event for event in listed if event["event"] == "run_started"), None)
+    measured = measure(listed)
+    groups = {e["group"]: e for e in listed if e["event"] == "group_announced"}
+    synchronous = {name: bool(event["synchronous"]) for name, event in groups.items()}
+    stages = _stages(listed)
+    if not stages or head is None:
+        raise ProfileError("the run's event log has no trial; plan from a run that has trained something")
+    stages = _split(stages, synchronous)
+    works = tuple(
+        Work(trial, tuple(found), measured.costs.get(trial, 1.0) if profile is None else 1.0)
+        for trial, found in stages.items()
+        if any(stage.iterations for stage in found)
+    )
+    kinds = Counter(event["kind"] for event in listed if event["event"] == "kind_found")
+    kind: Kind = kinds.most_common(1)[0][0] if kinds else "plain"
+    settings = head.get("settings") or {}
+    given = settings.get("max_packing")
+    ended = next((event for event in reversed(listed) if event["event"] == "run_ended"), listed[-1])
+    return Job(
+        works=works,
+        profile=profile or measured.profile,
+        synchronous=synchronous,
+        concurrency={name: event.get("concurrency") for name, event in groups.items()},
+        pending=_pending(listed),
+        kind=kind,
+        costs=_costs(listed, head["t"]),
+        max_packing=given or (1 if head["kind"] == "cpu" else None),
+        max_workers=settings.get("max_workers"),
+        devices=len(head["devices"]),
+        seconds=ended["t"] - head["t"],
+    )
+
+
+def _stages(events: list[Event]) -> dict[str, list[Stage]]:
+    """Trial to what it did, in the order of trials."""
+    found: dict[str, list[Stage]] = {}
+    for event in events:
+        if event["event"] == "trial_added":
+            found.setdefault(event["trial"], []).append(Stage(event["group"], 0, event["iterations"]))
+        elif event["event"] == "trial_result":
+            last = found[event["trial"]]
+            last[-1] = replace(last[-1], iterations=last[-1].iterations + 1)
+    # A trial that was moved, or lost its worker, was added again within its stage.
+    return {trial: _joined(listed) for trial, listed in found.items()}
+
+
+def _joined(stages: list[Stage]) -> list[Stage]:
+    out = stages[:1]
+    for stage in stages[1:]:
+        before = out[-1]
+        if stage.group == before.group:
+            out[-1] = replace(before, iterations=before.iterations + stage.iterations)
+        else:
+            out.append(stage)
+    return out
+
+
+def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> dict[str, list[Stage]]:
+    """The last trial of a rung goes on into the next without a pause; its log shows one stage where there are two."""
+    following: dict[str, Counter[str]] = defaultdict(Counter)
+    for listed in stages.values():
+        for one, two in pairwise(listed):
+            following[one.group][two.group] += 1
+    lengths: dict[str, float] = {}
+    for listed in stages.values():
+        for stage in listed:
+            if stage.told is not None:
+                lengths.setdefault(stage.group, stage.told)
+    out = {}
+    for trial, listed in stages.items():
+        parts: list[Stage] = []
+        for stage in listed:
+            left = stage
+            while synchronous.get(left.group) and left.told is not None and left.iterations > left.told >= 1:
+                parts.append(replace(left, iterations=int(left.told)))
+                after = following[left.group].most_common(1)
+                name = after[0][0] if after else f"{left.group}+"
+                rest = left.iterations - int(left.told)
+                left = Stage(name, rest, lengths.get(name, float(rest)))
+                synchronous = {**synchronous, name: True}
+            parts.append(left)
+        out[trial] = _joined(parts)
+    return out
+
+
+def _pending(events: list[Event]) -> int | None:
+    """1 if new trials kept coming after the first result, as from a searcher; None if all were there at once."""
+    seen: set[str] = set()
+    results = False
+    for event in events:
+        results = results or event["event"] == "trial_result"
+        if event["event"] == "trial_added":
+            if results and event["trial"] not in seen:
+                return 1
+            seen.add(event["trial"])
+    return None
+
+
+def _costs(events: list[Event], begun: float) -> Costs:
+    # Each worker: when it was asked for, and when it was there.
+    workers = sorted((e["t"], e["t"] - e["seconds"]) for e in events if e["event"] == "worker_started")
+    begin = max(0.0, min(asked for _, asked in workers) - begun) if workers else 0.0
+    cold = min((there - asked for there, asked in workers), default=0.0)
+    # The gaps between those that were asked for while the one before was not there yet.
+    gaps = [two - one for (one, _), (two, asked) in pairwise(workers) if asked < one]
+    queue = mean(gaps) if gaps else 0.0
+    last: dict[str, float] = {}
+    fresh: set[str] = set()
+    cold_until = max((event["t"] for event in events if event["event"] == "worker_started"), default=0.0)
+    turns, warms = [], []
+    for event in events:
+        trial, at = str(event.get("trial")), event["t"]
+        if event["event"] == "trial_started":
+            last[trial] = at
+            fresh.add(trial)
+        elif event["event"] == "trial_result" and trial in last:
+            gap = max(0.0, at - last[trial] - event["seconds"])
+            if trial not in fresh:
+                turns.append(gap)
+            elif last[trial] > cold_until:
+                warms.append(gap)
+            fresh.discard(trial)
+            last[trial] = at
+        elif event["event"] == "resized":
+            last.pop(trial, None)
+    turn = median(turns) if turns else 0.0
+    return Costs(begin, cold, queue, median(warms) if warms else turn, turn)

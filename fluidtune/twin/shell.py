@@ -1,0 +1,263 @@
+"""The virtual-clock shell: carries out what the engine says, as the Ray shell does, in no time.
+
+An iteration takes what the profile says for the trial's devices and the trials on its first device when it begins. A
+resize waits for its new workers, then for the trial's next boundary, and stops it for the profile's pause.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
+from fluidtune.twin.job import Job, Work
+
+#: Devices of one node.
+NODE = 8
+
+
+@dataclass(eq=False)
+class _Run:
+    """A trial that holds devices."""
+
+    devices: tuple[int, ...]
+    wanted: tuple[int, ...] | None = None
+    #: Its new workers are there.
+    joined: bool = False
+    suspend: bool = False
+    live: bool = True
+
+
+@dataclass(eq=False)
+class _Progress:
+    work: Work
+    stage: int = 0
+    left: int = 0
+    run: _Run | None = None
+    #: What the engine was told that it is.
+    kind: m.Kind = "plain"
+
+
+@dataclass
+class Twin:
+    """One run of ``job`` on ``devices`` devices; `run` gives its seconds."""
+
+    job: Job
+    devices: int
+    node: int = NODE
+    now: float = 0.0
+    resizes: int = 0
+    #: Device-seconds that any trial held, and iterations done.
+    busy: float = 0.0
+    iterations: int = 0
+    #: (time, devices held) at every change.
+    held: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        job = self.job
+        self.engine = Engine(max_packing=job.max_packing, max_workers=job.max_workers, resize_seconds=0.2)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._events: list[m.Event] = []
+        self._trials = {work.trial: _Progress(work) for work in job.works}
+        self._new = deque(work.trial for work in job.works)
+        #: By group: trials that have a stage in it and have not finished it.
+        self._open: Counter[str] = Counter(stage.group for work in job.works for stage in work.stages)
+        #: Trials that wait for a group to end, and their next stage's group.
+        self._barred: dict[str, list[str]] = {}
+        self._announced: set[str] = set()
+        self._kind: m.Kind = "plain"
+        #: Warm workers that are free and all there are, by device.
+        self._idle: Counter[int] = Counter()
+        self._cold_free = 0.0
+        self._tails = _tails(job)
+        self._unstarted = 0
+
+    def run(self) -> float:
+        """Seconds from the job's begin to its last trial's end."""
+        self.now = self.job.costs.begin
+        for device in range(self.devices):
+            self._events.append(m.DeviceGained(device, f"node{device // self.node}"))
+        self._offer()
+        self._advance()
+        while self._heap:
+            at, _, what = heapq.heappop(self._heap)
+            self._pass(at)
+            what()
+            # What happens at one instant is decided about once.
+            while self._heap and self._heap[0][0] <= self.now:
+                heapq.heappop(self._heap)[2]()
+            self._advance()
+        left = [name for name, progress in self._trials.items() if progress.stage < len(progress.work.stages)]
+        assert not left, f"trials never ended: {left[:5]}"
+        return self.now
+
+    @property
+    def utilisation(self) -> float:
+        """Device-seconds held over those there were."""
+        return self.busy / (self.now * self.devices) if self.now else 0.0
+
+    # Time
+
+    def _pass(self, at: float) -> None:
+        used = self.devices - len(self.engine.idle_devices)
+        self.busy += (at - self.now) * used
+        if not self.held or self.held[-1][1] != used:
+            self.held.append((self.now, used))
+        self.now = at
+
+    def _at(self, after: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + after, next(self._order), what))
+
+    def _advance(self) -> None:
+        while self._events:
+            events, self._events = self._events, []
+            for instruction in self.engine.handle(*events, now=self.now):
+                self._carry_out(instruction)
+            self._offer()
+
+    # Trials
+
+    def _offer(self) -> None:
+        """New trials, as many at once as the search algorithm offers."""
+        while self._new and (self.job.pending is None or self._unstarted < self.job.pending):
+            self._unstarted += 1
+            self._add(self._new.popleft())
+
+    def _add(self, name: str) -> None:
+        progress = self._trials[name]
+        stage = progress.work.stages[progress.stage]
+        progress.left, progress.kind = stage.iterations, self._kind
+        if stage.group not in self._announced:
+            self._announced.add(stage.group)
+            synchronous = self.job.synchronous.get(stage.group, True)
+            concurrency = self.job.concurrency.get(stage.group)
+            self._events.append(
+                m.GroupAnnounced(stage.group, synchronous, concurrency, self._tails.get(stage.group, 0.0))
+            )
+        self._events.append(m.TrialAdded(name, stage.group, self._kind, stage.told))
+        if not stage.iterations:
+            self._end_stage(name)
+
+    def _end_stage(self, name: str) -> None:
+        progress = self._trials[name]
+        stages = progress.work.stages
+        group = stages[progress.stage].group
+        progress.stage += 1
+        last = progress.stage == len(stages)
+        self._leave(progress)
+        self._events.append(m.TrialEnded(name, "stopped" if last else "paused"))
+        self._open[group] -= 1
+        if not last:
+            if self.job.synchronous.get(group, True) and self._open[group]:
+                self._barred.setdefault(group, []).append(name)
+            else:
+                self._add(name)
+        if not self._open[group]:
+            for waiting in self._barred.pop(group, []):
+                self._add(waiting)
+
+    def _leave(self, progress: _Progress) -> None:
+        if progress.run is not None:
+            progress.run.live = False
+            self._idle.update(progress.run.devices)
+            progress.run = None
+
+    # Instructions
+
+    def _carry_out(self, instruction: m.Instruction) -> None:
+        if isinstance(instruction, m.Start):
+            if not isinstance(instruction, m.Resume):
+                self._unstarted -= 1
+            progress = self._trials[instruction.trial]
+            first = instruction.devices[0]
+            run = progress.run = _Run((first,))
+            ready = self._worker(first)
+            if len(instruction.devices) > 1:
+                self._resize(run, instruction.devices)
+            self._at(ready, lambda: self._iterate(instruction.trial, run))
+        elif isinstance(instruction, m.Resize):
+            found = self._trials[instruction.trial].run
+            assert found is not None
+            self._resize(found, instruction.devices)
+        elif isinstance(instruction, m.Suspend):
+            found = self._trials[instruction.trial].run
+            if found is not None:
+                found.suspend = True
+
+    def _worker(self, device: int) -> float:
+        """Seconds until a worker of the device serves: a warm one, or a new one in the queue of those to start."""
+        costs = self.job.costs
+        if self._idle[device]:
+            self._idle[device] -= 1
+            return costs.warm
+        self._cold_free = max(self._cold_free + costs.queue, self.now + costs.cold)
+        return self._cold_free - self.now
+
+    def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
+        run.wanted, run.joined = devices, False
+        ready = max((self._worker(device) for device in devices if device not in run.devices), default=0.0)
+
+        def joined() -> None:
+            if run.wanted == devices:
+                run.joined = True
+
+        self._at(ready, joined)
+
+    # Iterations
+
+    def _iterate(self, name: str, run: _Run) -> None:
+        """A boundary: the next iteration begins."""
+        if not run.live:
+            return
+        profile, pause = self.job.profile, 0.0
+        resized: list[m.Event] = []
+        if run.wanted is not None and run.joined:
+            self._idle.update(set(run.devices) - set(run.wanted))
+            run.devices, run.wanted = run.wanted, None
+            pause = profile.resize
+            self.resizes += 1
+            resized.append(m.Resized(name, run.devices, pause))
+        tenants = len(self.engine.tenants(run.devices[0]))
+        nodes = tuple(sorted(Counter(device // self.node for device in run.devices).values()))
+        seconds = profile.iteration(nodes, tenants) * self._trials[name].work.cost
+        width = float(len(run.devices)) if len(run.devices) > 1 else 1 / max(1, tenants)
+
+        def done() -> None:
+            if run.live:
+                self._done(name, run, resized, seconds, width)
+
+        self._at(pause + seconds, done)
+
+    def _done(self, name: str, run: _Run, resized: list[m.Event], seconds: float, width: float) -> None:
+        progress = self._trials[name]
+        if progress.kind != self.job.kind:
+            self._kind = progress.kind = self.job.kind
+            self._events.append(m.KindFound(name, self._kind))
+        self.iterations += 1
+        self._events += [*resized, m.Result(name, seconds, width, self.job.profile.memory)]
+        progress.left -= 1
+        if not progress.left:
+            self._end_stage(name)
+        elif run.suspend:
+            self._leave(progress)
+            stage = progress.work.stages[progress.stage]
+            told = None if stage.told is None else max(0.0, stage.told - stage.iterations + progress.left)
+            self._events += [m.TrialEnded(name, "paused"), m.TrialAdded(name, stage.group, self._kind, told)]
+        else:
+            self._at(self.job.costs.turn, lambda: self._iterate(name, run))
+
+
+def _tails(job: Job) -> dict[str, float]:
+    """By group, the most iterations that one of its trials does after it."""
+    tails: dict[str, float] = {}
+    for work in job.works:
+        after = 0.0
+        for stage in reversed(work.stages):
+            tails[stage.group] = max(tails.get(stage.group, 0.0), after)
+            after += stage.iterations
+    return tails

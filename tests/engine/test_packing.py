@@ -1,0 +1,125 @@
+"""c is found out while trials train: one device is tried, and nothing is lost where packing does not pay."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluidtune.engine import EngineError, Instruction, Result, Start, Suspend, TrialEnded
+from tests.engine.helpers import Bench, elastic, plain
+
+
+class Device:
+    """Runs whatever an engine starts; ``times[p]``: seconds per iteration of each of p on one device."""
+
+    def __init__(self, times: dict[int, float], *, devices: int = 2, trials: int = 8, memory: float | None = 0.1, **c):
+        self.bench = Bench(devices, max_packing=None, **c)
+        self.times, self.memory = times, memory
+        self.said: list[Instruction] = self.bench(*[elastic(f"t{k}", 40) for k in range(trials)])
+
+    def turn(self) -> list[Instruction]:
+        """Every running trial does an iteration."""
+        out = []
+        for name in self.bench.engine.running:
+            held = self.bench.engine.trial(name)
+            count = len(self.bench.engine.tenants(held.devices[0]))
+            out += self.bench(Result(name, self.times[count], held.width, self.memory))
+        self.said += out
+        return out
+
+    def most(self) -> int:
+        return max(len(tenants) for tenants in self.bench.engine.devices.values())
+
+
+def test_packing_that_pays_is_tried_on_one_device_and_then_given_to_all():
+    devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3})
+    assert [i.devices for i in devices.said if isinstance(i, Start)] == [(0,), (1,)]
+    shared = []
+    for _ in range(5):
+        devices.turn()
+        shared.append(sorted(len(tenants) for tenants in devices.bench.engine.devices.values()))
+        if devices.bench.engine.packing == 2:
+            break
+    assert devices.bench.engine.packing == 2
+    assert [1, 2] in shared, "both devices were opened at once, before anything was known"
+    assert shared[-1] == [2, 2]
+
+
+@pytest.mark.parametrize("slower", [2.0, 10.0])
+def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: float):
+    devices = Device({1: 1.0, 2: slower, 3: 99.0, 4: 99.0})
+    for _ in range(8):
+        devices.turn()
+        gone = [i for i in devices.said if isinstance(i, Suspend)]
+        if gone:
+            break
+    assert [i.trial for i in gone] == ["t2"]
+    assert devices.bench.engine.packing == 1
+    devices.bench(TrialEnded("t2", "paused"), elastic("t2", 38))
+    for _ in range(10):
+        assert devices.turn() == []
+    assert devices.most() == 1
+
+
+def test_hopeless_is_seen_after_one_iteration():
+    devices = Device({1: 1.0, 2: 10.0, 3: 99.0, 4: 99.0})
+    while devices.most() == 1:
+        devices.turn()
+    devices.turn()
+    devices.turn()
+    assert any(isinstance(i, Suspend) for i in devices.said)
+
+
+def test_a_share_that_does_not_fit_the_memory_is_not_given():
+    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=0.4)
+    for _ in range(20):
+        devices.turn()
+    assert devices.most() == 2
+    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=0.6)
+    for _ in range(20):
+        devices.turn()
+    assert devices.most() == 1
+
+
+def test_where_the_memory_is_not_known_nothing_is_tried():
+    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=None)
+    for _ in range(10):
+        assert devices.turn() == []
+
+
+def test_trials_that_cannot_be_moved_and_short_ones_are_not_tried():
+    bench = Bench(1, max_packing=None)
+    bench(plain("a"), plain("b"))
+    for _ in range(6):
+        assert bench(Result("a", 1.0, 1, 0.1)) == []
+    bench = Bench(1, max_packing=None)
+    bench(elastic("a", 100), elastic("b", 2))
+    for _ in range(6):
+        assert bench(Result("a", 1.0, 1, 0.1)) == []
+
+
+def test_while_a_newcomer_loads_its_neighbours_times_say_nothing():
+    bench = Bench(1, max_packing=None)
+    bench(elastic("a", 100), elastic("b", 100))
+    while not bench(Result("a", 1.0, 1, 0.1)):
+        pass
+    for _ in range(6):
+        bench(Result("a", 1.0, 0.5, 0.1))  # alone still: b's process is starting
+    assert bench.engine.packing == 1
+    assert bench.engine.trial("a").seconds == {1: 1.0}
+
+
+def test_a_try_whose_trials_end_is_not_a_verdict():
+    devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3}, trials=12)
+    while devices.most() == 1:
+        devices.turn()
+    devices.bench(TrialEnded("t0", "stopped"), TrialEnded("t2", "stopped"))
+    for _ in range(12):
+        devices.turn()
+    assert devices.bench.engine.packing == 2
+
+
+def test_memory_must_be_a_number():
+    bench = Bench(1)
+    bench(elastic("a"))
+    with pytest.raises(EngineError, match="memory"):
+        bench(Result("a", 1.0, 1, float("nan")))

@@ -1,0 +1,171 @@
+"""Profiles: what is read off them, what makes one wrong, where they come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluidtune.profiles import DEFAULT, Profile, ProfileError
+from fluidtune.profiles.measured import measure
+from fluidtune.profiles.recorded import combined, lucid_pairs, pollux_scaling
+
+times = st.floats(0.01, 100.0)
+
+
+def test_the_default_fills_half_a_device():
+    assert DEFAULT.packing() == 2
+    assert DEFAULT.iteration((1,), 2) == pytest.approx(1.05)
+    assert DEFAULT.alpha == pytest.approx(1.05)
+    assert 1.0 < DEFAULT.beta < 1.125
+    assert "made up" in DEFAULT.source
+
+
+def test_placement_and_neighbours_are_read_off():
+    profile = Profile("p", {"1": 1.0, "2": 0.6, "11": 0.7, "4": 0.4}, {2: 1.5})
+    assert profile.iteration((2,)) == 0.6
+    assert profile.iteration((1, 1)) == 0.7
+    assert 0.4 < profile.iteration((3,)) < 0.6
+    assert profile.iteration((1, 2)) == profile.iteration((2, 1))
+    assert profile.iteration((8,)) == 0.4, "wider than recorded is as fast as the widest"
+    assert profile.iteration((1,), 3) == pytest.approx(1.5 * 3 / 2), "what is not recorded is time shared out"
+
+
+@given(seconds=times, factor=st.floats(0.01, 100.0), width=st.integers(1, 8), trials=st.integers(1, 6))
+def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, width: int, trials: int):
+    profile = Profile("p", {"1": 1.0, "2": 0.6, "4": 0.4}, {2: 1.5}).scaled(seconds)
+    other = profile.scaled(seconds * factor)
+    assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
+
+
+@given(times=st.lists(times, min_size=1, max_size=4))
+def test_c_is_where_one_more_adds_nothing(times: list[float]):
+    profile = Profile("p", {"1": times[0]}, {p: t for p, t in enumerate(times[1:], start=2)})
+    c = profile.packing()
+    assert 1 <= c <= len(times)
+    if c < len(times):
+        assert 1 - c / (c + 1) * times[c] / times[c - 1] <= 0.05
+
+
+def test_memory_limits_c():
+    assert Profile("p", {"1": 1.0}, {2: 1.0, 3: 1.0}).packing() == 3
+    assert Profile("p", {"1": 1.0}, {2: 1.0, 3: 1.0}, memory=0.4).packing() == 2
+    assert not Profile("p", {"1": 1.0}, memory=0.4).fits(3)
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        ({"seconds": {"2": 1.0}}, "not for '1'"),
+        ({"seconds": {"1": -1.0}}, "is -1.0"),
+        ({"seconds": {"1": math.nan}}, "nan"),
+        ({"seconds": {"1": 1.0, "x": 1.0}}, "'x' is not a placement"),
+        ({"seconds": {"1": 1.0}, "packed": {1: 1.0}}, "the key 1"),
+        ({"seconds": {"1": 1.0}, "packed": {2: math.inf}}, "inf"),
+        ({"seconds": {"1": 1.0}, "memory": 2.0}, "memory is 2.0"),
+        ({"seconds": {"1": 1.0}, "resize": -1}, "resize is -1"),
+    ],
+)
+def test_a_wrong_profile_says_what_is_wrong(wrong: dict, why: str):
+    with pytest.raises(ProfileError, match=why):
+        Profile("p", **wrong)
+
+
+def test_a_file_is_written_and_read(tmp_path: Path):
+    DEFAULT.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == DEFAULT
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (None, "cannot be read"),
+        ("{", "not JSON"),
+        ("[]", "not an object"),
+        ('{"seconds": {"1": 1}, "speed": 2}', "unknown keys"),
+        ('{"seconds": {"1": 1}, "packed": {"two": 2}}', "number of trials"),
+        ('{"seconds": {"1": "fast"}}', "'fast'"),
+        ('{"seconds": {"1": NaN}}', "nan"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(text: str | None, why: str, tmp_path: Path):
+    path = tmp_path / "p.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ProfileError, match=why):
+        Profile.load(path)
+
+
+def test_pollux_placements_are_read_at_a_global_batch(tmp_path: Path):
+    path = tmp_path / "job" / "placements.csv"
+    path.parent.mkdir()
+    path.write_text(
+        "placement,local_bsz,step_time,sync_time\n1,64,0.8,0\n1,128,1.6,0\n2,64,0.9,0\n11,32,0.6,0\n11,96,1.2,0\n"
+    )
+    profile = pollux_scaling(path, 128)
+    assert (profile.name, profile.seconds) == ("job", {"1": 1.6, "2": 0.9, "11": pytest.approx(0.9)})
+    with pytest.raises(ProfileError, match="no batch of 999"):
+        pollux_scaling(path, 999)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ProfileError, match="no column 'placement'"):
+        pollux_scaling(path, 128)
+
+
+def test_lucid_pairs_are_read_for_a_job_with_its_like(tmp_path: Path):
+    path = tmp_path / "colocate_info.csv"
+    sides = [f"{name}{side}" for side in "12" for name in ("model", "dataset", "gpu_num", "batchsize", "amp", "speed")]
+    rows = ["Net,Set,1,64,0,0.8,Net,Set,1,64,0,0.6", "Net,Set,1,64,0,0.9,Other,Set,1,64,0,0.9"]
+    path.write_text("\n".join([",".join([*sides, "gmem"]), *[f"{row},12288" for row in rows]]) + "\n")
+    profile = lucid_pairs(path, "Net", "Set", 64)
+    assert profile.packed == {2: pytest.approx(1 / 0.7)}
+    assert profile.memory == pytest.approx(0.25)
+    with pytest.raises(ProfileError, match="there are: Net/Set/64"):
+        lucid_pairs(path, "Other", "Set", 64)
+    both = combined(Profile("s", {"1": 4.0, "2": 2.2}), profile)
+    assert both.iteration((1,), 2) == pytest.approx(4 / 0.7)
+
+
+def result(t: float, trial: str, seconds: float) -> dict:
+    return {"t": t, "event": "trial_result", "trial": trial, "iteration": 1, "seconds": seconds, "width": 1.0}
+
+
+def started(t: float, trial: str, *devices: int) -> dict:
+    return {"t": t, "event": "trial_started", "trial": trial, "devices": list(devices), "share": 1.0}
+
+
+def test_a_run_is_measured_by_who_was_really_there():
+    events = [started(0, "a", 0)]
+    events += [result(float(t), "a", 1.0) for t in (1, 2, 3)]
+    # b is told to start at 3 and loads until 5: a has the device to itself until then.
+    events += [started(3, "b", 0), result(4, "a", 1.0), result(5, "a", 1.0)]
+    events += [result(6.5, "b", 1.5), result(6.6, "a", 1.5)]
+    events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), {"t": 8.2, "event": "trial_ended", "trial": "b"}]
+    events += [{"t": 9.0, "event": "resized", "trial": "a", "devices": [0, 1], "seconds": 0.1}, result(9.6, "a", 0.6)]
+    profile = measure(events).profile
+    assert profile.seconds == {"1": 1.0, "2": 0.6}
+    assert profile.packed == {2: 1.5}
+    assert profile.resize == 0.1
+
+
+def test_trials_of_different_size_share_what_is_measured():
+    events = []
+    for trial, cost in (("a", 1.0), ("b", 3.0), ("c", 1.0)):
+        events.append(started(0, trial, ord(trial)))
+        events += [result(cost * k, trial, cost) for k in range(1, 5)]
+    measured = measure(sorted(events, key=lambda event: event["t"]))
+    assert measured.profile.seconds == {"1": 1.0}
+    assert measured.costs == {"a": 1.0, "b": 3.0, "c": 1.0}
+
+
+def test_a_run_without_an_iteration_is_no_profile():
+    with pytest.raises(ProfileError, match="no finished iteration"):
+        measure([started(0, "a", 0)])
+
+
+def test_a_saved_profile_is_plain_json(tmp_path: Path):
+    DEFAULT.save(tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["packed"]["2"] == 1.05

@@ -1,0 +1,120 @@
+"""The twin: whole jobs on a virtual clock, and jobs read off event logs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.profiles import DEFAULT, Profile, ProfileError
+from fluidtune.twin import Costs, Job, Stage, Twin, Work, forecast, forecasts, grid, read_job
+
+ALONE = Profile("alone", {"1": 1.0})
+
+
+def test_a_grid_on_one_device_takes_its_work():
+    assert forecast(grid(3, 4, ALONE, max_packing=1), 1).makespan == pytest.approx(12.0)
+
+
+def test_81_trials_on_8_devices_keep_them_busy():
+    found = forecast(grid(81, 27, DEFAULT), 8)
+    assert found.packing == 2
+    assert found.utilisation > 0.9
+    assert found.makespan < 0.6 * 81 * 27 / 8
+
+
+@pytest.mark.parametrize("overhead", [1.5, 2.0, 10.0])
+def test_packing_overhead_loses_next_to_nothing(overhead: float):
+    """Dissertation 3.6.4.2."""
+    profile = Profile("p", {"1": 1.0}, {2: overhead, 3: 1.5 * overhead, 4: 2 * overhead}, memory=0.1)
+    unpacked = forecast(grid(81, 27, profile, max_packing=1), 8).makespan
+    found = forecast(grid(81, 27, profile), 8)
+    assert found.packing == (2 if overhead < 2 else 1)
+    assert found.makespan < 1.02 * unpacked
+
+
+def test_a_rung_waits_for_all_of_the_one_before():
+    rung0, rung1 = Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0)
+    works = (Work("a", (rung0, rung1)), Work("b", (rung0,), cost=5.0))
+    twin = Twin(Job(works, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain"), 2)
+    assert twin.run() == pytest.approx(2 * 5.0 + 3.0)
+
+
+def test_what_is_not_training_is_counted():
+    costs = Costs(begin=1.0, cold=2.0, queue=0.5, warm=0.1, turn=0.01)
+    job = grid(4, 2, ALONE, max_packing=1, kind="plain", costs=costs)
+    # Two cold workers, the second half a second later; then each takes a second trial, warm.
+    assert Twin(job, 2).run() == pytest.approx(1 + 2.5 + 2.01 + 0.1 + 2.01)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    trials=st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 5.0)), min_size=1, max_size=12),
+    devices=st.integers(1, 6),
+    kind=st.sampled_from(["plain", "checkpointing", "elastic"]),
+)
+def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, kind: str):
+    works = tuple(Work(f"t{k}", (Stage("g", length, float(length)),), cost) for k, (length, cost) in enumerate(trials))
+    twin = Twin(Job(works, DEFAULT, {"g": True}, kind=kind), devices)  # type: ignore[arg-type]
+    makespan = twin.run()
+    twin.engine.validate_state()
+    assert twin.iterations == sum(length for length, _ in trials)
+    fastest = min(DEFAULT.iteration((1,), p) / p for p in (1, 2, 3, 4))
+    assert makespan >= fastest * sum(length * cost for length, cost in trials) / devices * 0.999
+    assert 0 < twin.utilisation <= 1 + 1e-9
+
+
+def test_ten_thousand_trials_on_a_thousand_devices_take_seconds():
+    began = time.process_time()
+    found = forecast(grid(10_000, 3, DEFAULT), 1000)
+    assert found.makespan > 0
+    assert time.process_time() - began < 30, "it takes 1.3 s on one slow core"
+
+
+def test_more_devices_are_not_slower():
+    found = forecasts(grid(27, 9, DEFAULT), [8, 1, 2, 4, 2])
+    assert [one.devices for one in found] == [1, 2, 4, 8]
+    assert sorted((one.makespan for one in found), reverse=True) == [one.makespan for one in found]
+
+
+def log() -> list[dict]:
+    """Two rungs: a, b and c train one iteration, b goes on without a pause, as HyperBand's last does."""
+    head = {"t": 0.0, "event": "run_started", "kind": "emulated", "devices": [{"device": 0, "node": "n"}]}
+    events = [{**head, "settings": {"max_packing": None, "max_workers": None}}]
+    for group in ("rung0", "rung1"):
+        events.append({"t": 0.1, "event": "group_announced", "group": group, "synchronous": True, "concurrency": None})
+    at = 1.0
+    for trial, group, told, done in [
+        ("a", "rung0", 1, 1),
+        ("c", "rung0", 1, 1),
+        ("a", "rung1", 2, 2),
+        ("b", "rung0", 1, 3),
+    ]:
+        events.append(
+            {"t": at, "event": "trial_added", "trial": trial, "group": group, "kind": "plain", "iterations": told}
+        )
+        events.append({"t": at, "event": "trial_started", "trial": trial, "devices": [0], "share": 1.0})
+        for k in range(done):
+            at += 1.0
+            events.append(
+                {"t": at, "event": "trial_result", "trial": trial, "iteration": k, "seconds": 1.0, "width": 1.0}
+            )
+        events.append({"t": at, "event": "kind_found", "trial": trial, "kind": "elastic"})
+        events.append({"t": at, "event": "trial_ended", "trial": trial, "ending": "stopped"})
+    return [*events, {"t": at, "event": "run_ended", "seconds": at}]
+
+
+def test_a_job_is_read_off_a_log_and_an_unpaused_promotion_is_split():
+    job = read_job(log())
+    stages = {work.trial: [(stage.group, stage.iterations) for stage in work.stages] for work in job.works}
+    assert stages == {"a": [("rung0", 1), ("rung1", 2)], "c": [("rung0", 1)], "b": [("rung0", 1), ("rung1", 2)]}
+    assert (job.kind, job.devices, job.seconds) == ("elastic", 1, 8.0)
+    assert job.max_packing is None
+    assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
+
+
+def test_a_log_without_a_trial_is_no_job():
+    with pytest.raises(ProfileError):
+        read_job([log()[0]])
