@@ -8,7 +8,7 @@ needs neither torch nor a GPU.
 from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
 from salus_share.lanes import Lane, LaneTable
 from salus_share.messages import Need
-from salus_share.packing import choose_device, fit_together, packing_limit
+from salus_share.packing import choose_device, divide, fit_together, packing_limit, shares
 from salus_share.policies import Policy, policy
 from salus_share.scheduler import Scheduler
 
@@ -23,7 +23,9 @@ __all__ = [
     "ServiceLost",
     "StaleToken",
     "choose_device",
+    "divide",
     "fit_together",
     "packing_limit",
     "policy",
+    "shares",
 ]

@@ -65,9 +65,13 @@ class ResidentMeter:
 
     The limit is RLIMIT_DATA, which the kernel holds against this process only: malloc fails (MemoryError in Python,
     RuntimeError in torch), nobody else notices. Linux only.
+
+    ``slack``: bytes beyond the share before allocations fail. The limit counts what is mapped and not what is resident:
+    8 MiB for a thread's stack of which kilobytes are touched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slack: int = 0) -> None:
+        self._slack = slack
         self._framework = self._now()
         self._data = _status("VmData")
 
@@ -82,7 +86,7 @@ class ResidentMeter:
 
     def limit(self, share: int) -> None:
         # Of what it may have, the framework's part is taken already.
-        allowed = self._data + max(0, share - self._framework)
+        allowed = self._data + self._slack + max(0, share - self._framework)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
@@ -124,6 +128,37 @@ class CudaMeter:
 
     def lift(self) -> None:
         self._torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+
+class Profile:
+    """A trial's memory over its iterations: the first ones by themselves, later ones in groups; no peak is missed."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._iterations = 0
+        #: What was measured last; None before there was anything.
+        self.usage: Usage | None = None
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        if self._iterations < FIRST or self._iterations % GROUP == 0:
+            self._meter.reset()
+
+    def end(self) -> Usage | None:
+        """It is over. What was measured, if this was the last of a group."""
+        self._iterations += 1
+        if self._iterations > FIRST and self._iterations % GROUP:
+            return None
+        measured = self._meter.read()
+        # The first iteration makes what stays (optimizer state), so what it says of E is too much.
+        if self._iterations > 1:
+            self.usage = measured
+        return measured
+
+    @property
+    def first(self) -> bool:
+        """Only one iteration is over."""
+        return self._iterations == 1
 
 
 def ask_for(measured: Usage, promised: Need | None) -> Need | None:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import TypeVar
 
 from salus_share.errors import SalusError
 from salus_share.lanes import Amount, LaneTable, amount
 from salus_share.messages import Need
+from salus_share.policies import Policy, Standing, next_turn, served
 
 Device = TypeVar("Device")
 
 #: By how much the trials of a device may be stretched before placement calls it crowded: 5 %.
 STRETCH = 1.05
+#: How many turns a trial is followed for to see its share, and how long one is taken to be, seconds.
+_ROUNDS, _MOMENT_S = 12, 1e-9
 
 
 def packing_limit(need: Need, capacity: Amount) -> int:
@@ -61,16 +66,49 @@ def stretch(needs: Iterable[Need]) -> float:
     return max(1.0, math.fsum(1.0 if need.compute is None else need.compute for need in needs))
 
 
-def choose_device(need: Need, devices: Mapping[Device, Sequence[Need]], capacity: Amount) -> Device | None:
+def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
+    """The lanes of trials that came to a device in this order; None: they do not fit together, even in one lane."""
+    for most in (max_lanes, 1):
+        table = LaneTable(capacity, most)
+        if all(table.admit(name, need.persistent, need.ephemeral) is not None for name, need in needs.items()):
+            return [list(lane.jobs) for lane in table.lanes.values()]
+    return None
+
+
+def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str, float]:
+    """The part of a device that each trial gets in the long run, by lane; they sum to 1.
+
+    Lanes run at the same time and get equal parts. Within a lane it is what the policy does with trials that
+    are always ready, with iterations of equal length: of a policy's own making too. Under SRTF the first has all.
+    """
+    divided = [dict(lane) for lane in lanes if lane]
+    out: dict[str, float] = {}
+    for lane in divided:
+        standings = {name: replace(standing, service=0.0, last_turn=0) for name, standing in lane.items()}
+        turns = _ROUNDS * len(lane)
+        got = dict.fromkeys(lane, 0)
+        for turn in range(1, turns + 1):
+            name = next_turn(chosen, standings)
+            assert name is not None
+            got[name] += 1
+            # So short that nobody comes nearer to the end by it.
+            standings[name] = served(standings[name], _MOMENT_S, turn)
+        out.update({name: float(Fraction(count, turns * len(divided))) for name, count in got.items()})
+    return out
+
+
+def choose_device(
+    need: Need, devices: Mapping[Device, Sequence[Need]], capacity: Amount, *, own_lanes: bool = True
+) -> Device | None:
     """The device that a trial should share, of those with their trials' needs; None: none has the memory.
 
     An occupied device where nobody is stretched by more than `STRETCH`, the fullest first; else an empty one; else
-    the one where trials stretch each other least.
+    the one where trials stretch each other least. ``own_lanes`` as in `fit_together`.
     """
     best: tuple[tuple[float, float], Device] | None = None
     for device, residents in devices.items():
         together = [*residents, need]
-        if not fit_together(together, capacity):
+        if not fit_together(together, capacity, own_lanes=own_lanes):
             continue
         slower = stretch(together)
         crowded = 0.0 if slower <= STRETCH and residents else slower

@@ -24,15 +24,18 @@ import contextlib
 from collections.abc import Iterator
 
 from salus_share.client import LaneClient
-from salus_share.errors import StaleToken
-from salus_share.memory import FIRST, GROUP, Meter, after_failure, ask_for
+from salus_share.errors import ServiceLost, StaleToken
+from salus_share.memory import Meter, Profile, after_failure, ask_for
 from salus_share.messages import Need
 
 
 class SharedTrial:
-    """One trial's side of a shared device of ``capacity`` bytes."""
+    """One trial's side of a shared device of ``capacity`` bytes.
 
-    def __init__(self, client: LaneClient, meter: Meter, capacity: int) -> None:
+    ``profile``: what was measured by ``meter`` while the trial was alone, if it was.
+    """
+
+    def __init__(self, client: LaneClient, meter: Meter, capacity: int, profile: Profile | None = None) -> None:
         self._client = client
         self._meter = meter
         self._capacity = capacity
@@ -40,7 +43,7 @@ class SharedTrial:
         self.promised: Need | None = None
         #: What to ask for at the next boundary.
         self._asking: Need | None = None
-        self._iterations = 0
+        self._profile = profile or Profile(meter)
 
     def admit(
         self,
@@ -59,22 +62,22 @@ class SharedTrial:
         """One iteration. Raises StaleToken, before anything ran, if the trial must leave the device."""
         if self._asking is not None:
             asked, self._asking = self._asking, None
-            self._ask(asked)
-        if self._iterations < FIRST or self._iterations % GROUP == 0:
-            self._meter.reset()
+            try:
+                self._ask(asked)
+            except ServiceLost:
+                # It goes on with what it has, and asks again.
+                self._asking = asked
+        self._profile.begin()
         with self._client.iteration():
             yield
-        self._iterations += 1
-        if self._iterations <= FIRST or self._iterations % GROUP == 0:
-            # The first iteration makes what stays (optimizer state), so what it says of E is too much.
-            if self._iterations == 1 and self.promised is None:
-                return
-            self._asking = ask_for(self._meter.read(), self.promised)
+        measured = self._profile.end()
+        if measured is not None and not (self._profile.first and self.promised is None):
+            self._asking = ask_for(measured, self.promised)
 
     def yield_memory(self, timeout: float | None = None) -> None:
         """After StaleToken, with the memory free: wait until it may be loaded again."""
         self._client.yield_memory(timeout)
-        self._iterations = 0
+        self._profile = Profile(self._meter)
         self._promise(self.promised)
 
     def grow_after_failure(self) -> None:
@@ -96,9 +99,13 @@ class SharedTrial:
         self._client.leave()
 
     def _ask(self, need: Need) -> None:
-        # If there is no room it comes back with this promise.
-        self.promised = need
-        self._client.need(need)
+        before, self.promised = self.promised, need
+        try:
+            # If there is no room (StaleToken) it comes back with this promise.
+            self._client.need(need)
+        except ServiceLost:
+            self.promised = before
+            raise
         self._promise(need)
 
     def _promise(self, need: Need | None) -> None:

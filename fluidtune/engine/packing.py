@@ -35,7 +35,7 @@ def seek(state: State, now: float) -> list[Instruction]:
         return out
     fits = _fitting(state)
     while (trial := _next(state)) is not None:
-        device = _candidate(state, state.max_packing, fits)
+        device = _candidate(state, trial, state.max_packing, fits)
         if device is None:
             break
         out.append(_join(state, trial, device, state.max_packing, now))
@@ -44,7 +44,7 @@ def seek(state: State, now: float) -> list[Instruction]:
     trial = _next(state)
     if trial is None or not _long(trial):
         return out
-    device = _candidate(state, state.max_packing + 1, fits, measured=True)
+    device = _candidate(state, trial, state.max_packing + 1, fits, measured=True)
     if device is not None:
         search.count, search.device = state.max_packing + 1, device
         search.newcomer, search.tenants = trial.name, tuple(state.devices.tenants[device])
@@ -103,15 +103,17 @@ def _next(state: State) -> Trial | None:
     return trial if trial.asked_share == 1 else None
 
 
-def _candidate(state: State, count: int, fits: int, measured: bool = False) -> int | None:
-    """A device that holds ``count`` - 1 trials and may hold one more; ``measured``: whose speeds are known."""
+def _candidate(state: State, newcomer: Trial, count: int, fits: int, measured: bool = False) -> int | None:
+    """A device that holds ``count`` - 1 trials and has room for one more; ``measured``: whose speeds are known."""
     if count < 2 or count > fits:
         return None
     for device, tenants in state.devices.tenants.items():
         if len(tenants) != count - 1:
             continue
         trials = [state.trials[name] for name in tenants]
-        if all(map(_stays, trials)) and (not measured or all(_measured(trial) for trial in trials)):
+        if not all(map(_stays, trials)) or not state.has_room(device, newcomer):
+            continue
+        if not measured or all(_measured(trial) for trial in trials):
             return device
     return None
 

@@ -94,7 +94,7 @@ def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[t
     device = state.devices.pick_idle(hold, state.hold, roomiest=extra > 0)
     if device is not None:
         return (device, *state.devices.pick_near(device, extra, hold)), packing
-    device = state.devices.pick_share(state.packing_limit(trial), hold)
+    device = state.pick_share(trial, hold)
     return (() if device is None else (device,)), packing
 
 
@@ -127,7 +127,7 @@ def _plan(state: State, group: Group) -> None:
     loads = [state.load(trial) for trial in trials]
     n = len(state.devices)
     d = max((state.widest(trial) for trial in trials), default=1)
-    widths = static_fluid(loads, n, c=state.max_packing, d=d)
+    widths = static_fluid(loads, n, c=state.fitting_packing, d=d)
     for trial in waiting:
         trial.planned = float(widths[trial.name])
         state.waiting.remove(trial.name)

@@ -94,7 +94,8 @@ def test_one_that_outgrows_the_device_is_refused(directory) -> None:
 
 def test_a_killed_trials_memory_is_free(directory) -> None:
     with Child(trial, directory, "a", (50, 50)) as a, Child(trial, directory, "b", (50, 50)) as b:
-        first, second = (a, b) if not a.silent(0.5) else (b, a)
+        until(lambda: not (a.silent(0) and b.silent(0)))
+        first, second = (b, a) if a.silent(0) else (a, b)
         assert first.told() == "admitted"
         assert second.silent(0.1)
         first.kill()
