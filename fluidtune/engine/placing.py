@@ -101,7 +101,7 @@ def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[t
 def _packing(state: State, trial: Trial) -> int:
     """Into how many shares an idle device is divided for it: c if StaticFluid packs it, else as asked."""
     if trial.group.synchronous and trial.planned < 1:
-        return state.packing_limit(trial)
+        return min(state.packing_limit(trial), max(state.fitting_packing, state.asked_packing(trial)))
     return state.asked_packing(trial)
 
 

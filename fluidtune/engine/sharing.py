@@ -37,13 +37,10 @@ class Sharing:
         if compute is None and before is not None:
             compute = before.compute
         self._needs[trial.name] = Need(memory - ephemeral, ephemeral, compute)
-        last = list(self._needs.values())[-REMEMBERED:]
+        last = sorted(list(self._needs.values())[-REMEMBERED:], key=lambda need: need.persistent + need.ephemeral)
+        middle = last[(len(last) - 1) // 2]
         measured = [need.compute for need in last if need.compute is not None]
-        self._typical = Need(
-            median(float(need.persistent) for need in last),
-            median(float(need.ephemeral) for need in last),
-            median(measured) if measured else None,
-        )
+        self._typical = Need(middle.persistent, middle.ephemeral, median(measured) if measured else None)
 
     def need(self, trial: Trial) -> Need | None:
         """What it needs: measured, else what its like do, else the share that its script asked for, else unknown."""
@@ -53,9 +50,10 @@ class Sharing:
         return known
 
     def limit(self) -> int:
-        """c by memory, for trials like those that were measured and take turns; 1 while nobody knows what they need."""
+        """c by memory, for trials like those that were measured, taking turns if need be; the most there can be while
+        none was: who joins before that is refused by `fit`, and then a device should be open to it."""
         if self._typical is None:
-            return 1
+            return self._policy.max_jobs or SEATS
         persistent, ephemeral = float(self._typical.persistent), float(self._typical.ephemeral)
         count = SEATS if persistent <= 0 else int((1 - ephemeral) / persistent + 1e-9)
         return max(1, min(count, self._policy.max_jobs or SEATS, SEATS))

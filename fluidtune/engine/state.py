@@ -203,7 +203,7 @@ class State:
             return 1
         asked = self.asked_packing(trial)
         unpacked = not trial.group.synchronous and trial.group.concurrency is None and self.search is None
-        return asked if unpacked else max(self.fitting_packing, asked)
+        return asked if unpacked else max(self.max_packing, asked)
 
     @property
     def fitting_packing(self) -> int:

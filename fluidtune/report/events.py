@@ -107,6 +107,7 @@ SCHEMA: dict[str, EventSchema] = {
             "width": "the width that it really ran at, in devices",
             "metric": "the metric's value, or null",
         },
+        {"memory": "with lanes: parts of a device's memory that it needs, [persistent, ephemeral], as measured"},
     ),
     "resize_started": EventSchema(
         "The trial was told to change its workers; it holds devices_from until `resized`.",
@@ -161,6 +162,15 @@ SCHEMA: dict[str, EventSchema] = {
             "trial": _TRIAL,
             "iteration": "the last iteration in that commit",
             "reason": "what was lost, in words",
+        },
+    ),
+    "room_lacking": EventSchema(
+        "With lanes: the memory of the trial's device has no room for it; it goes back to the queue.",
+        {
+            "trial": _TRIAL,
+            "device": "device number",
+            "memory": "parts of a device's memory that it needs, [persistent, ephemeral], or null where nobody knows",
+            "reason": "why, in words",
         },
     ),
     "run_ended": EventSchema(

@@ -8,6 +8,7 @@ from fluidtune.cluster.devices import DeviceSpec
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune import compat
+from salus_share import SalusError, policy
 
 _BACKENDS = ("torch",)
 
@@ -25,6 +26,11 @@ class FluidExecutor:
             itself asks for (a trial that asks for half a core is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch".
+        lanes: how trials that share a device do so, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO",
+            or "module:Class" of your own): memory limits packing too, every trial is held to its part, and passes a
+            gate at every iteration. None: a device is shared by count alone.
+        device_memory: bytes that the trials of one device may use together, with lanes. None: all that a GPU has, or
+            a core's part of its node's memory.
         profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
             one's file. None: a task of which one trial fills half a GPU.
 
@@ -37,11 +43,13 @@ class FluidExecutor:
     max_workers: int | None = None
     backend: str = "torch"
     profile: Profile | str | None = None
+    lanes: str | None = None
+    device_memory: int | None = None
 
     def __post_init__(self) -> None:
         compat.check_ray_version()
         spec = DeviceSpec.parse(self.devices)
-        for name in ("max_packing", "max_workers"):
+        for name in ("max_packing", "max_workers", "device_memory"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
@@ -53,6 +61,18 @@ class FluidExecutor:
                 f"profile={self.profile!r} is for emulated devices and devices={self.devices!r} are none; "
                 'use devices="emulated:N", or leave the profile out'
             )
+        if self.lanes is not None:
+            if emulated:
+                raise FluidTuneError(
+                    f"lanes={self.lanes!r}: emulated devices have no memory to divide; leave lanes out, "
+                    "the profile says what neighbours cost"
+                )
+            try:
+                policy(self.lanes)
+            except SalusError as error:
+                raise FluidTuneError(f"lanes={self.lanes!r}: {error}") from None
+        elif self.device_memory is not None:
+            raise FluidTuneError(f'device_memory={self.device_memory} is for lanes; add lanes="HPT", or leave it out')
         if emulated:
             self.emulated_profile()  # raises for a bad one
         if self.max_workers and spec and spec.count and self.max_workers > spec.count:

@@ -28,6 +28,7 @@ from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
+from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info, Outcome, delete_commits, overrides_checkpointing
 from fluidtune.engine import Engine
@@ -85,7 +86,11 @@ class Job:
         self.emulation = _emulation(settings, self.layout.count) if self.layout.kind == "emulated" else None
         self.reservation = Reservation(self.layout)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
+        #: The policy of devices that several trials share, None: shared by count alone, or never.
+        self.lanes = settings.lanes if self.layout.packing > 1 else None
+        self._device_memory = settings.device_memory
         self.engine = Engine(
+            lanes=self.lanes,
             max_packing=None if search else settings.max_packing or 1,
             most_packed=self.layout.packing,
             max_workers=settings.max_workers,
@@ -277,16 +282,36 @@ class Job:
         self._busy.set(len({d for devices in self._in_use.values() for d in devices}), {"job": self.name})
         return instructions
 
+    def lane_settings(self, device: int) -> LaneSettings | None:
+        """How the trials of this device share it."""
+        if self.lanes is None:
+            return None
+        cores = self.layout.bundle.get("CPU", 1.0)
+        return LaneSettings(f"fluidtune-{self.name}-{device}", self.lanes, self._device_memory, cores)
+
+    def ticket(self, run: Run) -> Ticket | None:
+        """What the trial shares its device with, None while it has it alone."""
+        if self.lanes is None:
+            return None
+        view = self.engine.trial(run.id)
+        if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
+            return None
+        return Ticket(view.need, view.height, view.rung)
+
     def result(self, run: Run, outcome: Outcome) -> None:
         metric = self._scheduler.metric
         value = outcome.result.get(metric) if metric else None
+        memory = {}
+        if self.lanes is not None and outcome.memory is not None:
+            memory = {"memory": [outcome.memory - outcome.ephemeral, outcome.ephemeral]}
         self._log.write(
             "trial_result",
             trial=run.id,
             iteration=run.delivered,
             seconds=outcome.seconds,
-            width=float(run.ran_at),
+            width=float(run.ran_at if self.lanes is None else self.engine.trial(run.id).width),
             metric=float(value) if isinstance(value, (int, float)) else None,
+            **memory,
         )
         self._iterations.inc(1, {"job": self.name})
 
