@@ -21,6 +21,8 @@ def cli() -> None:
 @click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--lanes", default=None, help='Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...')
+@click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
 @click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -28,6 +30,8 @@ def run(
     devices: str | None,
     max_packing: int | None,
     max_workers: int | None,
+    lanes: str | None,
+    device_memory: int | None,
     profile: str | None,
     script: str,
     args: tuple[str, ...],
@@ -41,7 +45,14 @@ def run(
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 
-    executor = FluidExecutor(devices=devices, max_packing=max_packing, max_workers=max_workers, profile=profile)
+    executor = FluidExecutor(
+        devices=devices,
+        max_packing=max_packing,
+        max_workers=max_workers,
+        lanes=lanes,
+        device_memory=device_memory,
+        profile=profile,
+    )
     run_script(script, args, executor)
 
 

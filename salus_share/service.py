@@ -98,7 +98,7 @@ class LaneService:
                 last = now
             elif now - last > self._idle_s:
                 for name in ("service", "board"):
-                    (self._directory / name).unlink()
+                    (self._directory / name).unlink(missing_ok=True)
                 return
 
     # From the board

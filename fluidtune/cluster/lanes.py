@@ -9,6 +9,7 @@ device, the lane service who is admitted, the policy who goes first.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -19,13 +20,17 @@ from typing import Any
 import psutil
 
 from salus_share.client import LaneClient
-from salus_share.errors import Refused, StaleToken
+from salus_share.errors import Refused, ServiceLost, StaleToken
 from salus_share.memory import CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
 from salus_share.messages import Need
 from salus_share.trial import SharedTrial
 
+logger = logging.getLogger(__name__)
+
 #: A trial waits so long for room on its device, seconds; then it goes back to the engine's queue.
 ADMIT_S = 30.0
+#: A lane service that could not be started is tried again after so long, seconds.
+RETRY_S = 60.0
 #: What a process maps on a CPU and never touches: stacks of threads, arenas of the allocator.
 SLACK = 256 << 20
 
@@ -88,6 +93,8 @@ class LaneMember:
         self._client: LaneClient | None = None
         self._ticket: Ticket | None = None
         self._busy: float | None = None
+        #: When a service that could not be had is asked for again, on the monotonic clock.
+        self._retry_at = 0.0
 
     # What is known
 
@@ -108,6 +115,8 @@ class LaneMember:
         if ticket is None:
             self.leave()
             return None
+        if self._shared is None and time.monotonic() < self._retry_at:
+            return None
         try:
             if self._shared is None:
                 self._enter(ticket)
@@ -118,6 +127,12 @@ class LaneMember:
             return Lack(f"its device had no room for it within {ADMIT_S:.0f} s", between=True)
         except StaleToken as error:
             return Lack(str(error), between=True)
+        except ServiceLost as error:
+            # Its result does not depend on it: it goes on without, and asks again later.
+            logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
+            self.leave()
+            self._retry_at = time.monotonic() + RETRY_S
+            return None
         self._ticket = ticket
         return None
 

@@ -25,6 +25,7 @@ from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
 from fluidtune.cluster import emulated
+from fluidtune.cluster.gpu import GpuProbe
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
@@ -34,6 +35,7 @@ from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore, ElasticSession
+    from salus_share.telemetry import DeviceSample
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Outcome:
     ``lost``: there is no result, a peer died. ``lack``: there is none, the trial needs more room than it has.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: of
     that, what it needs within an iteration only. ``busy``: the part of its device that it kept busy; None: not known.
+    ``gpu``: what NVML says of the device, now and then.
     """
 
     result: dict[str, Any]
@@ -77,6 +80,7 @@ class Outcome:
     memory: float | None = None
     ephemeral: float = 0.0
     busy: float | None = None
+    gpu: DeviceSample | None = None
 
 
 #: The gate of a device that is not shared by lanes.
@@ -208,6 +212,7 @@ class Worker:
         self._has_checkpoint = False
         self._follower: LoopThread | None = None
         self._lane: LaneMember | None = None
+        self._gpu = GpuProbe()
         self._last_metrics: dict[str, Any] = {}
         self._resume: Commit | None = None
         #: The latest (iteration, result) that Tune was given; what a commit has and Tune missed, to be given first.
@@ -287,8 +292,8 @@ class Worker:
 
         ``reform``: the group to become at the next boundary. ``ticket``: set if the device is shared now.
         """
-        trainable, session = self._trainable, self._session
-        assert trainable is not None and session is not None, f"{self._name} hosts no trial"
+        trainable, session, spec = self._trainable, self._session, self._spec
+        assert trainable is not None and session is not None and spec is not None, f"{self._name} hosts no trial"
         if reform is not None:
             session.direct(reform)
         if self._missed:
@@ -338,6 +343,9 @@ class Worker:
         elif self._lane.need is not None:
             outcome.memory, outcome.ephemeral = sum(self._lane.need), self._lane.need[1]
             outcome.busy = self._lane.busy
+        outcome.gpu = self._gpu.sample() if spec.device == "cuda" else None
+        if outcome.gpu is not None and outcome.busy is None:
+            outcome.busy = outcome.gpu.utilisation
         return outcome
 
     def _lacking(self, error: Exception) -> Lack | None:

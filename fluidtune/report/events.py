@@ -66,6 +66,22 @@ SCHEMA: dict[str, EventSchema] = {
         {"device": "device number"},
         {"reason": "why, in words"},
     ),
+    "device_sample": EventSchema(
+        "What NVML says of a GPU, every few seconds while trials iterate on it. Never without a driver.",
+        {
+            "device": "device number",
+            "utilisation": "part of the last moment in which a kernel ran, 0 to 1, or null (MIG)",
+            "memory_used": "bytes",
+            "memory_total": "bytes",
+            "processes": "bytes by process id, an object; empty where the driver does not tell",
+        },
+        {
+            "index": "NVML's number of it",
+            "uuid": "NVML's id",
+            "name": "what it is",
+            "mig": "true if it is divided by MIG",
+        },
+    ),
     "group_announced": EventSchema(
         "A TrialGroup exists.",
         {

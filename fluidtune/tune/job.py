@@ -7,8 +7,10 @@ manager does) and takes no scheduling decision (the engine does).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
+import shutil
 import tempfile
 import threading
 import time
@@ -28,6 +30,7 @@ from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
+from fluidtune.cluster.gpu import SAMPLE_S
 from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info, Outcome, delete_commits, overrides_checkpointing
@@ -38,6 +41,8 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
+from salus_share.board import home
+from salus_share.telemetry import DeviceSample
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +117,10 @@ class Job:
         self._waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
         self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
+        self._gpu_busy = Gauge("fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("job", "device"))
+        self._gpu_memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
+        #: When each device was last looked at: its trials all do.
+        self._looked: dict[int, float] = {}
         self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
 
     @staticmethod
@@ -287,7 +296,10 @@ class Job:
         if self.lanes is None:
             return None
         cores = self.layout.bundle.get("CPU", 1.0)
-        return LaneSettings(f"fluidtune-{self.name}-{device}", self.lanes, self._device_memory, cores)
+        return LaneSettings(self._lanes_of(device), self.lanes, self._device_memory, cores)
+
+    def _lanes_of(self, device: int) -> str:
+        return f"fluidtune-{self.name}-{device}"
 
     def ticket(self, run: Run) -> Ticket | None:
         """What the trial shares its device with, None while it has it alone."""
@@ -314,6 +326,20 @@ class Job:
             **memory,
         )
         self._iterations.inc(1, {"job": self.name})
+        if outcome.gpu is not None:
+            self.sampled(run.devices[0], outcome.gpu)
+
+    def sampled(self, device: int, sample: DeviceSample) -> None:
+        """NVML's view of a device, from one of its workers."""
+        now = time.monotonic()
+        if now - self._looked.get(device, -math.inf) < SAMPLE_S / 2:
+            return
+        self._looked[device] = now
+        self._log.write("device_sample", device=device, **sample.as_fields())
+        tags = {"job": self.name, "device": str(device)}
+        self._gpu_memory.set(sample.memory_used, tags)
+        if sample.utilisation is not None:
+            self._gpu_busy.set(sample.utilisation, tags)
 
     def resized(self, run: Run, seconds: float) -> None:
         self._log.write("resized", trial=run.id, devices=list(run.wanted), seconds=seconds)
@@ -405,6 +431,10 @@ class Job:
         self.reservation.remove()
         if self.emulation is not None:
             os.unlink(self.emulation.board)
+        if self.lanes is not None:
+            for device in range(self.layout.count):
+                # Of this node; on others their lane services leave a log and two lock files, empty.
+                shutil.rmtree(home(self._lanes_of(device)), ignore_errors=True)
         # Tune has saved its final state before it cleans up.
         self._delete_commits()
         trials = list(trials)

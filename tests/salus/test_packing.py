@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from salus_share import Need, SalusError, choose_device, fit_together, packing_limit
+from salus_share import Need, SalusError, choose_device, divide, fit_together, packing_limit, policy, shares
 from salus_share.packing import stretch
+from salus_share.policies import Standing
 
 
 def test_c_by_memory() -> None:
@@ -45,3 +46,45 @@ def test_a_device_is_filled_without_stretching() -> None:
     assert choose_device(Need(10, 20, 0.99), devices, 100) == "empty"
     assert choose_device(Need(10, 60, 0.95), {"busy": devices["busy"], "one": devices["one"]}, 100) == "one"
     assert choose_device(Need(60, 50), devices, 100) is None
+
+
+# Shares
+
+
+def standing(arrival: int, **more: float) -> Standing:
+    return Standing(arrival, **more)
+
+
+@pytest.mark.parametrize("name", ["FAIR", "PACK", "HPT"])
+def test_equals_share_equally(name: str) -> None:
+    for count in (1, 2, 3, 7):
+        lane = {str(k): standing(k, remaining=10.0 * k, service=float(k)) for k in range(count)}
+        assert shares(policy(name), [lane]) == dict.fromkeys(lane, 1 / count)
+
+
+def test_lanes_get_equal_parts_and_what_is_in_them_divides_those() -> None:
+    found = shares(policy("FAIR"), [{"a": standing(1), "b": standing(2)}, {"c": standing(3)}, {}])
+    assert found == {"a": 0.25, "b": 0.25, "c": 0.5}
+
+
+def test_who_goes_first_has_all() -> None:
+    lane = {"long": standing(1, remaining=100.0), "short": standing(2, remaining=1.0), "never": standing(3)}
+    assert shares(policy("SRTF"), [lane]) == {"long": 0.0, "short": 1.0, "never": 0.0}
+    assert shares(policy("FIFO"), [lane]) == {"long": 1.0, "short": 0.0, "never": 0.0}
+    rungs = {"left": standing(1), "up": standing(2, rung=1), "too": standing(3, rung=1)}
+    assert shares(policy("HPT"), [rungs]) == {"left": 0.0, "up": 0.5, "too": 0.5}
+
+
+def test_lanes_are_those_that_admission_in_this_order_gives() -> None:
+    needs = {"a": Need(10, 40), "b": Need(10, 20), "c": Need(10, 30)}
+    assert divide(needs, 120) == [["a"], ["b"], ["c"]]
+    assert divide(needs, 70) == [["a", "b", "c"]]
+    assert divide(needs, 120, max_lanes=1) == [["a", "b", "c"]]
+    assert divide(needs, 69) is None
+    assert divide({}, 0) == []
+
+
+def test_a_device_where_they_would_take_turns_is_chosen_only_if_that_will_do() -> None:
+    there = {"one": [Need(10, 80)]}
+    assert choose_device(Need(10, 80), there, 100) is None
+    assert choose_device(Need(10, 80), there, 100, own_lanes=False) == "one"

@@ -1,0 +1,120 @@
+"""A worker's part in sharing its device, with a real lane service and without Ray."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from fluidtune.cluster import lanes
+from fluidtune.cluster.hygiene import Baseline
+from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
+from salus_share import Need, StaleToken, service
+from salus_share.board import home
+from salus_share.client import LaneClient
+from tests.salus.processes import until
+
+MB = 1 << 20
+CAPACITY = 4096 * MB
+
+
+@pytest.fixture
+def settings() -> Iterator[LaneSettings]:
+    made = LaneSettings(f"test-{uuid.uuid4().hex[:8]}", "HPT", CAPACITY, 1.0)
+    yield made
+    for process in psutil.Process().children():
+        if is_lane_service(process) and made.device in " ".join(process.cmdline()):
+            process.kill()
+            process.wait()
+
+
+def turns(member: LaneMember, count: int = 3) -> None:
+    for _ in range(count):
+        with member.iteration():
+            bytearray(8 * MB)
+
+
+def there(settings: LaneSettings) -> list[str]:
+    status = service.status(home(settings.device))
+    return sorted(job for lane in status["lanes"].values() for job in lane["jobs"])
+
+
+def test_alone_it_is_measured_and_nobody_is_asked(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    assert member.settle(None) is None
+    assert member.need is None
+    turns(member)
+    persistent, ephemeral = member.need or (0, 0)
+    assert 0 < persistent < 1 and 0 <= ephemeral < 1
+    assert member.busy is not None and 0 <= member.busy <= 1
+    assert not home(settings.device).exists(), "a service was started for a trial that is alone"
+    member.leave()
+
+
+def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    turns(member)
+    assert member.settle(Ticket(None, 10.0, 0)) is None
+    assert there(settings) == [f"a/{os.getpid()}"]
+    turns(member)
+    # Promoted: the lane's policy is told.
+    assert member.settle(Ticket(None, 10.0, 2)) is None
+    member.settle(None)
+    until(lambda: there(settings) == [])
+    turns(member)
+
+
+def test_where_there_is_no_room_it_says_so_and_goes_away(settings: LaneSettings, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lanes, "ADMIT_S", 0.2)
+    with LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT") as other:
+        other.admit(Need(CAPACITY // 2, CAPACITY // 2))
+        member = LaneMember("a", settings, "cpu")
+        lack = member.settle(Ticket((0.3, 0.1), 10.0, 0))
+        assert lack is not None and "no room" in lack.reason and lack.between
+        assert there(settings) == ["other"]
+        member.leave()
+
+
+def test_one_that_grows_without_room_is_told_before_it_fails(settings: LaneSettings) -> None:
+    other = LaneClient(settings.device, "other", capacity=CAPACITY, policy="FAIR")
+    settings = LaneSettings(settings.device, "FAIR", CAPACITY, 1.0)
+    member = LaneMember("a", settings, "cpu")
+    turns(member)
+    member.settle(Ticket(None, 10.0, 0))
+    other.admit(Need(CAPACITY - int(sum(member.need or ()) * CAPACITY) - 64 * MB, 0))
+    hoard = bytearray(b"x" * (300 * MB))
+    with pytest.raises(StaleToken) as told:
+        turns(member, 30)
+    lack = member.refused(told.value)
+    assert lack.need is not None and sum(lack.need) * CAPACITY > 300 * MB and lack.between
+    del hoard
+    member.leave()
+    until(lambda: there(settings) == ["other"])
+    other.leave()
+
+
+def test_a_failed_allocation_asks_for_more_until_the_device_is_all_its_own(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    assert member.failed(MemoryError()) is None, "alone it has no share that could be too small"
+    member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    assert member.failed(ValueError("bad shape")) is None
+    wrapped = RuntimeError("the training function failed")
+    wrapped.__cause__ = MemoryError()
+    assert member.failed(wrapped) == Lack("it ran out of the memory that it was promised", pytest.approx((0.4, 0.3)))
+    member.leave()
+    member.settle(Ticket((0.4, 0.6), 10.0, 0))
+    assert member.failed(MemoryError()) is None
+    member.leave()
+
+
+def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -> None:
+    baseline = Baseline()
+    member = LaneMember("a", settings, "cpu")
+    member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    assert any(map(is_lane_service, psutil.Process().children()))
+    member.leave()
+    assert baseline.restore() is None
