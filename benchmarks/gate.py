@@ -3,9 +3,10 @@
 ``python -m benchmarks.gate --json [--quick]``. Sides, microseconds per pass (in and out): `gate` with another process
 of the lane there but idle, and `socket`, a question to a process over a local socket and its answer, once each way in
 and out, which is what a gate would cost that a service keeps. ``ratio`` is socket's over gate's. `alone` is a trial
-alone on its device. `lone_loss` is the part that a trial
-alone loses with iterations of 10 ms: the cost of a pass over them, and `lone_loss_measured` the same by running them
-with and without a gate in turn, which is as exact as the machine is quiet.
+alone on its device, and `worker` one in a worker of FluidTune with `lanes` switched on, whose memory is measured and
+who passes no gate. `lone_loss` is the part that a trial alone loses with iterations of 10 ms: the cost of a pass over
+them, and `lone_loss_measured` the same by running them with and without a gate in turn, which is as exact as the
+machine is quiet.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import device_home, spin, together
+from fluidtune.cluster.lanes import LaneMember, LaneSettings
 from salus_share.board import IDLE, Board
 from salus_share.gate import Gate
 
@@ -93,6 +95,21 @@ def lone_loss(count: int) -> float:
         return median(lost)
 
 
+def in_worker(begin: Any, count: int) -> float:
+    """Seconds per iteration that a worker adds to a trial alone on its device; the median of ten groups."""
+    member = LaneMember("alone", LaneSettings("benchmark", "FAIR", 1 << 30, 1.0), "cpu")
+    begin()
+    groups = []
+    for _ in range(10):
+        started = time.perf_counter()
+        for _ in range(count // 10):
+            member.settle(None)
+            with member.iteration():
+                pass
+        groups.append((time.perf_counter() - started) / (count // 10))
+    return median(groups)
+
+
 def main() -> None:
     """The command."""
     options = parser(__doc__.splitlines()[0]).parse_args()
@@ -101,6 +118,8 @@ def main() -> None:
         Board.create(directory, 1 << 30, "FAIR")
         _, (alone,) = together(passes, [(str(directory), count, False)])
     say(f"alone: {alone * 1e6:.1f} us a pass")
+    _, (worker,) = together(in_worker, [(count,)])
+    say(f"alone in a worker with lanes: {worker * 1e6:.1f} us an iteration")
     with device_home() as directory:
         Board.create(directory, 1 << 30, "FAIR")
         _, (gate, _) = together(passes, [(str(directory), count, False), (str(directory), count, True)])
@@ -119,6 +138,7 @@ def main() -> None:
         ratios={"socket": asked / gate},
         ratio=asked / gate,
         alone={"microseconds": alone * 1e6},
+        worker={"microseconds": worker * 1e6},
         lone_loss=alone / ITERATION_S,
         lone_loss_measured=measured,
     )

@@ -20,8 +20,8 @@ from salus_share.messages import Need
 
 #: What is promised beyond what was measured: fragments, and iterations that differ a little.
 MARGIN = 0.1
-#: By how much E grows for a trial that ran out of its share.
-AFTER_FAILURE = 1.5
+#: What is added to E for a trial that ran out of its share: this part of all of it.
+AFTER_FAILURE = 0.5
 #: A promise this many times larger than the need is given back.
 TOO_MUCH = 1.5
 #: The first iterations are measured one by one, later ones in groups of so many; no peak is missed.
@@ -188,7 +188,8 @@ def after_failure(promised: Need, capacity: Amount) -> Need:
             f"it ran out of memory with {promised.persistent} + {promised.ephemeral} bytes, all that the device has; "
             "give it a smaller batch or model, or a larger device"
         )
-    return Need(promised.persistent, min(room, max(1, round(float(promised.ephemeral) * AFTER_FAILURE))))
+    more = max(1, round(AFTER_FAILURE * _total(promised)))
+    return Need(promised.persistent, min(room, int(promised.ephemeral) + more))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -23,6 +23,11 @@ class Need:
     ephemeral: Amount
     compute: float | None = None
 
+    def at_least(self, other: Need) -> Need:
+        """The larger of both, amount by amount; ``compute`` is this one's."""
+        persistent, ephemeral = max(self.persistent, other.persistent), max(self.ephemeral, other.ephemeral)
+        return Need(persistent, ephemeral, self.compute)
+
 
 class Event:
     """Something that happened."""

@@ -32,10 +32,19 @@ from salus_share.messages import Need
 class SharedTrial:
     """One trial's side of a shared device of ``capacity`` bytes.
 
-    ``profile``: what was measured by ``meter`` while the trial was alone, if it was.
+    ``profile``: what was measured by ``meter`` while the trial was alone, if it was. ``least``: what it is never
+    promised less than: what it asked for when it had failed.
     """
 
-    def __init__(self, client: LaneClient, meter: Meter, capacity: int, profile: Profile | None = None) -> None:
+    def __init__(
+        self,
+        client: LaneClient,
+        meter: Meter,
+        capacity: int,
+        *,
+        profile: Profile | None = None,
+        least: Need | None = None,
+    ) -> None:
         self._client = client
         self._meter = meter
         self._capacity = capacity
@@ -44,6 +53,7 @@ class SharedTrial:
         #: What to ask for at the next boundary.
         self._asking: Need | None = None
         self._profile = profile or Profile(meter)
+        self._least = least
 
     def admit(
         self,
@@ -72,7 +82,10 @@ class SharedTrial:
             yield
         measured = self._profile.end()
         if measured is not None and not (self._profile.first and self.promised is None):
-            self._asking = ask_for(measured, self.promised)
+            asking = ask_for(measured, self.promised)
+            if asking is not None and self._least is not None:
+                asking = asking.at_least(self._least)
+            self._asking = None if asking == self.promised else asking
 
     def yield_memory(self, timeout: float | None = None) -> None:
         """After StaleToken, with the memory free: wait until it may be loaded again."""
@@ -86,7 +99,7 @@ class SharedTrial:
         Raises Refused if it had the whole device.
         """
         whole = Need(0, self._capacity)
-        bigger = after_failure(self.promised or whole, self._capacity)
+        bigger = self._least = after_failure(self.promised or whole, self._capacity)
         self._asking = None
         try:
             self._ask(bigger)

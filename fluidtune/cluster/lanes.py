@@ -51,12 +51,16 @@ class LaneSettings:
 
 @dataclass(frozen=True)
 class Ticket:
-    """The trial shares its device from now on. ``need``: parts of the device's memory (persistent, ephemeral) that it
-    is likely to need, None: nobody knows. ``remaining``: seconds left alone; ``rung``: how often it was promoted."""
+    """The trial shares its device from now on.
+
+    ``need``: parts of the device's memory (persistent, ephemeral) that it is likely to need, None: nobody knows;
+    ``least``: what it lacked before. ``remaining``: seconds left alone; ``rung``: how often it was promoted.
+    """
 
     need: tuple[float, float] | None
     remaining: float
     rung: int
+    least: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,9 +144,12 @@ class LaneMember:
         need = None if ticket.need is None else self._bytes(ticket.need)
         if self._profile.usage is not None:
             need = self._profile.usage.need()
+        least = None if ticket.least is None else self._bytes(ticket.least)
+        if need is not None and least is not None:
+            need = need.at_least(least)
         settings = self._settings
         client = LaneClient(settings.device, self._name, capacity=self._capacity, policy=settings.policy)
-        self._shared = SharedTrial(client, self._meter, self._capacity, self._profile)
+        self._shared = SharedTrial(client, self._meter, self._capacity, profile=self._profile, least=least)
         self._client = client
         self._shared.admit(need, remaining=ticket.remaining, rung=ticket.rung, timeout=ADMIT_S)
 

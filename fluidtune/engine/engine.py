@@ -140,6 +140,7 @@ class Engine:
         """One trial. Raises EngineError if it was never added."""
         trial, sharing = self._known(name), self._state.sharing
         need = None if sharing is None else sharing.need(trial)
+        least = None if sharing is None else sharing.least.get(name)
         return TrialView(
             trial=name,
             group=trial.group.name,
@@ -157,6 +158,7 @@ class Engine:
             gained=trial.gained,
             rung=trial.rung,
             need=None if need is None else (float(need.persistent), float(need.ephemeral)),
+            least=None if least is None else (float(least.persistent), float(least.ephemeral)),
         )
 
     def group_seconds(self, group: str) -> dict[float, float]:
@@ -291,7 +293,7 @@ class Engine:
         trial = self._known(event.trial)
         self._check_memory(event)
         if self._state.sharing is not None:
-            self._state.sharing.found(trial, event.memory, event.ephemeral, None)
+            self._state.sharing.lacked(trial, event.memory, event.ephemeral)
         return ()
 
     @_take.register

@@ -108,7 +108,7 @@ class Result(Event):
 
 @dataclass(frozen=True)
 class NeedFound(Event):
-    """Between iterations a trial turned out to need these parts of its device's memory; see `Result`."""
+    """A trial could not go on with less than these parts of its device's memory; see `Result`."""
 
     trial: str
     memory: float

@@ -8,6 +8,7 @@ share a device by speed. All memory is a part of one device's: 1.0 is all of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from statistics import median
 
@@ -28,19 +29,27 @@ class Sharing:
         self._policy = policy(policy_name)
         #: By trial, the one heard of longest ago first.
         self._needs: dict[str, Need] = {}
+        #: By trial, what it needs at least.
+        self.least: dict[str, Need] = {}
         #: Of the last of these, the typical one; None before anything was measured.
         self._typical: Need | None = None
 
     def found(self, trial: Trial, memory: float, ephemeral: float, compute: float | None) -> None:
         """``trial`` was measured; ``compute`` None: not this time."""
         before = self._needs.pop(trial.name, None)
+        need = Need(memory - ephemeral, ephemeral, compute)
         if compute is None and before is not None:
-            compute = before.compute
-        self._needs[trial.name] = Need(memory - ephemeral, ephemeral, compute)
+            need = replace(need, compute=before.compute)
+        self._needs[trial.name] = need.at_least(self.least.get(trial.name, need))
         last = sorted(list(self._needs.values())[-REMEMBERED:], key=lambda need: need.persistent + need.ephemeral)
         middle = last[(len(last) - 1) // 2]
         measured = [need.compute for need in last if need.compute is not None]
         self._typical = Need(middle.persistent, middle.ephemeral, median(measured) if measured else None)
+
+    def lacked(self, trial: Trial, memory: float, ephemeral: float) -> None:
+        """``trial`` had to go, or failed, with less than this; whatever it needs at the moment."""
+        self.least[trial.name] = Need(memory - ephemeral, ephemeral)
+        self.found(trial, memory, ephemeral, None)
 
     def need(self, trial: Trial) -> Need | None:
         """What it needs: measured, else what its like do, else the share that its script asked for, else unknown."""

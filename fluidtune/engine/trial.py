@@ -143,3 +143,5 @@ class TrialView:
     #: Parts of a device's memory that it needs, (persistent, ephemeral): its own, else what others of its job need.
     #: None if nobody knows, and where devices are shared by count.
     need: tuple[float, float] | None
+    #: What it must not be promised less than, likewise: it lacked that much before.
+    least: tuple[float, float] | None

@@ -308,7 +308,7 @@ class Job:
         view = self.engine.trial(run.id)
         if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
             return None
-        return Ticket(view.need, view.height, view.rung)
+        return Ticket(view.need, view.height, view.rung, view.least)
 
     def result(self, run: Run, outcome: Outcome) -> None:
         metric = self._scheduler.metric

@@ -13,8 +13,8 @@ import pytest
 from fluidtune.cluster import lanes
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
-from salus_share import Need, StaleToken, service
-from salus_share.board import home
+from salus_share import Need, ServiceLost, StaleToken, service
+from salus_share.board import Board, home
 from salus_share.client import LaneClient
 from tests.salus.processes import until
 
@@ -63,6 +63,7 @@ def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(set
     turns(member)
     # Promoted: the lane's policy is told.
     assert member.settle(Ticket(None, 10.0, 2)) is None
+    assert [seat.rung for seat in Board(home(settings.device)).seats()] == [2]
     member.settle(None)
     until(lambda: there(settings) == [])
     turns(member)
@@ -104,7 +105,7 @@ def test_a_failed_allocation_asks_for_more_until_the_device_is_all_its_own(setti
     assert member.failed(ValueError("bad shape")) is None
     wrapped = RuntimeError("the training function failed")
     wrapped.__cause__ = MemoryError()
-    assert member.failed(wrapped) == Lack("it ran out of the memory that it was promised", pytest.approx((0.4, 0.3)))
+    assert member.failed(wrapped) == Lack("it ran out of the memory that it was promised", pytest.approx((0.4, 0.5)))
     member.leave()
     member.settle(Ticket((0.4, 0.6), 10.0, 0))
     assert member.failed(MemoryError()) is None
@@ -118,3 +119,22 @@ def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -
     assert any(map(is_lane_service, psutil.Process().children()))
     member.leave()
     assert baseline.restore() is None
+    service.status(home(settings.device))
+    for process in filter(is_lane_service, psutil.Process().children()):
+        process.kill()
+        until(lambda process=process: process.status() == psutil.STATUS_ZOMBIE)
+    assert baseline.restore() is None, "a dead child is none that runs"
+
+
+def test_a_service_that_cannot_be_had_costs_the_lane_and_not_the_trial(
+    settings: LaneSettings, monkeypatch: Any, caplog: Any
+) -> None:
+    def lost(*_: object) -> None:
+        raise ServiceLost("no lane service at all")
+
+    monkeypatch.setattr(service, "start", lost)
+    member = LaneMember("a", settings, "cpu")
+    assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+    turns(member)
+    assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+    assert sum("without a lane" in record.message for record in caplog.records) == 1

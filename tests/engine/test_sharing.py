@@ -78,6 +78,18 @@ def test_one_that_needs_more_than_was_thought_waits_for_a_device_with_room():
     assert starts(out) == {"c": (home,)}
 
 
+def test_what_a_trial_lacked_is_kept_for_it_whatever_it_needs_at_the_moment():
+    b = bench()
+    b(*[plain(f"t{k}") for k in range(4)])
+    b(needs("t0", 0.2, 0.1))
+    b(NeedFound("t0", 0.7, 0.6), WorkerLost("t0"))
+    assert b.engine.trial("t0").least == b.engine.trial("t0").need == pytest.approx((0.1, 0.6))
+    b(*[TrialEnded(f"t{k}", "stopped") for k in (1, 2, 3)])
+    b(needs("t0", 0.3, 0.1, 0.5))
+    assert b.engine.trial("t0").need == pytest.approx((0.2, 0.6))
+    assert b.engine.trial("t1").least is None
+
+
 def test_one_that_needs_much_does_not_keep_the_others_apart():
     b = bench(devices=2, c=4)
     b(*[plain(f"t{k}") for k in range(12)])

@@ -197,7 +197,6 @@ def test_the_other_run_is_on_the_same_axes():
     assert texts == ["FluidTune: 74% held, 10 s", "stock Ray Tune: 50% held, 20 s"]
 
 
-@pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
 def test_what_nvml_measured_is_drawn_over_each_device():
     def sample(t, device, utilisation):
         return ev(
@@ -226,6 +225,7 @@ def test_what_nvml_measured_is_drawn_over_each_device():
     assert not [line for line in utilisation_figure(events[:2]).axes[1].lines if "NVML" in str(line.get_label())]
 
 
+@pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
 def test_a_run_without_anything_can_be_drawn(tmp_path, events):
     assert timeline_png(events, tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
     assert utilisation_png(events, tmp_path / "a" / "u.png", events).read_bytes().startswith(PNG)

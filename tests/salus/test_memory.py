@@ -31,11 +31,12 @@ def test_what_was_far_too_much_is_given_back() -> None:
 
 
 def test_after_a_failure_the_share_grows_to_the_whole_device_and_no_further() -> None:
-    assert after_failure(Need(100, 400), 1000) == Need(100, 600)
+    assert after_failure(Need(100, 400), 1000) == Need(100, 650)
     assert after_failure(Need(100, 700), 1000) == Need(100, 900)
     with pytest.raises(Refused, match="smaller batch"):
         after_failure(Need(100, 900), 1000)
-    assert after_failure(Need(100, 0), 1000) == Need(100, 1)
+    assert after_failure(Need(100, 0), 1000) == Need(100, 50)
+    assert after_failure(Need(0, 0), 1000) == Need(0, 1)
 
 
 def test_which_errors_are_about_memory() -> None:
@@ -138,13 +139,24 @@ def test_after_an_allocation_failed_it_goes_on_with_a_bigger_share(directory) ->
     with pytest.raises(MemoryError), trial.iteration():
         raise MemoryError
     trial.grow_after_failure()
-    assert meter.limited == [330, 440]
+    assert meter.limited == [330, 495]
     iterate(trial, 1)
-    for _ in range(3):
+    for _ in range(2):
         trial.grow_after_failure()
     assert meter.limited[-1] == 1000
     with pytest.raises(Refused):
         trial.grow_after_failure()
+    trial.leave()
+
+
+def test_what_it_asked_for_after_a_failure_is_not_given_back(directory) -> None:
+    meter = Told()
+    meter.usage = Usage(0, 10, 20)  # as if the iteration that failed came later
+    trial = shared(directory, "a", meter)
+    trial.admit(Need(110, 220))
+    trial.grow_after_failure()
+    iterate(trial, 12)
+    assert trial.promised == Need(110, 385)
     trial.leave()
 
 
