@@ -1,12 +1,15 @@
 """How long a trial takes to get on with another number of workers.
 
-``python -m benchmarks.resize --json [--backend torch] [--quick]``. One trial (resize_job.py) is grown from one
+``python -m benchmarks.resize --json [--backend torch|horovod] [--quick]``. One trial (resize_job.py) is grown from one
 worker to two and shrunk back, over and over: `fluid` in place, in a real FluidTune run, where short trials come
 and go and the engine resizes the long one for them; `stock` by stock Ray Tune's pause and resume, where a
 scheduler pauses it, changes what it asks for, and lets it go on in a new process. Both are timed from the
 decision (the engine's instruction; the scheduler's PAUSE) to the driver's first result of a step that was done
 with the new workers. A growth for which FluidTune first had to start a process is listed as ``cold`` and not
 counted, because training goes on meanwhile; ``stall`` is for how long an in-place resize held training up.
+With ``--backend horovod`` the collectives of `fluid` are Horovod's, and there is a third side,
+`elastic_ray`: Horovod's own ElasticRayExecutor (resize_horovod.py), from its driver's decision to the first step
+of the new group; ``grow_stall`` and ``shrink_stall`` are the longest time without a step meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from typing import Any
 
 from benchmarks.common import ROOT, finish, parser, result, run_process, say
 from benchmarks.sides import OURS, under_fluidtune
+from fluidtune.elastic.backends import BACKENDS
+from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.report import read_events
 
 JOB = str(ROOT / "benchmarks" / "resize_job.py")
 DEVICES = "cpu:2"
-BACKENDS = ("torch",)
+HOROVOD_JOB = str(ROOT / "benchmarks" / "resize_horovod.py")
+KINDS = ("grow", "shrink")
 
 
 def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -52,20 +58,30 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
-def fluid(times: int) -> dict[str, list[float]]:
+def fluid(times: int, backend: str) -> dict[str, list[float]]:
     """The resizes of a run with so many guests, under FluidTune."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = str(Path(directory) / "out.json")
         job = ("guests", "--times", str(times), "--storage", directory, "--out", out)
-        run_process(under_fluidtune(DEVICES, JOB, *job))
+        run_process(under_fluidtune(DEVICES, JOB, *job, settings=["--backend", backend]))
         return resizes(read_events(Path(directory) / "job" / "fluid_events.jsonl"))
 
 
 def stock(times: int) -> dict[str, list[float]]:
     """So many growths and as many shrinks by pause and resume, under stock Ray Tune."""
+    return measured(JOB, "pause", "--times", str(times))
+
+
+def elastic_ray(times: int) -> dict[str, list[float]]:
+    """So many of each by Horovod's own driver on Ray."""
+    return measured(HOROVOD_JOB, "--times", str(times))
+
+
+def measured(*job: str) -> dict[str, list[float]]:
+    """What a script writes down that is run as it stands."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = Path(directory) / "out.json"
-        run_process([sys.executable, JOB, "pause", "--times", str(times), "--storage", directory, "--out", str(out)])
+        run_process([sys.executable, *job, "--storage", directory, "--out", str(out)])
         return json.loads(out.read_text())
 
 
@@ -76,29 +92,36 @@ def side(found: dict[str, list[float]]) -> dict[str, Any]:
 
 def main() -> None:
     options = parser("Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.")
-    options.add_argument("--backend", choices=BACKENDS, default="torch", help="the collective library")
+    options.add_argument("--backend", choices=sorted(BACKENDS), default="torch", help="the collective library")
     args = options.parse_args()
+    if args.backend == "horovod":
+        require_horovod()
     runs = []
     for turn in range(args.repeats):
-        runs.append({OURS: fluid(2 if args.quick else 6), "stock": stock(1 if args.quick else 3)})
+        runs.append({OURS: fluid(2 if args.quick else 6, args.backend), "stock": stock(1 if args.quick else 3)})
+        if args.backend == "horovod":
+            runs[-1]["elastic_ray"] = elastic_ray(1 if args.quick else 3)
         say(f"[{turn + 1}/{args.repeats}] {json.dumps(runs[-1])}")
     found = {name: {kind: [s for run in runs for s in run[name][kind]] for kind in runs[0][name]} for name in runs[0]}
-    missing = [kind for kind in ("grow", "shrink") if not found[OURS][kind]]
+    missing = [kind for kind in KINDS if not found[OURS][kind]]
     if missing:
         raise SystemExit(
             f"FluidTune did not {' or '.join(missing)} the trial with a warm worker in this run: on a machine that "
             "is busy with other things two workers may be no faster than one; try again, or with more --repeats"
         )
     sides = {name: side(values) for name, values in found.items()}
-    by_kind = {kind: sides["stock"][kind] / sides[OURS][kind] for kind in ("grow", "shrink")}
+    by_kind = {
+        name: {kind: side[kind] / sides[OURS][kind] for kind in KINDS} for name, side in sides.items() if name != OURS
+    }
+    ratios = {name: min(kinds.values()) for name, kinds in by_kind.items()}
     figures = result(
         "resize",
         DEVICES,
         "real",
         backend=args.backend,
         sides=sides,
-        ratio=min(by_kind.values()),
-        ratios={"stock": min(by_kind.values())},
+        ratio=min(ratios.values()),
+        ratios=ratios,
         by_kind=by_kind,
     )
     finish(figures, args.json)

@@ -23,6 +23,7 @@ def cli() -> None:
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
 @click.option("--lanes", default=None, help='Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...')
 @click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
+@click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -32,6 +33,7 @@ def run(
     max_workers: int | None,
     lanes: str | None,
     device_memory: int | None,
+    backend: str,
     profile: str | None,
     script: str,
     args: tuple[str, ...],
@@ -51,6 +53,7 @@ def run(
         max_workers=max_workers,
         lanes=lanes,
         device_memory=device_memory,
+        backend=backend,
         profile=profile,
     )
     run_script(script, args, executor)

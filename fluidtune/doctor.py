@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 
 Check = tuple[str, bool, str]
 
@@ -14,6 +15,7 @@ def checks() -> Iterator[Check]:
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 12), f"{version} (3.10 to 3.12 are supported)"
     yield _ray()
     yield _torch()
+    yield _horovod()
     yield _nvml()
 
 
@@ -40,6 +42,28 @@ def _torch() -> Check:
         return "torch", False, f"{error}; type: pip install torch"
     backends = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
     return "torch", "gloo" in backends, f"{torch.__version__}, collectives: {', '.join(backends) or 'none'}"
+
+
+def _horovod() -> Check:
+    """Nothing needs it but ``backend="horovod"``: that it is missing is no trouble."""
+    try:
+        from fluidtune.elastic.backends.horovod_there import HOW, horovod_missing
+    except ImportError as error:
+        return "horovod", True, f"not looked for ({error})"
+    lacking = horovod_missing()
+    if lacking is not None:
+        return "horovod", True, f'{lacking}; backend="torch" works without it. For backend="horovod" {HOW}'
+    try:
+        import horovod
+        import horovod.torch as hvd
+
+        built = [name for name in ("gloo", "nccl", "mpi") if getattr(hvd, f"{name}_built")()]
+    except Exception as error:  # one that was built for another torch raises what it likes
+        return "horovod", False, f"does not load ({str(error).splitlines()[0]}): {HOW}"
+    found = f"{horovod.__version__}, collectives: {', '.join(built) or 'none'}"
+    if "fluidtune" not in version("horovod"):
+        found += f"; as released, where a worker that dies at the wrong moment takes the others with it: {HOW}"
+    return "horovod", "gloo" in built, found
 
 
 def _nvml() -> Check:

@@ -15,10 +15,11 @@ import os
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
+from pyarrow.fs import FileSelector, FileType
 from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
@@ -63,7 +64,8 @@ class Outcome:
 
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
-    ``lost``: there is no result, a peer died. ``lack``: there is none, the trial needs more room than it has.
+    ``lost``: there is no result, a peer died. ``mends``: if a peer dies, the others go on by themselves.
+    ``lack``: there is no result, the trial needs more room than it has.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: of
     that, what it needs within an iteration only. ``busy``: the part of its device that it kept busy; None: not known.
     ``gpu``: what NVML says of the device, now and then.
@@ -74,9 +76,10 @@ class Outcome:
     seconds: float
     width: int = 1
     address: tuple[str, int] | None = None
-    reformed: tuple[int, float] | None = None
+    reformed: tuple[float, float] | None = None
     lost: str | None = None
     lack: Lack | None = None
+    mends: bool = False
     memory: float | None = None
     ephemeral: float = 0.0
     busy: float | None = None
@@ -104,6 +107,11 @@ class _Note:
     results: list[tuple[int, dict[str, Any]]]
 
 
+def _brief(note: _Note) -> _Note:
+    """Without the results, which only a driver that died has missed."""
+    return replace(note, results=[])
+
+
 @dataclass
 class Info:
     """Who a worker is."""
@@ -128,6 +136,11 @@ class _StorageFiles:
             stream.write(data)
         if target != path:
             self._fs.move(target, path)
+
+    def folders(self, path: str) -> list[str]:
+        """The paths of the folders in a folder; none if it is not there."""
+        infos = self._fs.get_file_info(FileSelector(path, allow_not_found=True))
+        return [info.path for info in infos if info.type == FileType.Directory]
 
     def read_bytes(self, path: str) -> bytes:
         with self._fs.open_input_stream(path) as stream:
@@ -164,14 +177,13 @@ def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> Elas
         return emulating  # type: ignore[return-value]  # it has all that is used of one here
     # Here and not above: a worker on an emulated device needs no torch.
     from fluidtune.elastic import ElasticSession, use
-    from fluidtune.elastic.backends import TorchBackend
+    from fluidtune.elastic.backends import backend_class
 
-    assert spec.backend == "torch"
     session = ElasticSession(
         trial=spec.trial,
         worker=worker,
         leader=leader,
-        backend=TorchBackend(host=ray.util.get_node_ip_address(), device=spec.device),
+        backend=backend_class(spec.backend)(host=ray.util.get_node_ip_address(), device=spec.device),
         device=spec.device,
         **resuming,
     )
@@ -188,13 +200,25 @@ def _use_none(emulating: bool) -> None:
     use(None)
 
 
-def _commits(spec: LoadSpec) -> CommitStore | None:
+def _commits(spec: LoadSpec) -> list[CommitStore]:
+    """The trial's own store, then those of followers that ever outlived its leader; none where nothing is stored."""
+    storage = spec.kwargs.get("storage")
+    if storage is None or spec.emulation is not None:
+        return []
+    from fluidtune.elastic import CommitStore
+
+    files, own = _StorageFiles(storage), commit_path(storage)
+    return [CommitStore(path, files=files) for path in (own, *files.folders(own))]
+
+
+def _heir(spec: LoadSpec, worker: str) -> CommitStore | None:
+    """Where a follower commits in place of a leader that died."""
     storage = spec.kwargs.get("storage")
     if storage is None or spec.emulation is not None:
         return None
     from fluidtune.elastic import CommitStore
 
-    return CommitStore(commit_path(storage), files=_StorageFiles(storage))
+    return CommitStore(os.path.join(commit_path(storage), f"heir-{worker}"), files=_StorageFiles(storage))
 
 
 class Worker:
@@ -239,13 +263,17 @@ class Worker:
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
-        commits = _commits(spec)
-        resume = commits.load() if commits is not None else None
-        if resume is not None and not self._usable(resume, mark):
-            resume = None
-        self._resume = resume
+        stores = _commits(spec)
+        resume = self._resume = self._newest(stores, mark)
         self._session = _session(
-            spec, self._name, True, commits=commits, resume=resume, fingerprint=mark, note=self._note
+            spec,
+            self._name,
+            leader=True,
+            commits=stores[0] if stores else None,
+            resume=resume,
+            fingerprint=mark,
+            note=self._note,
+            brief=_brief,
         )
         if spec.lanes is not None:
             self._lane = LaneMember(spec.trial, spec.lanes, spec.device)
@@ -262,6 +290,11 @@ class Worker:
         if resume is not None:
             self._continue_from(resume)
         return None
+
+    def _newest(self, stores: list[CommitStore], mark: str) -> Commit | None:
+        """The commit to go on from: the leader's own, or that of a follower that outlived it."""
+        found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit, mark)]
+        return max(found, key=lambda commit: commit.iteration, default=None)
 
     def _usable(self, commit: Commit, mark: str) -> bool:
         """The commit is of this configuration, and of an iteration from which nothing that Tune missed is lost."""
@@ -337,6 +370,7 @@ class Worker:
             width=session.width,
             address=session.address,
             reformed=reformed,
+            mends=session.mends,
         )
         if self._lane is None:
             outcome.memory = self._memory()
@@ -419,7 +453,13 @@ class Worker:
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        session = self._session = _session(spec, self._name, False)
+        session = self._session = _session(
+            spec,
+            self._name,
+            leader=False,
+            commits=_heir(spec, self._name),
+            fingerprint=fingerprint(kwargs["config"]),
+        )
         trainable = self._trainable = trainable_cls(**kwargs)
         compat.mute_session()
         if isinstance(trainable, FunctionTrainable):

@@ -13,8 +13,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import numpy
 import torch
@@ -26,6 +26,11 @@ from .loader import Share
 from .reform import Address, Reform
 from .state import TrialState
 
+#: How long a leader waits for the others of a group that broke, seconds: those that compute notice later.
+MUSTER_S = 0.3
+#: A mended group's generation is its predecessor's plus so much: below every one that the host will choose.
+_MENDED = 0.001
+
 
 @dataclass(frozen=True)
 class _Order:
@@ -34,6 +39,8 @@ class _Order:
     kind: Literal["go", "reform", "stop", "end"]
     epoch: int
     reform: Reform | None = None
+    #: What a follower must know of the leader's last `save` to inherit the trial.
+    note: Any = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,15 @@ class _Position:
     loop: int
     epoch: int
     iteration: int
+
+
+class State(Protocol):
+    """What a trial consists of; `TrialState` unless the trial brings its own (`ElasticSession.adopt`)."""
+
+    def capture(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any], *, with_streams: bool) -> None: ...
+    def broadcast(self, backend: CollectiveBackend) -> None: ...
+    def set_width(self, width: int) -> None: ...
 
 
 @dataclass
@@ -71,6 +87,7 @@ class ElasticSession:
     ``resume``: the commit to go on from. ValueError if its fingerprint is not ``fingerprint``.
     ``fingerprint``: names the trial's configuration; a commit of another one is not taken.
     ``note``: asked at every commit for what the host wants kept with it (`Commit.note`); picklable.
+    ``brief``: what of such a note a follower must have that commits in place of a leader that died.
     """
 
     def __init__(
@@ -85,6 +102,7 @@ class ElasticSession:
         resume: Commit | None = None,
         fingerprint: str = "",
         note: Callable[[], Any] | None = None,
+        brief: Callable[[Any], Any] | None = None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
@@ -95,16 +113,23 @@ class ElasticSession:
         self.worker = worker
         self.leader = leader
         self.share: Share | None = None
-        self.last_reform: tuple[int, float] | None = None
+        #: Its loop goes on by itself, in a smaller group, when another worker dies.
+        self.mends = False
+        self.last_reform: tuple[float, float] | None = None
         self._backend = backend
         self._commits = commits
         self._resume = resume
         self._fingerprint = fingerprint
         self._note = note
-        self._state = TrialState(self, torch.device(device))
+        self._brief = brief
+        self._saved: Commit | None = None  # of an adopted state, which says itself what is to be committed
+        self._written: Commit | None = None  # the last such one that is in the store
+        self._bequest: Commit | None = None  # a follower's last one of which it knows what its leader had reported
+        self._objects = TrialState(self, torch.device(device))
+        self._state: State = self._objects
         self._wishes = _Wishes()
         self._members: tuple[str, ...] = (worker,)
-        self._address: Address | None = None
+        self._address: Address | None = None  # the leader's
         self._loop = -1  # index of the `epochs` call that runs
         self._entered = leader
         self._ahead: _Position | None = None  # a joiner's, while its function is at an earlier `epochs` call
@@ -130,10 +155,10 @@ class ElasticSession:
     @property
     def address(self) -> Address | None:
         """Leader: (host, port), where followers find it. None before the loop's first call; in a follower."""
-        return self._address
+        return self._address if self.leader else None
 
     @property
-    def generation(self) -> int:
+    def generation(self) -> float:
         """Of the group that the loop runs in; -1 before the first reform."""
         return self._backend.generation
 
@@ -214,7 +239,7 @@ class ElasticSession:
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
         """See `elastic.prepare`. May be called several times."""
         self._begin_elastic()
-        return self._state.add(objects)
+        return self._objects.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         """See `elastic.epochs`."""
@@ -239,6 +264,81 @@ class ElasticSession:
             raise ValueError(f"the commit of trial {self.trial} is from another kind of trainable")
         self._next_step = step + 1
         return step
+
+    def adopt(self, state: State) -> None:
+        """The trial is ``state``, and its boundaries are where it calls `boundary` (see `elastic.hvd`)."""
+        self._begin_elastic()
+        self._state, self._next_step, self.mends = state, None, True
+
+    def first_boundary(self) -> bool:
+        """The boundary before an adopted state's first turn; a follower enters there.
+
+        False if this loop was done before the commit that the trial goes on from.
+        """
+        self._loop += 1
+        step = self._begin(0)
+        self._next_step = None if step is None else step + 1
+        return step is not None
+
+    @property
+    def entered(self) -> bool:
+        """Is this worker in the trial's group? A follower is not before its first boundary."""
+        return self._entered
+
+    def save(self) -> None:
+        """What the adopted state has saved now is what later boundaries commit, and `mend` goes back to."""
+        self._saved = self._snapshot()
+
+    def bequeath(self) -> None:
+        """Follower: commit in place of the leader, which is gone, what was saved before its last order."""
+        bequest = self._bequest
+        if self._commits is not None and bequest is not None:
+            self._commits.offer(lambda: bequest, force=True)
+            self._commits.flush()
+
+    def mend(self) -> None:
+        """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
+
+        The caller puts the last commit back. Raises GroupLost in a follower whose leader is gone or went on
+        without it.
+        """
+        started = time.perf_counter()
+        self._backend.dissolve()
+        self._over = self.share = None
+        generation = round(self._backend.generation + _MENDED, 3)
+        if self.leader:
+            members = self._muster(generation)
+            self._backend.call(generation, members)
+            self._drop_wish_for(set(self._members) - set(members))
+        else:
+            assert self._address is not None
+            self._backend.announce(self._address, generation, self._members.index(self.worker))
+            if not self._backend.called(self._address, generation, MUSTER_S + self._backend.form_timeout):
+                raise GroupLost(f"the leader of generation {self.generation} did not go on")
+            members = self._backend.members(self._address, generation)
+            if self.worker not in members:
+                raise GroupLost(f"the leader of generation {self.generation} went on without {self.worker}")
+        self._join(members, generation)
+        self._next_step = self._epoch + 1
+        self.last_reform = (generation, time.perf_counter() - started)
+
+    def _muster(self, generation: float) -> tuple[str, ...]:
+        """The members that say within `MUSTER_S` that they are there; the leader first."""
+        others = dict(enumerate(self._members[1:], start=1))
+        before = self._backend.generation
+        deadline = time.monotonic() + MUSTER_S
+        while True:
+            here = [rank for rank in others if self._backend.announced(generation, [rank])]
+            dead = [rank for rank in others if self._backend.alive(before, rank) is False and rank not in here]
+            if len(here) + len(dead) == len(others) or time.monotonic() > deadline:
+                return (self.worker, *(others[rank] for rank in here))
+            time.sleep(0.005)
+
+    def _drop_wish_for(self, gone: set[str]) -> None:
+        """A directive that is to bring in one that just died would wait for it; the host will give another."""
+        with self._wishes.changed:
+            if self._wishes.reform is not None and gone & set(self._wishes.reform.members):
+                self._wishes.reform = None
 
     def mean(self, total: float, count: float) -> float:
         """See `elastic.mean`."""
@@ -313,7 +413,7 @@ class ElasticSession:
             raise self._over
         self._epoch = epoch
         self.share = None
-        order = self._backend.broadcast_object(self._decide() if self.leader else None)
+        order = self._agree()
         if order.kind == "end":
             self._backend.dissolve(orderly=True)
             self._leave(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
@@ -343,6 +443,22 @@ class ElasticSession:
             )
         self._backend.dissolve(orderly=True)
 
+    def _agree(self) -> _Order:
+        """The leader's order for this boundary."""
+        order = self._decide() if self.leader else None
+        if order is not None and self._saved is not None and self._brief is not None:
+            order = replace(order, note=self._brief(self._saved.note))
+        try:
+            heard: _Order = self._backend.broadcast_object(order)
+            if not self.leader and self._saved is not None:
+                self._bequest = replace(self._saved, note=heard.note)
+            return heard
+        except GroupLost:
+            if order is not None and order.reform is not None:  # nobody heard it: there may be another boundary
+                with self._wishes.changed:
+                    self._wishes.reform = self._wishes.reform or order.reform
+            raise
+
     def _decide(self) -> _Order:
         with self._wishes.changed:
             if self._wishes.leaving:
@@ -363,20 +479,25 @@ class ElasticSession:
         self._backend.dissolve(orderly=True)
         if self.worker not in reform.members:
             self._leave(f"worker {self.worker} is not in generation {reform.generation}")
-        rank, world = reform.members.index(self.worker), len(reform.members)
+        self._address = reform.address
+        self._join(reform.members, reform.generation)
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _join(self, members: tuple[str, ...], generation: float) -> None:
+        """Form this generation and take the leader's state; ``members`` have all been in the trial before."""
+        rank, world = members.index(self.worker), len(members)
+        assert self._address is not None
         try:
-            self._backend.form(reform.address, reform.generation, rank, world)
+            self._backend.form(self._address, generation, rank, world)
         except GroupLost as error:  # alone now, but no trial: nothing may go on
             self._over = error
             raise
-        self._members = reform.members
+        self._members = members
         here = _Position(self._loop, self._epoch, self._iteration)
         if world > 1:
-            self._backend.broadcast_object(here)
-            self._receive(here)
+            self._receive(self._backend.broadcast_object(here))
         else:
             self._state.set_width(1)
-        self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def _enter(self) -> None:
         """A joiner's way in: wait for the host's word, then for the leader's."""
@@ -400,7 +521,7 @@ class ElasticSession:
                 break
         started = time.perf_counter()
         self._backend.form(reform.address, reform.generation, rank, len(reform.members))
-        self._members = reform.members
+        self._members, self._address = reform.members, reform.address
         self._ahead = self._backend.broadcast_object()
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
@@ -424,21 +545,26 @@ class ElasticSession:
     def _commit(self, force: bool = False) -> None:
         if not self.leader or self._commits is None:
             return
+        saved = self._saved
+        if self.mends:
+            if saved is not None and saved is not self._written and self._commits.offer(lambda: saved, force=force):
+                self._written = saved
+            return
         if self._iteration == self._kept and not force:  # nothing was done since
             return
-        if self._commits.offer(
-            lambda: Commit(
-                trial=self.trial,
-                fingerprint=self._fingerprint,
-                loop=self._loop,
-                epoch=self._epoch,
-                iteration=self._iteration,
-                state=self._state.capture(),
-                note=self._note() if self._note is not None else None,
-            ),
-            force=force,
-        ):
+        if self._commits.offer(self._snapshot, force=force):
             self._kept = self._iteration
+
+    def _snapshot(self) -> Commit:
+        return Commit(
+            trial=self.trial,
+            fingerprint=self._fingerprint,
+            loop=self._loop,
+            epoch=self._epoch,
+            iteration=self._iteration,
+            state=self._state.capture(),
+            note=self._note() if self._note is not None else None,
+        )
 
 
 _session: ElasticSession | None = None

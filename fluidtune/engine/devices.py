@@ -31,6 +31,8 @@ class Devices:
         self.size: dict[str, int] = {}
         #: (tenants, device) of devices with 0 < tenants < packing, ascending.
         self._open: list[tuple[int, int]] = []
+        #: Devices whose worker died and that have not been taken since: a trial starts sooner elsewhere.
+        self.cold: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.node)
@@ -50,6 +52,7 @@ class Devices:
         node = self.node[device]
         self._unset_idle(device)
         del self.node[device], self.tenants[device], self.packing[device]
+        self.cold.discard(device)
         self.size[node] -= 1
         if not self.size[node]:
             del self.size[node], self.idle_on[node]
@@ -57,6 +60,7 @@ class Devices:
     def take(self, device: int, trial: str, packing: int = 1) -> None:
         """``trial`` moves in: on an idle device as one of up to ``packing``, or into a packed one."""
         tenants = self.tenants[device]
+        self.cold.discard(device)
         if not tenants:
             self._unset_idle(device)
             self.packing[device] = packing
@@ -98,16 +102,20 @@ class Devices:
         """An idle device, not on node ``forbid``, and not on ``avoid`` if it can be helped.
 
         The lowest number, so that nodes fill up one by one; with ``roomiest`` the lowest on the node with the
-        most idle devices.
+        most idle devices. One that is not cold, if it can be helped.
         """
         if roomiest and self.idle:
-            nodes = [(-len(idle), idle[0]) for node, idle in self.idle_on.items() if idle and node != forbid]
+            nodes = [(-len(idle), self._first(idle)) for node, idle in self.idle_on.items() if idle and node != forbid]
             return min(nodes)[1] if nodes else None
         for banned in ({forbid, avoid}, {forbid}):
-            for device in self.idle:
-                if self.node[device] not in banned:
-                    return device
+            for cold in (False, True):
+                for device in self.idle:
+                    if self.node[device] not in banned and (device in self.cold) is cold:
+                        return device
         return None
+
+    def _first(self, devices: list[int]) -> int:
+        return next((device for device in devices if device not in self.cold), devices[0])
 
     def open_shares(self, limit: int, forbid: str | None = None) -> Iterator[int]:
         """Packed devices with a free share of 1/``limit`` or more: the least crowded first, then the lowest."""
@@ -151,6 +159,7 @@ class Devices:
             by_node[self.node[device]].append(device)
         assert by_node == self.idle_on
         assert sum(self.size.values()) == len(self.node) and all(self.size.values())
+        assert self.cold <= self.node.keys()
         assert self._open == sorted((len(t), d) for d, t in self.tenants.items() if 0 < len(t) < self.packing[d])
 
     def _set_open(self, device: int) -> None:

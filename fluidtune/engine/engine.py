@@ -29,7 +29,7 @@ from fluidtune.engine.messages import (
     TrialEnded,
     WorkerLost,
 )
-from fluidtune.engine.packing import MOST_PACKED, judge, seek
+from fluidtune.engine.packing import MOST_PACKED, judge, note, seek
 from fluidtune.engine.placing import hungry, place
 from fluidtune.engine.resizing import rebalance, shrink_for, shrink_slower
 from fluidtune.engine.sharing import Sharing
@@ -228,8 +228,8 @@ class Engine:
             trial.kind = event.kind if event.kind != "plain" else trial.kind
         else:
             raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
+        trial.planned = None
         state.enqueue(trial, now)
-        self._plan_later(trial)
         return ()
 
     @_take.register
@@ -247,7 +247,7 @@ class Engine:
         trial.set_budget(event.iterations)
         if trial.status == "waiting":
             self._state.waiting.remove(trial.name)
-            self._state.waiting.put(trial, self._state.height(trial))
+            self._state.waiting.put(trial, self._state.path(trial))
         self._state.reconsider = True
         return ()
 
@@ -268,6 +268,7 @@ class Engine:
         # Who shares the device is known best here: alone on a packed device means width 1.
         packed = event.width <= 1 and len(trial.devices) == 1
         width = state.width(trial) if packed else event.width
+        note(state, trial, event.seconds, now)
         trial.settled = True
         news = False
         # Under a policy that lets others go first there is no telling at which width it ran.
@@ -315,7 +316,17 @@ class Engine:
     @_take.register
     def _(self, event: WorkerLost, now: float) -> Iterable[Instruction]:
         trial = self._known(event.trial)
-        return () if self._not_running(trial, event) else self._lose(trial, now)
+        if self._not_running(trial, event):
+            return ()
+        devices = self._state.devices
+        if event.left and (not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]):
+            raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
+        if event.device in devices.node:
+            devices.cold.add(event.device)
+        if not event.left:
+            return self._lose(trial, now)
+        trial.has_lost = True
+        return self._state.settle(trial, event.left)
 
     @_take.register
     def _(self, event: TrialEnded, now: float) -> Iterable[Instruction]:
@@ -384,16 +395,6 @@ class Engine:
         trial.number = self._state.next_number()
         self._state.enqueue(trial, now)
         return [Release(trial.name, devices)] if devices else []
-
-    def _plan_later(self, trial: Trial) -> None:
-        """A newcomer makes StaticFluid due; until then it gets the width of its neighbour in the queue."""
-        group = trial.group
-        if group.added is None or not group.synchronous:
-            trial.planned = 1.0
-            return
-        group.added += 1
-        neighbour = self._state.waiting.neighbour(trial.name)
-        trial.planned = self._state.trials[neighbour].planned if neighbour is not None else 1.0
 
     def validate_state(self) -> None:
         """Asserts every invariant; for tests, after any event."""

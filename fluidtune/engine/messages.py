@@ -49,7 +49,7 @@ class GroupAnnounced(Event):
     Otherwise trials join and leave all the time (ASHA): first come, first served, and at most
     ``concurrency`` of them at once (None: as many as there are whole devices, as stock Tune would).
     ``tail``: iterations that its best trials will train after this group is over (the rungs to come), which
-    cannot begin before. Of synchronous groups the one with the longest tail goes first.
+    cannot begin before. Trials with the most to do until the end of that go first.
     """
 
     group: str
@@ -134,9 +134,14 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True)
 class WorkerLost(Event):
-    """A worker process of the trial died, its devices did not: it must start again from its last commit."""
+    """A worker process of the trial died, its devices did not: it must start again from its last commit.
+
+    ``left``: or it goes on by itself, with the workers on these devices. ``device``: the dead worker's, if known.
+    """
 
     trial: str
+    left: tuple[int, ...] = ()
+    device: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """How many trials may share a device: given, or found out while they train (eq. 3.1, dissertation 3.4.2.2).
 
-Found out: when trials wait and every device has one, *one* device is opened for one more. What its tenants then
-take per iteration against before says whether that pays; if so every device may hold as many and the next
-number is tried, if not the newcomer leaves and the search is over. So a wrong try costs one device a few
-iterations. A share that would not fit the memory, or of which that is not known, is not tried.
+Found out: when trials wait and every device has one, *one* device is opened for one more. What iterations there
+then take against alone says whether that pays; if so every device may hold as many and the next number is tried, if
+not the newcomer leaves and the search is over. So a wrong try costs one device a few iterations. Trials that start
+together are tried best: their first iterations count already. A share that would not fit the memory, or of which that
+is not known, is not tried.
 """
 
 from __future__ import annotations
 
+from statistics import median
+
 from fluidtune.engine.messages import Instruction, Start, Suspend
 from fluidtune.engine.placing import start
-from fluidtune.engine.state import Search, State
+from fluidtune.engine.state import Search, State, Stay
 from fluidtune.engine.trial import Trial
 
 #: What one more trial must add, O(p) of eq. 3.1.
@@ -19,37 +22,68 @@ THRESHOLD = 0.05
 MOST_PACKED = 4
 #: The part of a device's memory that may be given out.
 MEMORY = 0.95
-#: Iterations that a trial must have left to take part in a try: one that is mixed, two that count.
+#: Iterations that a trial must have left to join, or be joined, while it trains: one that is mixed, two that count.
 LONG = 3
 #: Tries that may end before anything is measured, because their trials end.
 TRIES = 20
-#: A tenant that becomes so many times slower than p trials in turn would be: no need to wait for a second result.
+#: Iterations that say yes, and that say no. Of trials that never were alone more are needed, as they may be dear ones.
+YES, NO, NO_OF_STRANGERS = 2, 3, 6
+#: So many times slower than p trials in turn would be: one iteration says no. (Of a stranger twice that.)
 HOPELESS = 1.5
+#: An iteration counts if its company was the same for all of it but this part.
+MIXED = 0.1
 
 
 def seek(state: State, now: float) -> list[Instruction]:
     """Opens devices for trials that wait, up to what is known to pay, and one device beyond it for a try."""
     out: list[Instruction] = []
-    search = state.search
-    if search is None or state.devices.idle:
+    search, count = state.search, state.max_packing
+    if state.devices.idle or (search is None and count == 1):
         return out
-    fits = _fitting(state)
-    while (trial := _next(state)) is not None:
-        device = _candidate(state, trial, state.max_packing, fits)
+    fits = count if search is None else _fitting(state)
+    while (trial := _next(state)) is not None and state.packing_limit(trial) >= count:
+        device = _candidate(state, trial, min(count, fits))
         if device is None:
             break
-        out.append(_join(state, trial, device, state.max_packing, now))
-    if out or search.over or search.count or state.max_packing + 1 > fits:
+        out.append(_join(state, trial, device, count, now))
+    count += 1
+    if search is None or search.over or search.count or count > fits:
         return out
     trial = _next(state)
-    if trial is None or not _long(trial):
-        return out
-    device = _candidate(state, trial, state.max_packing + 1, fits, measured=True)
-    if device is not None:
-        search.count, search.device = state.max_packing + 1, device
-        search.newcomer, search.tenants = trial.name, tuple(state.devices.tenants[device])
-        out.append(_join(state, trial, device, search.count, now))
+    device = None
+    if trial is not None and trial.kind != "plain" and search.firsts:
+        device = _candidate(state, trial, count, together=now)
+    if trial is not None and device is None and not out and _long(trial):
+        device = _candidate(state, trial, count, measured=True)
+    if trial is not None and device is not None:
+        search.count, search.device, search.newcomer = count, device, trial.name
+        before = (state.trials[name] for name in state.devices.tenants[device])
+        search.stays = {one.name: Stay(now, before=True) if one.settled else Stay() for one in before}
+        search.stays[trial.name] = Stay()
+        out.append(_join(state, trial, device, count, now))
     return out
+
+
+def note(state: State, trial: Trial, seconds: float, now: float) -> None:
+    """Takes one iteration; ``trial.settled`` still says whether there was one before it since the trial started."""
+    search = state.search
+    if search is None or search.over:
+        return
+    stay = search.stays.get(trial.name) if search.count else None
+    if stay is None or stay.left is not None:
+        if not trial.settled and state.width(trial) == 1 and len(trial.devices) == 1:
+            search.firsts.append(seconds)
+        return
+    if stay.before:
+        stay.before = False
+        return
+    if stay.began is None:
+        stay.began = now - seconds
+    own = trial.speed.base()
+    others = trial.group.pool.base() if trial.settled or not search.firsts else median(search.firsts)
+    alone = own if own is not None and (trial.settled or trial.speed.count(1)) else others
+    if alone:
+        search.pending.append((trial.name, now, seconds, alone, own is not None))
 
 
 def judge(state: State, now: float) -> list[Instruction]:
@@ -58,40 +92,76 @@ def judge(state: State, now: float) -> list[Instruction]:
     if search is None or not search.count:
         return []
     here = state.devices.tenants.get(search.device, [])
-    if search.newcomer not in here or not set(search.tenants) <= set(here):
-        search.count = 0
-        search.spoilt += 1
-        search.over = search.spoilt >= TRIES
-        return []
-    verdict = _verdict(state, search)
+    for name, stay in search.stays.items():
+        if stay.left is None and name not in here:
+            stay.left = now
+    _weigh(search)
+    verdict = _verdict(search)
     if verdict is None:
+        if sum(stay.left is None for stay in search.stays.values()) < search.count:
+            _end(search)
         return []
+    count, newcomer = search.count, state.trials[search.newcomer]
+    stays = search.stays[newcomer.name].left is None
+    _end(search)
     if verdict:
-        state.max_packing, search.count = search.count, 0
+        state.max_packing = count
         return []
-    search.count, search.over = 0, True
-    newcomer = state.trials[search.newcomer]
-    if newcomer.status != "running":
+    search.over = True
+    if not stays or newcomer.status != "running":
         return []
     state.suspend(newcomer, now)
     return [Suspend(newcomer.name)]
 
 
-def _verdict(state: State, search: Search) -> bool | None:
+def _end(search: Search) -> None:
+    if not (search.ratios.get(search.count) or search.strangers.get(search.count)):
+        search.spoilt += 1
+        search.over = search.spoilt >= TRIES
+    search.count = 0
+    search.stays.clear()
+    search.pending.clear()
+
+
+def _weigh(search: Search) -> None:
+    """Iterations of whose company all is known by now are taken as figures, or dropped."""
+    left = []
+    for sample in search.pending:
+        name, end, seconds, alone, own = sample
+        company: int | None = 1
+        begin = end - seconds
+        for other, stay in search.stays.items():
+            if other == name or company is None:
+                continue
+            if stay.began is None and stay.left is None:
+                left.append(sample)  # it may have been loading, or training already
+                company = None
+                continue
+            since = stay.began if stay.began is not None else end
+            until = stay.left if stay.left is not None else end
+            shared = min(until, end) - max(since, begin)
+            if shared >= (1 - MIXED) * seconds:
+                company += 1
+            elif shared > MIXED * seconds:
+                company = None
+        if company == search.count:
+            (search.ratios if own else search.strangers).setdefault(search.count, []).append(seconds / alone)
+    search.pending = left
+
+
+def _verdict(search: Search) -> bool | None:
     p = search.count
-    before = 1.0 if p == 2 else state.pool.measured_ratio(1 / (p - 1))
-    if before is None:
+    own, strange = search.ratios.get(p, []), search.strangers.get(p, [])
+    if any(ratio > HOPELESS * p for ratio in own) or any(ratio > 2 * HOPELESS * p for ratio in strange):
+        return False
+    found = own if len(own) >= YES else own + strange
+    if len(found) < YES:
         return None
-    for name in search.tenants:
-        speed = state.trials[name].speed
-        base, seconds = state.base(state.trials[name]), speed.seconds(1 / p)
-        if seconds and seconds > HOPELESS * p * base:
-            return False
-    ratio = state.pool.measured_ratio(1 / p)
-    if ratio is None:
-        return None
+    below = search.ratios.get(p - 1) or search.strangers.get(p - 1) or [1.0]
     # Eq. 3.1 for the last step alone: those before it were found to pay.
-    return 1 - (p - 1) / p * ratio / before > THRESHOLD
+    if 1 - (p - 1) / p * median(found) / median(below) > THRESHOLD:
+        return True
+    return False if len(own) >= NO or len(own) + len(strange) >= NO_OF_STRANGERS else None
 
 
 def _next(state: State) -> Trial | None:
@@ -103,19 +173,27 @@ def _next(state: State) -> Trial | None:
     return trial if trial.asked_share == 1 else None
 
 
-def _candidate(state: State, newcomer: Trial, count: int, fits: int, measured: bool = False) -> int | None:
-    """A device that holds ``count`` - 1 trials and has room for one more; ``measured``: whose speeds are known."""
-    if count < 2 or count > fits:
-        return None
+def _candidate(
+    state: State, newcomer: Trial, count: int, measured: bool = False, together: float | None = None
+) -> int | None:
+    """A device that holds fewer than ``count`` trials and has room for one more.
+
+    For a try it must hold one fewer. ``measured``: their speeds are known. ``together``: they start at this very time.
+    """
+    least = count - 1 if measured or together is not None else 1
+    found: dict[int, list[Trial]] = {}
     for device, tenants in state.devices.tenants.items():
-        if len(tenants) != count - 1:
+        if not least <= len(tenants) < count:
             continue
         trials = [state.trials[name] for name in tenants]
-        if not all(map(_stays, trials)) or not state.has_room(device, newcomer):
+        if not all(map(_stays, trials)) or (measured and not all(map(_measured, trials))):
             continue
-        if not measured or all(_measured(trial) for trial in trials):
+        if together is not None and not all(trial.since == together and not trial.settled for trial in trials):
+            continue
+        if state.sharing is None:
             return device
-    return None
+        found[device] = trials
+    return None if state.sharing is None else state.sharing.choose(newcomer, found)
 
 
 def _stays(trial: Trial) -> bool:

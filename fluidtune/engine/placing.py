@@ -7,15 +7,16 @@ is next holds back the idle devices of one node until there are enough.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from fluidtune.engine.messages import Resume, Start
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
 from fluidtune.engine.waiting import Line
-from fluidtune.planning import static_fluid
+from fluidtune.planning import TrialLoad, static_fluid
 
-#: A group is planned anew when this part of it is new; in between, the new take their neighbours' widths.
+#: Everything is planned anew when this part of it is new; in between, the new are planned against the whole.
 NEW_PART = 0.1
 #: A group that was passed over for this many starts per device comes first.
 PATIENCE = 4
@@ -26,8 +27,7 @@ def place(state: State, now: float) -> list[Start]:
     out: list[Start] = []
     if not state.waiting or not (state.devices.idle or state.devices.has_open()):
         return out
-    for group in {line.group.name: line.group for line in state.waiting.lines()}.values():
-        _plan(state, group)
+    _plan(state)
     spare = _spare(state)
     stuck: list[Line] = []
     hold: str | None = None
@@ -87,8 +87,8 @@ def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[t
     """Devices for a trial that is not a gang, and the packing of the first; () if there are none."""
     packing = _packing(state, trial)
     extra = 0
-    if packing == 1 and spare > 0 and trial.planned >= 2 and state.is_worth_growing(trial):
-        wanted = min(int(trial.planned), state.widest(trial), 1 + spare)
+    if packing == 1 and spare > 0 and planned(state, trial) >= 2 and state.is_worth_growing(trial):
+        wanted = min(int(planned(state, trial)), state.widest(trial), 1 + spare)
         if state.change_pays(trial, 1, wanted):
             extra = wanted - 1
     device = state.devices.pick_idle(hold, state.hold, roomiest=extra > 0)
@@ -100,7 +100,7 @@ def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[t
 
 def _packing(state: State, trial: Trial) -> int:
     """Into how many shares an idle device is divided for it: c if StaticFluid packs it, else as asked."""
-    if trial.group.synchronous and trial.planned < 1:
+    if planned(state, trial) < 1:
         return min(state.packing_limit(trial), max(state.fitting_packing, state.asked_packing(trial)))
     return state.asked_packing(trial)
 
@@ -118,18 +118,35 @@ def _spare(state: State) -> int:
     return max(0, idle - sum(-(-count // packing) for packing, count in shares.items()))
 
 
-def _plan(state: State, group: Group) -> None:
-    """Gives every waiting trial of a synchronous group its planned width and its place in the queue."""
-    if not group.synchronous or (group.added is not None and group.added <= NEW_PART * len(group.live)):
+def _plan(state: State) -> None:
+    """Gives every waiting trial of a synchronous group its planned width and its place in the queue.
+
+    All these groups are planned as one: the rungs of several brackets share the devices, and each alone would be
+    given all of them.
+    """
+    batch = state.batch
+    if not batch or (state.added is not None and state.added <= NEW_PART * len(batch)):
         return
-    trials = [state.trials[name] for name in group.live if state.trials[name].gang == 1]
-    waiting = [trial for trial in trials if trial.status == "waiting"]
+    trials = [trial for trial in map(state.trials.__getitem__, batch) if trial.gang == 1]
     loads = [state.load(trial) for trial in trials]
-    n = len(state.devices)
     d = max((state.widest(trial) for trial in trials), default=1)
-    widths = static_fluid(loads, n, c=state.fitting_packing, d=d)
-    for trial in waiting:
+    widths = static_fluid(loads, len(state.devices), c=state.fitting_packing, d=d)
+    for trial in trials:
+        if trial.status == "waiting":
+            trial.planned = float(widths[trial.name])
+            state.waiting.remove(trial.name)
+            state.waiting.put(trial, state.path(trial))
+    state.added, state.planned_height = 0, math.fsum(load.height for load in loads)
+
+
+def planned(state: State, trial: Trial) -> float:
+    """Its StaticFluid width; 1 in a group that is no batch."""
+    if not trial.group.synchronous:
+        return 1.0
+    if trial.planned is None:
+        rest = TrialLoad("", state.planned_height)
+        widths = static_fluid(
+            [state.load(trial), rest], len(state.devices), c=state.fitting_packing, d=state.widest(trial)
+        )
         trial.planned = float(widths[trial.name])
-        state.waiting.remove(trial.name)
-        state.waiting.put(trial, state.height(trial))
-    group.added = 0
+    return trial.planned

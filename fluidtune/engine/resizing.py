@@ -1,6 +1,6 @@
 """Decides which running trials change their width: DynamicFluid, and what the paper leaves open.
 
-Only elastic trials are resized, one resize at a time each; a packed checkpointing trial may be suspended so
+Only elastic trials are resized, one resize at a time each; a packed trial that can be moved may be suspended so
 that it can come back on a device of its own. Nothing here starts a trial, and nothing grows while a trial
 waits that could start.
 """
@@ -156,7 +156,9 @@ def _suspend(state: State, idle: int, now: float) -> list[Instruction]:
         tenants = [state.trials[name] for name in state.devices.tenants[trial.devices[0]]]
         if width >= 1 or any(other.status == "suspending" for other in tenants):
             continue
-        gain = state.seconds_left(trial, width) - state.seconds_left(trial, 1)
+        # Alone it may also grow, which two that share a device cannot.
+        reach = min(state.widest(trial), idle) if state.knows_scaling(trial) else 1
+        gain = state.seconds_left(trial, width) - state.seconds_left(trial, reach)
         if gain > SUSPEND_FACTOR * state.epsilon:
             state.suspend(trial, now)
             out.append(Suspend(trial.name))

@@ -6,7 +6,8 @@ Decides nothing: `engine` turns events into calls of this module, `placing` and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from fluidtune.engine.devices import Devices
 from fluidtune.engine.messages import Release
@@ -21,14 +22,31 @@ COOLDOWN = 3
 
 
 @dataclass
+class Stay:
+    """A trial's time on the device of a try; None: not yet. ``before``: it was there, and its iteration is mixed."""
+
+    began: float | None = None
+    left: float | None = None
+    before: bool = False
+
+
+@dataclass
 class Search:
     """A search for c under way; see `packing`."""
 
-    #: How many trials on a device are tried at the moment, 0 when none; on which, who came, and who was there.
+    #: How many trials on a device are tried at the moment, 0 when none; on which, and who came last.
     count: int = 0
     device: int = -1
     newcomer: str = ""
-    tenants: tuple[str, ...] = ()
+    #: Everyone who was on the device during the try.
+    stays: dict[str, Stay] = field(default_factory=dict)
+    #: Iterations there that are not judged yet: trial, end, seconds, seconds that it would take alone, own figure.
+    pending: list[tuple[str, float, float, float, bool]] = field(default_factory=list)
+    #: By number of trials, what iterations took against alone; of trials that were alone before, and of others.
+    ratios: dict[int, list[float]] = field(default_factory=dict)
+    strangers: dict[int, list[float]] = field(default_factory=dict)
+    #: Seconds of trials' first iterations, alone on a device.
+    firsts: deque[float] = field(default_factory=lambda: deque(maxlen=101))
     #: Nothing more is tried.
     over: bool = False
     #: Tries that ended before anything was measured.
@@ -68,6 +86,11 @@ class State:
         self.trials: dict[str, Trial] = {}
         #: Exactly those with status waiting.
         self.waiting = Waiting()
+        #: Exactly those of synchronous groups that wait, run or are suspending (values are unused).
+        self.batch: dict[str, None] = {}
+        #: How many came into ``batch`` since StaticFluid was computed (None: never), and the sum of heights then.
+        self.added: int | None = None
+        self.planned_height = 0.0
         #: Exactly those with status running or suspending (values are unused).
         self.running: dict[str, None] = {}
         #: Exactly those elastic ones, gangs not among them, that run on several devices (values are unused).
@@ -123,6 +146,10 @@ class State:
     def height(self, trial: Trial) -> float:
         """Seconds left on one worker."""
         return self.iterations_left(trial) * self.base(trial)
+
+    def path(self, trial: Trial) -> float:
+        """The same until the end of what follows its group, should it be among the best."""
+        return (self.iterations_left(trial) + trial.group.tail) * self.base(trial)
 
     def seconds_left(self, trial: Trial, width: float) -> float:
         """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio; 0: for ever."""
@@ -210,12 +237,6 @@ class State:
         """c: the smaller of that by speed (given, or found out) and that by memory, as far as it is known."""
         return self.max_packing if self.sharing is None else min(self.max_packing, self.sharing.limit())
 
-    def has_room(self, device: int, trial: Trial) -> bool:
-        """Whether the memory of a device with tenants has room for ``trial``, as far as anybody knows."""
-        if self.sharing is None:
-            return True
-        return self.sharing.fit([*(self.trials[name] for name in self.devices.tenants[device]), trial])
-
     def pick_share(self, trial: Trial, forbid: str | None) -> int | None:
         """A packed device with a free share for ``trial``, None if there is none."""
         limit = self.packing_limit(trial)
@@ -254,8 +275,11 @@ class State:
         """``trial``, which holds nothing, waits from now on."""
         self.claims.pop(trial.name, None)
         self._set_status(trial, "waiting", now)
-        self.waiting.put(trial, self.height(trial))
+        self.waiting.put(trial, self.path(trial))
         trial.group.live[trial.name] = None
+        if trial.group.synchronous and trial.name not in self.batch:
+            self.batch[trial.name] = None
+            self.added = None if self.added is None else self.added + 1
 
     def occupy(self, trial: Trial, devices: tuple[int, ...], packing: int, now: float) -> None:
         """A waiting trial starts on ``devices[0]``, the rest is promised. ``packing`` as in Devices.take."""
@@ -292,6 +316,7 @@ class State:
         if trial.name in self.waiting:
             self.waiting.remove(trial.name)
         trial.group.live.pop(trial.name, None)
+        self.batch.pop(trial.name, None)
         if not paused:
             self.claims.pop(trial.name, None)
         self._set_status(trial, "paused" if paused else "ended", now)
@@ -369,6 +394,7 @@ class State:
             assert len(set(trial.devices)) == len(trial.devices), trial
             assert (trial.status == "waiting") == (name in self.waiting), trial
             assert (holds or trial.status == "waiting") == (name in trial.group.live), trial
+            assert (name in self.batch) == (name in trial.group.live and trial.group.synchronous), trial
             assert trial.iterations is None or trial.iterations >= 0, trial
             assert trial.cooldown >= 0 and (holds or trial.resizing_to is None), trial
             running[trial.group.name] += holds

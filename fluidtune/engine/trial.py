@@ -38,8 +38,6 @@ class Group:
     running: int = 0
     #: Starts that other groups got since the last one of this, while it had something waiting.
     passed: int = 0
-    #: Trials added since StaticFluid was computed; None before the first time.
-    added: int | None = None
 
 
 @dataclass(eq=False)
@@ -64,8 +62,8 @@ class Trial:
     resizing_to: tuple[int, ...] | None = None
     #: The part of each device that it was given: 1.0, or 1/p on a device for p. 0.0 iff it has no devices.
     share: float = 0.0
-    #: Width that StaticFluid gave it when its group was last planned; only read while it waits.
-    planned: float = 1.0
+    #: Width that StaticFluid gave it, None before; only read while it waits in a synchronous group.
+    planned: float | None = None
     #: It waits before all others, since it lost its worker or was told to suspend.
     first: bool = False
     #: It has done an iteration since it last started: until then it may still be loading, and nobody feels it.

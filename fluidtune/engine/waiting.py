@@ -1,10 +1,10 @@
 """The waiting queue: who is next.
 
-Trials that lost their worker come first, then synchronous groups by what is to come after them and by
-height, then asynchronous ones by arrival; a group that was passed over too often comes before both, so that
-none starves. Decides the order only; whether there is a device for the next trial is `placing`'s business.
-Trials of a group that need the same lie in one *line*: when the first of a line cannot start, neither can
-the others, and nobody looks.
+Trials that lost their worker come first, then those of synchronous groups by *path*, what is left to do until the
+end of all that follows their group, then asynchronous ones by arrival; a group that was passed over too often
+comes before both, so that none starves. Decides the order only; whether there is a device for the next trial is
+`placing`'s business. Trials of a group that need the same lie in one *line*: when the first of a line cannot start,
+neither can the others, and nobody looks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Line:
     group: Group
     #: Whole devices of one node that each of them needs, if more than 1.
     gang: int
-    #: (order, number, name), ascending; order is -height in a synchronous group and 0 otherwise.
+    #: (order, number, name), ascending; order is -path in a synchronous group and 0 otherwise.
     entries: list[tuple[float, int, str]] = field(default_factory=list)
 
 
@@ -44,14 +44,14 @@ class Waiting:
     def __contains__(self, trial: str) -> bool:
         return trial in self._where
 
-    def put(self, trial: Trial, height: float) -> None:
-        """``trial`` waits; ``height`` orders it if its group is synchronous and it is not ``first``."""
+    def put(self, trial: Trial, path: float) -> None:
+        """``trial`` waits; ``path``, seconds, orders it if its group is synchronous and it is not ``first``."""
         group = trial.group
         key = (trial.first, group.name, trial.gang, trial.asked_share)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(trial.first, group, trial.gang)
-        order = -height if group.synchronous and not trial.first else 0.0
+        order = -path if group.synchronous and not trial.first else 0.0
         entry = (order, trial.number, trial.name)
         insort(line.entries, entry)
         self._where[trial.name] = (key, entry)
@@ -64,15 +64,6 @@ class Waiting:
         if not line.entries:
             del self._lines[key]
 
-    def neighbour(self, trial: str) -> str | None:
-        """The trial before ``trial`` in its line (or after, if it is the first)."""
-        key, entry = self._where[trial]
-        entries = self._lines[key].entries
-        index = bisect_left(entries, entry)
-        if len(entries) == 1:
-            return None
-        return entries[index - 1 if index else 1][2]
-
     def lines(self) -> Iterator[Line]:
         """All lines, in no order."""
         return iter(self._lines.values())
@@ -80,17 +71,17 @@ class Waiting:
     def next_line(self, stuck: list[Line], patience: int) -> Line | None:
         """The line whose first trial is next, leaving out those in ``stuck``."""
         best: Line | None = None
-        best_rank: tuple[int, float, float, int] | None = None
+        best_rank: tuple[int, float, int] | None = None
         for line in self._lines.values():
             if line in stuck:
                 continue
             order, number, _ = line.entries[0]
             if line.first:
-                rank = (0, 0.0, 0.0, number)
+                rank = (0, 0.0, number)
             elif line.group.passed >= patience:
-                rank = (1, -line.group.passed, 0.0, number)
+                rank = (1, -line.group.passed, number)
             else:
-                rank = (2 if line.group.synchronous else 3, -line.group.tail, order, number)
+                rank = (2 if line.group.synchronous else 3, order, number)
             if best_rank is None or rank < best_rank:
                 best, best_rank = line, rank
         return best
@@ -101,7 +92,7 @@ class Waiting:
         for line in self._lines.values():
             for order, number, name in line.entries:
                 rank = 0 if line.first else 1 if line.group.synchronous else 2
-                keyed.append((rank, 0.0 if line.first else -line.group.tail, order, number, name))
+                keyed.append((rank, order, number, name))
         return [name for *_, name in sorted(keyed)]
 
     def count_started(self, started: Group) -> None:

@@ -117,6 +117,14 @@ class _Replay:
                 self.gain(device, self.driver_since)
         self.held[trial] = (tuple(devices), min(float(share), 1.0), self.now)
 
+    def make_room(self, devices: Sequence[int], share: float) -> None:
+        """One more trial comes to devices that others may have had to themselves: they have no more than it now."""
+        for device in devices:
+            for trial in self.holders(device):
+                held, before, _ = self.held[trial]
+                if before > share > 0:
+                    self.hold(trial, held, share)
+
     def holders(self, device: int) -> list[str]:
         return [trial for trial, (devices, _, _) in self.held.items() if device in devices]
 
@@ -136,6 +144,7 @@ class _Replay:
         if self.driver_since is None:
             self.begin()
         if name == "trial_started":
+            self.make_room(event["devices"], event["share"])
             self.hold(event["trial"], event["devices"], event["share"])
         elif name == "resized":
             self.hold(event["trial"], event["devices"], self.share_after(event))

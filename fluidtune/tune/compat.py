@@ -7,6 +7,7 @@ Nothing else in the project may import a Ray module with an underscore in its pa
   away in 2.7; this attribute, with `RayActorManager`'s methods, is where it stood.
 - ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
 - ``TuneController._set_trial_status``: a whole rung that HyperBand lets go on is made pending at once.
+- ``TuneController._max_pending_trials``: raised (by a public method) while new processes are being started.
 - ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
 - ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
 - The train session of a function trainable: a follower's is muted, so that only the leader reports; an elastic

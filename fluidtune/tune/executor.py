@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.elastic.backends import BACKENDS
+from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune import compat
 from salus_share import SalusError, policy
-
-_BACKENDS = ("torch",)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FluidExecutor:
             what is found out to pay and to fit while they train, if they can be moved; on cores what the script
             itself asks for (a trial that asks for half a core is packed in twos, others not).
         max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
-        backend: the collective library of elastic trials, "torch".
+        backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
         lanes: how trials that share a device do so, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO",
             or "module:Class" of your own): memory limits packing too, every trial is held to its part, and passes a
             gate at every iteration. None: a device is shared by count alone.
@@ -53,8 +53,10 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        if self.backend not in _BACKENDS:
-            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(_BACKENDS)}")
+        if self.backend not in BACKENDS:
+            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
+        if self.backend == "horovod":
+            require_horovod()
         emulated = spec is not None and spec.kind == "emulated"
         if self.profile is not None and not emulated:
             raise FluidTuneError(

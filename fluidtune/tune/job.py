@@ -100,6 +100,8 @@ class Job:
             most_packed=self.layout.packing,
             max_workers=settings.max_workers,
         )
+        #: Trials that Tune lets be pending by itself, and how many we added to that.
+        self._pending, self._starting = controller._max_pending_trials, 0
         self._groups: set[str] = set()
         self._refs: dict[Any, Any] = {}
         self._kinds: dict[str, m.Kind] = {}
@@ -246,6 +248,16 @@ class Job:
         self._settle_at = time.monotonic() + max(SAVE_EVERY_S, 50 * (time.monotonic() - now))
         self._delete_commits()
 
+    def ask_ahead(self, starting: int) -> None:
+        """Let Tune ask the searcher for the next trial while ``starting`` ones wait for their processes only.
+
+        Tune asks for as many as may be pending, one with most searchers, and takes a trial for pending until its
+        process runs: workers would be started one after the other.
+        """
+        if starting != self._starting:
+            self._starting = starting
+            self._controller.update_max_pending_trials(self._pending + starting)
+
     def _delete_commits(self) -> None:
         for trial in self._unsaved:
             if self.kind_of(trial) == "elastic":
@@ -271,7 +283,7 @@ class Job:
             if isinstance(event, m.TrialEnded):
                 self._in_use.pop(event.trial, None)
                 self._log.write("trial_ended", trial=event.trial, ending=event.ending)
-            elif isinstance(event, m.WorkerLost):
+            elif isinstance(event, m.WorkerLost) and not event.left:
                 self._in_use.pop(event.trial, None)
                 self._log.write("trial_suspended", trial=event.trial)
             elif isinstance(event, (m.Resized, m.ResizeFailed)) and event.trial in self._in_use:

@@ -208,6 +208,7 @@ class FluidActorManager:
             for instruction in self._job.decide(events):
                 self._carry_out(instruction)
         self._crew.serve()
+        self._job.ask_ahead(sum(1 for run in self._runs.values() if run.placement is not None and not run.live))
         self._job.settle()
 
     def _tell_released(self) -> None:
@@ -351,11 +352,12 @@ class FluidActorManager:
 
     def _iteration_done(self, run: Run, outcome: Outcome) -> None:
         run.deaths = run.misses = 0
-        run.address = outcome.address
+        run.address, run.mends = outcome.address, outcome.mends
         if outcome.kind != run.kind:
-            run.kind = outcome.kind
             self._job.kind_found(run.trial, outcome.kind)
-            self._crew.events.append(m.KindFound(run.id, outcome.kind))
+            for found in (run, *self._waiting_like(run)):
+                found.kind = outcome.kind
+                self._crew.events.append(m.KindFound(found.id, outcome.kind))
         if outcome.reformed is not None:
             self._resizer.done(run, *outcome.reformed)
         if compat.RESULT_DUPLICATE not in outcome.result:
@@ -366,6 +368,15 @@ class FluidActorManager:
         if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.
             self._resizer.begin(run)
+
+    def _waiting_like(self, run: Run) -> list[Run]:
+        """Runs of the same trainable that nobody knows anything of yet."""
+        name = run.trial.trainable_name
+        return [
+            other
+            for other in self._runs.values()
+            if other.placement is None and other.kind == "plain" and other.trial.trainable_name == name
+        ]
 
     def _move(self, run: Run) -> None:
         """Take a trial off its device at its own checkpoint; it goes on from there where the engine says."""
@@ -401,15 +412,15 @@ class FluidActorManager:
         if run.deaths >= MAX_DEATHS or run.misses >= MAX_MISSES:
             self._fail(run, error)
         else:
-            self._recover(run, f"its worker died: {first_line(error)}")
+            self._recover(run, f"its worker died: {first_line(error)}", None if worker is None else worker.device)
 
-    def _recover(self, run: Run, reason: str) -> None:
+    def _recover(self, run: Run, reason: str, device: int | None = None) -> None:
         """Take the trial off what is left of its workers; the engine gives it new devices."""
         if run.tracked not in self._runs:
             return
         self._detach(run, reason)
         self._crew.poll(force=True)
-        self._crew.events.append(m.WorkerLost(run.id))
+        self._crew.events.append(m.WorkerLost(run.id, device=device))
 
     def _detach(self, run: Run, reason: str) -> None:
         """The trial has no workers any more; what Tune waits for will be asked again of the next ones."""

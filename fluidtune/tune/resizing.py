@@ -85,12 +85,12 @@ class Resizer:
     def _cancel(self, run: Run, reason: str) -> None:
         for worker in run.joining.values():
             self._crew.clean(worker, CLEAN_BROKEN_S)
-        run.joining, run.awaited = {}, set()
-        run.wanted = tuple(run.workers())
+        run.joining, run.awaited, run.reform, run.reforming = {}, set(), None, False
+        run.wanted = tuple(device for device in run.devices if device in run.workers())
         self._crew.job.log("resize_failed", trial=run.id, devices=list(run.wanted), reason=reason[:500])
         self._crew.events.append(m.ResizeFailed(run.id, run.wanted))
 
-    def done(self, run: Run, generation: int, seconds: float) -> None:
+    def done(self, run: Run, generation: float, seconds: float) -> None:
         """The leader says that it has re-formed its group."""
         if generation != run.generation or not run.reforming:
             return
@@ -110,4 +110,24 @@ class Resizer:
             self._crew.clean(worker, CLEAN_BROKEN_S)
         if member and worker.device in run.wanted:
             del run.followers[worker.device]
-            self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}")
+            others_enter = run.followers.keys() - {*run.devices, worker.device}
+            if run.mends and (died or value is None) and not others_enter:
+                self._go_on_without(run, worker)
+            else:
+                self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}")
+
+    def _go_on_without(self, run: Run, lost: PooledWorker) -> None:
+        """The others go on by themselves; the engine decides anew how wide the trial shall be.
+
+        A resize that is under way is off: nobody enters a group with one that died.
+        """
+        if lost.device not in run.devices:
+            self._cancel(run, f"worker {lost.name} was lost while it entered")
+            return
+        for worker in run.joining.values():
+            self._crew.clean(worker, CLEAN_BROKEN_S)
+        run.joining, run.awaited, run.reform, run.reforming = {}, set(), None, False
+        run.wanted = run.devices = tuple(device for device in run.devices if device != lost.device)
+        run.width = len(run.devices)
+        self._crew.job.resized(run, 0.0)  # how long the others needed is part of their next iteration
+        self._crew.events.append(m.WorkerLost(run.id, run.devices, lost.device))

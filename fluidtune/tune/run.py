@@ -59,6 +59,8 @@ class Run:
     joining: dict[int, PooledWorker] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
     generation: int = 0
+    #: Its loop goes on by itself when a follower dies.
+    mends: bool = False
     #: What the leader is to be told with the next iteration; whether it was told and has not confirmed.
     reform: Reform | None = None
     reforming: bool = False

@@ -110,6 +110,8 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler.on_trial_remove(tune_controller, trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        for trial in self._adapter.overlooked():
+            tune_controller.stop_trial(trial)
         for trial in self._adapter.promoted():
             tune_controller._set_trial_status(trial, Trial.PENDING)
         chosen = self.base_scheduler.choose_trial_to_run(tune_controller)

@@ -1,7 +1,8 @@
 """The virtual-clock shell: carries out what the engine says, as the Ray shell does, in no time.
 
-An iteration takes what the profile says for the trial's devices and the trials on its first device when it begins. A
-resize waits for its new workers, then for the trial's next boundary, and stops it for the profile's pause.
+An iteration takes what the profile says for the trial's devices and the trials that train on its first device, who
+may come and go meanwhile. A resize waits for its new workers, then for the trial's next boundary, and stops it for the
+profile's pause.
 """
 
 from __future__ import annotations
@@ -21,15 +22,31 @@ NODE = 8
 
 
 @dataclass(eq=False)
+class _Step:
+    """An iteration under way: ``left`` of it (1 to 0) at time ``since``, ``seconds`` for a whole one as things are."""
+
+    begun: float
+    since: float
+    seconds: float
+    resized: list[m.Event]
+    left: float = 1.0
+    end: float = 0.0
+
+
+@dataclass(eq=False)
 class _Run:
     """A trial that holds devices."""
 
+    trial: str
     devices: tuple[int, ...]
     wanted: tuple[int, ...] | None = None
     #: Its new workers are there.
     joined: bool = False
     suspend: bool = False
     live: bool = True
+    #: Its neighbours feel it.
+    trains: bool = False
+    step: _Step | None = None
 
 
 @dataclass(eq=False)
@@ -74,6 +91,8 @@ class Twin:
         #: Warm workers that are free and all there are, by device.
         self._idle: Counter[int] = Counter()
         self._cold_free = 0.0
+        #: By device, who trains there (by its first device).
+        self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)
         self._unstarted = 0
 
@@ -163,9 +182,12 @@ class Twin:
 
     def _leave(self, progress: _Progress) -> None:
         if progress.run is not None:
-            progress.run.live = False
-            self._idle.update(progress.run.devices)
-            progress.run = None
+            run, progress.run = progress.run, None
+            run.live = False
+            self._idle.update(run.devices)
+            if run.trains:
+                self._training[run.devices[0]].remove(run)
+                self._retime(run.devices[0])
 
     # Instructions
 
@@ -175,11 +197,11 @@ class Twin:
                 self._unstarted -= 1
             progress = self._trials[instruction.trial]
             first = instruction.devices[0]
-            run = progress.run = _Run((first,))
+            run = progress.run = _Run(instruction.trial, (first,))
             ready = self._worker(first)
             if len(instruction.devices) > 1:
                 self._resize(run, instruction.devices)
-            self._at(ready, lambda: self._iterate(instruction.trial, run))
+            self._at(ready, lambda: self._iterate(run))
         elif isinstance(instruction, m.Resize):
             found = self._trials[instruction.trial].run
             assert found is not None
@@ -210,36 +232,69 @@ class Twin:
 
     # Iterations
 
-    def _iterate(self, name: str, run: _Run) -> None:
+    def _iterate(self, run: _Run) -> None:
         """A boundary: the next iteration begins."""
         if not run.live:
             return
-        profile, pause = self.job.profile, 0.0
+        pause = 0.0
         resized: list[m.Event] = []
         if run.wanted is not None and run.joined:
             self._idle.update(set(run.devices) - set(run.wanted))
             run.devices, run.wanted = run.wanted, None
-            pause = profile.resize
+            pause = self.job.profile.resize
             self.resizes += 1
-            resized.append(m.Resized(name, run.devices, pause))
-        tenants = len(self.engine.tenants(run.devices[0]))
+            resized.append(m.Resized(run.trial, run.devices, pause))
+        if not run.trains:
+            run.trains = True
+            self._training.setdefault(run.devices[0], []).append(run)
+            self._retime(run.devices[0])
+        begin = self.now + pause
+        run.step = _Step(begin, begin, self._seconds(run), resized)
+        self._schedule(run)
+
+    def _seconds(self, run: _Run) -> float:
+        """Of a whole iteration with the neighbours of this moment."""
         nodes = tuple(sorted(Counter(device // self.node for device in run.devices).values()))
-        seconds = profile.iteration(nodes, tenants) * self._trials[name].work.cost
-        width = float(len(run.devices)) if len(run.devices) > 1 else 1 / max(1, tenants)
+        trials = len(self._training[run.devices[0]])
+        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].work.cost
 
-        def done() -> None:
-            if run.live:
-                self._done(name, run, resized, seconds, width)
+    def _schedule(self, run: _Run) -> None:
+        step = run.step
+        assert step is not None
+        end = step.end = step.since + step.left * step.seconds
 
-        self._at(pause + seconds, done)
+        def ended() -> None:
+            # Not if it was given another end meanwhile.
+            if run.live and run.step is step and step.end == end:
+                self._done(run, step)
 
-    def _done(self, name: str, run: _Run, resized: list[m.Event], seconds: float, width: float) -> None:
+        self._at(end - self.now, ended)
+
+    def _retime(self, device: int) -> None:
+        """Somebody came to the device or went: iterations under way there go on at another pace."""
+        for run in self._training[device]:
+            step = run.step
+            if step is None:
+                continue
+            seconds = self._seconds(run)
+            if seconds != step.seconds:
+                passed = max(0.0, self.now - step.since)
+                step.left = max(0.0, step.left - passed / step.seconds)
+                step.since, step.seconds = max(step.since, self.now), seconds
+                self._schedule(run)
+
+    def _done(self, run: _Run, step: _Step) -> None:
+        name, run.step = run.trial, None
+        seconds = self.now - step.begun
+        width = float(len(run.devices)) if len(run.devices) > 1 else 1 / len(self._training[run.devices[0]])
         progress = self._trials[name]
         if progress.kind != self.job.kind:
-            self._kind = progress.kind = self.job.kind
-            self._events.append(m.KindFound(name, self._kind))
+            self._kind = self.job.kind
+            for found in (name, *(one for one in self.engine.waiting if self._trials[one].kind != self._kind)):
+                self._trials[found].kind = self._kind
+                self._events.append(m.KindFound(found, self._kind))
         self.iterations += 1
-        self._events += [*resized, m.Result(name, seconds, width, self.job.profile.memory)]
+        self._events += [*step.resized, m.Result(name, seconds, width, self.job.profile.memory)]
         progress.left -= 1
         if not progress.left:
             self._end_stage(name)
@@ -249,7 +304,7 @@ class Twin:
             told = None if stage.told is None else max(0.0, stage.told - stage.iterations + progress.left)
             self._events += [m.TrialEnded(name, "paused"), m.TrialAdded(name, stage.group, self._kind, told)]
         else:
-            self._at(self.job.costs.turn, lambda: self._iterate(name, run))
+            self._at(self.job.costs.turn, lambda: self._iterate(run))
 
 
 def _tails(job: Job) -> dict[str, float]:

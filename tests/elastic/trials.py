@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
-from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.backends import backend_class
 
 Report = Callable[[float], None]
 
@@ -166,15 +166,20 @@ class Hosted:
         self.reports: list[float] = []
         self.turns = threading.Semaphore(0 if leader and not config.get("free") else 10**9)
         folder = config.get("commits")
-        commits = CommitStore(folder, budget=config.get("budget", 1e9)) if folder and leader else None
+        commits = None
+        if folder:
+            place = folder if leader else f"{folder}/heir-{name}"
+            commits = CommitStore(place, budget=config.get("budget", 1e9))
         self.session = ElasticSession(
             trial="trial",
             worker=name,
             leader=leader,
-            backend=TorchBackend(),
+            backend=backend_class(config.get("backend", "torch"))(),
             commits=commits,
-            resume=commits.load() if commits is not None else None,
+            resume=config.get("resume") or (commits.load() if commits is not None and leader else None),
             fingerprint="f",
+            note=lambda: len(self.reports),
+            brief=lambda note: note,
         )
         elastic.use(self.session)
         Hosted.now = self

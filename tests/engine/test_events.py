@@ -39,6 +39,8 @@ from tests.engine.helpers import Bench, elastic, plain
         (Result("run", 0.0, 1), "0.0"),
         (Result("run", 1.0, 0), "width=0"),
         (WorkerLost("wait"), "never started"),
+        (WorkerLost("run", left=(0,)), "expected some of those"),
+        (WorkerLost("run", left=(5,), device=0), "(5,)"),
         (Resized("run", (0,), 0.1), "told to change to None"),
         (Resized("run", (0,), -1.0), "-1.0"),
         (ResizeFailed("run", (0, 5)), "(0, 5)"),
@@ -85,6 +87,26 @@ def test_late_answers_are_ignored():
     assert bench(*late, TrialEnded("a", "stopped")) == []
     assert bench.engine.trial("a").done == 0
     assert bench.engine.epsilon == 0.2
+
+
+def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
+    bench = Bench(3)
+    bench(elastic("a"))
+    bench(Resized("a", (0, 1, 2), 0.1))
+    assert bench(WorkerLost("a", left=(0, 2), device=1)) == [Release("a", (1,))]
+    assert bench.engine.trial("a").status == "running"
+    assert bench.engine.trial("a").devices == (0, 2)
+    assert Resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
+
+
+def test_a_trial_that_lost_its_first_worker_starts_where_another_is_warm():
+    bench = Bench(2)
+    bench(elastic("a"))
+    bench(Resized("a", (0, 1), 0.1))
+    out = bench(WorkerLost("a", device=0))
+    assert isinstance(out[1], Resume) and out[1].devices[0] == 1
+    bench(TrialEnded("a", "stopped"))
+    assert bench(plain("b"))[0].devices == (0,)  # only while nobody has been there since
 
 
 def test_worker_lost_while_it_waits_already():

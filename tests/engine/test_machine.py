@@ -58,7 +58,9 @@ class Shadow:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(packing=st.integers(1, 3), workers=st.sampled_from([None, 1, 2, 4]), devices=st.integers(0, 6))
+    @initialize(
+        packing=st.sampled_from([None, 1, 2, 3]), workers=st.sampled_from([None, 1, 2, 4]), devices=st.integers(0, 6)
+    )
     def begin(self, packing, workers, devices):
         self.engine = Engine(max_packing=packing, max_workers=workers)
         self.trials: dict[str, Shadow] = {}
@@ -98,6 +100,10 @@ class EngineMachine(RuleBasedStateMachine):
             trial.status, trial.has_run = "running", True
             trial.held, trial.share = instruction.devices, instruction.share
             trial.on = trial.held
+            for other in self.trials.values():
+                if instruction.devices[0] in other.held:
+                    # A device that had one trial may be opened for more.
+                    other.share = min(other.share, instruction.share)
             if several and trial.asked < 2:
                 trial.asked_devices, trial.on = instruction.devices, instruction.devices[:1]
         elif isinstance(instruction, Resize):
@@ -110,7 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
                 trial.share = 1.0
         else:
             assert isinstance(instruction, Suspend)
-            assert trial.status == "running" and trial.kind == "checkpointing" and trial.share < 1
+            assert trial.status == "running" and trial.kind != "plain" and trial.share < 1
             trial.status = "suspending"
         used = Counter()
         for other in self.trials.values():
@@ -161,7 +167,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             width = len(self.trials[name].on)
             if width:
-                self.send(Result(name, seconds / width * overhead ** (width - 1), width))
+                self.send(Result(name, seconds / width * overhead ** (width - 1), width, 0.25))
 
     @precondition(lambda self: self.those("running", "suspending", "waiting", "paused"))
     @rule(pick=PICK, ending=st.sampled_from(["paused", "stopped", "failed"]))

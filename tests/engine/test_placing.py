@@ -178,7 +178,7 @@ def test_few_newcomers_do_not_reorder_but_find_their_place():
 
 def test_wide_starts_leave_one_device_for_each_of_their_group():
     bench = Bench(6)
-    bench(GroupAnnounced("other"), plain("x", group="other"), plain("y", group="other"))
+    bench(GroupAnnounced("other"), plain("x", 1, group="other"), plain("y", 1, group="other"))
     # StaticFluid on six devices: 2, 2, 1; but only four are idle.
     assert bench(elastic("a", 40), elastic("b", 39), elastic("c", 21)) == [
         Start("a", (2, 3), 1.0),
@@ -197,9 +197,9 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     assert bench(TrialEnded("z", "stopped")) == [Release("z", (2,)), Start("gang", (2, 3), 1.0)]
 
 
-def test_a_batch_with_more_to_come_after_it_goes_first() -> None:
+def test_who_has_most_to_do_until_the_end_goes_first_what_follows_its_group_included() -> None:
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("last"), GroupAnnounced("early", tail=8.0), now=0.0)
+    engine.handle(DeviceGained(0), GroupAnnounced("last"), GroupAnnounced("early", tail=8.5), now=0.0)
     started = engine.handle(
         TrialAdded("long", "last", iterations=9.0),
         TrialAdded("short", "early", iterations=1.0),

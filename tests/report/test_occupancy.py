@@ -41,6 +41,15 @@ def test_two_halves_on_one_device():
     assert busy.total == pytest.approx(busy.devices[0])
 
 
+def test_a_device_that_is_opened_for_one_more_is_shared():
+    use = occupancy_of([begin(0, 1), started(0, "a", 0), started(4, "b", 0, share=0.5), over(10)])
+    assert sorted(use.intervals) == [
+        Interval("a", 0, 0.5, 4, 10, 0.5),
+        Interval("a", 0, 1, 0, 4, 1),
+        Interval("b", 0, 0.5, 4, 10, 0.5),
+    ]
+
+
 def test_a_trial_that_grows_and_shrinks():
     use = occupancy_of(
         [

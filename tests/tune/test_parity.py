@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(tra
     for x in XS:
         fluid_heard, stock_heard = ([e for e in told.of(x) if e[0] != "start"] for told in (told_fluid, told_stock))
         assert fluid_heard == stock_heard
+
+
+class SlowToSave(Stepper):
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        time.sleep(0.5)
+        super().save_checkpoint(checkpoint_dir)
+
+
+def test_a_trial_that_saves_while_its_bracket_ends_is_not_left_paused(tmp_path: Path) -> None:
+    results = fit("fluid", SlowToSave, {"x": tune.grid_search([0, 1])}, tmp_path, scheduler=hyperband())
+    assert [iteration for _, iteration, *_ in outcome(results)] == [9, 9]
 
 
 def test_hyperband_without_checkpoints_decides_the_same_and_repeats_nothing(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class EmulatedSession:
     def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation):
         self.trial, self.worker, self.leader = trial, worker, leader
         self.last_reform: tuple[int, float] | None = None
+        self.mends = False
         self._device = device
         self._profile = emulation.profile
         self._board = Board(emulation.board)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ..errors import GroupLost
 from ..reform import Address
+from .pulses import Place, Pulses, hello
 
 #: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
 PATIENCE = 86_400.0
@@ -50,10 +51,12 @@ class CollectiveBackend(ABC):
         #: This process' place in the group; 0 of 1 when there is none.
         self.rank = 0
         self.world = 1
-        self.generation = -1
+        self.generation: float = -1
         self._lost: str | None = None
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
+        self._pulses: Pulses | None = None  # the leader's
+        self._pulse: tuple[Place, socket.socket] | None = None  # a follower's
 
     # -- rendezvous, the same for every library --
 
@@ -73,28 +76,42 @@ class CollectiveBackend(ABC):
                     timeout=timedelta(seconds=self.form_timeout),
                     master_listen_fd=listener.detach(),
                 )
+            self._pulses = Pulses(self.host)
+            self._served.set("pulses", str(self._pulses.port))
         return self.host, self._served.port
 
-    def announce(self, address: Address, generation: int, rank: int) -> None:
+    def announce(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it stands ready for this generation. Raises GroupLost if the leader is not
         there.
         """
         with self._guard("announcing a joiner"):
+            self._say_hello(address, generation, rank)
             self._store(address).set(f"{generation}/ready/{rank}", b"1")
 
-    def announced(self, generation: int, ranks: list[int]) -> bool:
-        """Leader: do all these ranks stand ready for this generation? At once."""
+    def announced(self, generation: float, ranks: list[int]) -> bool:
+        """Leader: do all these ranks stand ready for this generation, and live? At once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
-            return self._store(self.serve()).check([f"{generation}/ready/{rank}" for rank in ranks])
+            ready = self._store(self.serve()).check([f"{generation}/ready/{rank}" for rank in ranks])
+        return ready and all(self.alive(generation, rank) for rank in ranks)
 
-    def call(self, generation: int) -> None:
-        """Leader: the generation forms now."""
+    def alive(self, generation: float, rank: int) -> bool | None:
+        """Leader: does this follower's process live? None when it was not seen in this generation."""
+        assert self._pulses is not None, "only the leader knows"
+        return self._pulses.alive((generation, rank))
+
+    def call(self, generation: float, members: tuple[str, ...] = ()) -> None:
+        """Leader: the generation forms now, of these workers (where they cannot know that otherwise)."""
         with self._guard("calling joiners"):
-            self._store(self.serve()).set(f"{generation}/call", b"1")
+            self._store(self.serve()).set(f"{generation}/call", pickle.dumps(members))
 
-    def called(self, address: Address, generation: int, patience: float) -> bool:
+    def members(self, address: Address, generation: float) -> tuple[str, ...]:
+        """Whom the leader has called."""
+        with self._guard("asking who was called"):
+            return pickle.loads(self._store(address).get(f"{generation}/call"))
+
+    def called(self, address: Address, generation: float, patience: float) -> bool:
         """Joiner: has the leader called? Waits up to ``patience`` seconds. Raises GroupLost if it is gone."""
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
@@ -105,12 +122,12 @@ class CollectiveBackend(ABC):
                 time.sleep(_POLL)
         return True
 
-    def form(self, address: Address, generation: int, rank: int, world: int) -> None:
+    def form(self, address: Address, generation: float, rank: int, world: int) -> None:
         """Become ``rank`` of ``world`` in this generation. All members call it; returns when all are
         connected.
 
         A world of 1 needs no peer, and its collectives cost nothing. Raises GroupLost after
-        ``form_timeout`` s.
+        ``form_timeout`` s. Generations are whole numbers but for a group that was mended (`ElasticSession.mend`).
         """
         if self.world != 1:
             raise ValueError(f"generation {self.generation} must be dissolved before {generation} is formed")
@@ -122,9 +139,12 @@ class CollectiveBackend(ABC):
             store = dist.PrefixStore(str(generation), self._store(address))
             with self._guard(f"forming generation {generation}"):
                 # First see that all are there: a library's own patience is not always ours to set
-                store.set(f"here/{rank}", b"1")
-                store.wait([f"here/{r}" for r in range(world)], timedelta(seconds=self.form_timeout))
+                if rank > 0:
+                    self._say_hello(address, generation, rank)
+                self._meet(store, rank, world)
                 self._form(dist.PrefixStore("group", store), rank, world)
+                if self._pulses is not None:
+                    self._pulses.forget(generation)
         self.rank, self.world = rank, world
 
     def dissolve(self, *, orderly: bool = False) -> None:
@@ -134,6 +154,7 @@ class CollectiveBackend(ABC):
         could cut the connection before a slow one has noticed that the last collective is done.
         """
         if self.world == 1:
+            self._lost = None
             return
         if orderly:
             # Whoever gets out of this barrier proves that all got into it, so then nobody needs the group
@@ -145,11 +166,16 @@ class CollectiveBackend(ABC):
         except RuntimeError:
             if self._lost is None:
                 raise
+        self._lost = None
 
     def close(self) -> None:
         """Dissolve, and let go of the store: a leader's address is dead from here on."""
         self.dissolve()
-        self._served = self._joined = None
+        if self._pulses is not None:
+            self._pulses.close()
+        if self._pulse is not None:
+            self._pulse[1].close()
+        self._served = self._joined = self._pulses = self._pulse = None
 
     # -- collectives: in place, blocking, GroupLost when a peer is gone --
 
@@ -209,6 +235,34 @@ class CollectiveBackend(ABC):
     def _broadcast_(self, tensor: torch.Tensor) -> None: ...
 
     # -- inside --
+
+    def _say_hello(self, address: Address, generation: float, rank: int) -> None:
+        """Follower: let the leader see that this process lives, until it says hello in another generation."""
+        place, before = (generation, rank), self._pulse
+        if before is None or before[0] != place:
+            port = int(self._store(address).get("pulses"))
+            self._pulse = place, hello((address[0], port), place, self.form_timeout)
+            if before is not None:
+                before[1].close()
+
+    def _meet(self, store: dist.Store, rank: int, world: int) -> None:
+        """Return when all members are here. RuntimeError when one is not in time, or died on the way."""
+        store.set(f"here/{rank}", b"1")
+        everyone = [f"here/{r}" for r in range(world)]
+        deadline = time.monotonic() + self.form_timeout
+        while not store.check(everyone):
+            dead = self._dead(world) if rank == 0 else None
+            if dead is not None:
+                store.set("off", f"rank {dead} died while the group was formed")
+            if store.check(["off"]):
+                raise RuntimeError(store.get("off").decode())
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not all of {world} members came within {self.form_timeout:g} s")
+            time.sleep(0.002)
+
+    def _dead(self, world: int) -> int | None:
+        """Leader: a member of the group that is being formed, and that has died."""
+        return next((r for r in range(1, world) if self.alive(self.generation, r) is False), None)
 
     def _store(self, address: Address) -> dist.TCPStore:
         if self._served is not None and address == (self.host, self._served.port):

@@ -49,3 +49,7 @@ class Adapter:
     def promoted(self) -> list[Trial]:
         """Paused trials that the algorithm lets go on, beyond the one that it returns when asked to choose."""
         return []
+
+    def overlooked(self) -> list[Trial]:
+        """Paused trials that the algorithm has done with and will never stop itself."""
+        return []

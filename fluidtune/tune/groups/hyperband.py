@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from ray.tune.experiment import Trial
 
 from fluidtune.tune.groups.base import Adapter, Membership
@@ -29,9 +32,21 @@ class HyperBandAdapter(Adapter):
         # would stay hidden from a planner that wants to see the whole group.
         return [
             trial
-            for brackets in self._base._hyperbands
-            for bracket in brackets
-            if bracket is not None
+            for bracket in self._brackets()
             for trial in bracket.current_trials()
             if trial.status == Trial.PAUSED and trial in bracket.trials_to_unpause
         ]
+
+    def overlooked(self) -> list[Trial]:
+        # A bracket's last result stops those of its trials that are paused by then. One that is still saving for
+        # its pause is paused a moment later, and the job would wait for it for ever.
+        return [
+            trial
+            for bracket in self._brackets()
+            if bracket.finished()
+            for trial in bracket.current_trials()
+            if trial.status == Trial.PAUSED
+        ]
+
+    def _brackets(self) -> Iterator[Any]:
+        return (bracket for brackets in self._base._hyperbands for bracket in brackets if bracket is not None)

@@ -1,0 +1,91 @@
+"""What is measured of packing and scaling overheads, against what is true; and what a wrong packing costs.
+
+``python -m benchmarks.overheads --json [--devices emulated:N]``. Two parts. *Emulated*: a grid under FluidTune on
+emulated devices whose profile is known; its event log alone is then read (`fluidtune.profiles.measured`), and alpha
+and beta compared with the profile's. *Twin*, the dissertation's 3.6.4.2: a grid with artificial packing overhead
+(1.05x, 1.5x, 2x, 10x), packing found out against packing switched off; ``lost`` is what finding out cost.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import cores, finish, parser, result, say
+from benchmarks.sides import OURS, sides
+from fluidtune.profiles import DEFAULT, Profile
+from fluidtune.profiles.measured import measure
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.twin import forecast, grid
+
+#: Of the dissertation's 3.6.4.2: 81 trials of 27 iterations on 8 devices.
+TRIALS, ITERATIONS, DEVICES = 81, 27, 8
+OVERHEADS = (1.05, 1.5, 2.0, 10.0)
+#: Widths that are compared.
+WIDTHS = (2, 4, 8)
+
+
+def measured(devices: str, trials: int, epochs: int, seconds: float) -> dict[str, Any]:
+    """Run a grid on emulated devices and read its log."""
+    true = DEFAULT.scaled(seconds)
+    with tempfile.TemporaryDirectory(prefix="fluidtune-overheads-") as keep:
+        path = str(Path(keep) / "profile.json")
+        true.save(path)
+        job = ["--trainable", "emulated", "--algorithm", "grid", "--trials", str(trials), "--epochs", str(epochs)]
+        sides(devices, job, path, keep)[OURS]()
+        found = measure(read_events(Path(keep) / EVENT_LOG_NAME)).profile
+    compared: dict[str, Any] = {}
+    errors = []
+    if 2 in found.packed:
+        compared["alpha"] = {"true": true.alpha, "measured": found.alpha}
+    for width in WIDTHS:
+        if str(width) in found.seconds:
+            ratio = {"true": overhead(true, width), "measured": overhead(found, width)}
+            compared[f"beta at {width}"] = ratio
+    errors = [abs(one["measured"] / one["true"] - 1) for one in compared.values()]
+    return {"compared": compared, "worst_error": max(errors, default=None)}
+
+
+def overhead(profile: Profile, width: int) -> float:
+    """beta of eq. 3.2 from one width."""
+    return float((profile.seconds[str(width)] / profile.seconds["1"] * width) ** (1 / (width - 1)))
+
+
+def artificial(factor: float) -> dict[str, float]:
+    """A grid whose packed iterations take ``factor`` times one alone, on the twin."""
+    packed = {p: factor * p / 2 for p in (2, 3, 4)}
+    profile = Profile(f"packed-{factor:g}x", {"1": 1.0, "2": 0.55, "4": 0.32, "8": 0.22}, packed, memory=0.2)
+    found = forecast(grid(TRIALS, ITERATIONS, profile), DEVICES)
+    without = forecast(grid(TRIALS, ITERATIONS, profile, max_packing=1), DEVICES)
+    return {
+        "packing": found.packing,
+        "seconds": found.makespan,
+        "seconds_unpacked": without.makespan,
+        "lost": max(0.0, found.makespan / without.makespan - 1),
+    }
+
+
+def main() -> None:
+    options = parser("Overheads measured while training against true ones.")
+    options.add_argument("--devices", default="emulated:8", help="emulated:N")
+    args = options.parse_args()
+    cores(args.devices, ("emulated",))
+    trials, epochs, seconds = (5, 6, 0.3) if args.quick else (17, 18, 1.0)
+    emulated = measured(args.devices, trials, epochs, seconds)
+    say(f"measured on {args.devices}: {emulated}")
+    overheads = {f"{factor:g}x": artificial(factor) for factor in OVERHEADS}
+    figures = result(
+        "overheads",
+        args.devices,
+        "emulated",
+        **emulated,
+        artificial=overheads,
+        artificial_kind="twin",
+        lost_by_measuring=max(one["lost"] for one in overheads.values()),
+    )
+    finish(figures, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Horovod as a collective backend: gloo on CPUs, NCCL on GPUs where it was built with that.
+
+Horovod is one per process. Its background threads talk to each other all the time, so a peer that died is
+noticed within a collective and outside of one, and nobody's slow iteration is taken for a death. Each worker is
+a host of its own to Horovod: Ray shows it its own GPU only, which is then number 0, Horovod's local rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .base import Address, CollectiveBackend
+from .horovod_there import require_horovod
+from .rendezvous import Rendezvous
+from .torch_backend import interface_of
+
+
+class HorovodBackend(CollectiveBackend):
+    """Collectives are Horovod's. FluidTuneError if it is not installed."""
+
+    def __init__(self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0) -> None:
+        require_horovod()
+        super().__init__(host, device, form_timeout)
+        self._running = False
+        self._alone = False
+        self._server: Rendezvous | None = None
+
+    def alone(self) -> None:
+        """From now on Horovod also runs in a world of one, for code that calls it by itself (`elastic.hvd`)."""
+        self._alone = True
+        if not self._running:
+            self._start(0, 1, "", 0)
+
+    def form(self, address: Address, generation: float, rank: int, world: int) -> None:
+        self._stop()  # a world of one, if there is one
+        super().form(address, generation, rank, world)
+        if self.world == 1 and self._alone:
+            self._start(0, 1, "", 0)
+
+    def close(self) -> None:
+        self._alone = False
+        super().close()
+        self._stop()
+
+    def _form(self, store: dist.Store, rank: int, world: int) -> None:
+        if rank == 0:
+            # Horovod's elastic mode asks for its place under its host's name and local rank
+            places = {f"/rank_and_size/w{r}:0": f"{r},{world},0,1,{r},{world}".encode() for r in range(world)}
+            self._server = Rendezvous(self.host, places)
+            store.set("rendezvous", f"{self.host} {self._server.port}".encode())
+        host, port = store.get("rendezvous").decode().split()
+        if self._server is None:
+            self._start(rank, world, host, int(port))
+            return
+        formed = threading.Event()
+        watch = threading.Thread(
+            target=self._call_off_if_one_dies, args=(self._server, world, formed), name="fluid-forming", daemon=True
+        )
+        watch.start()
+        try:
+            self._start(rank, world, host, int(port))
+        finally:
+            formed.set()
+            watch.join()
+
+    def _call_off_if_one_dies(self, server: Rendezvous, world: int, formed: threading.Event) -> None:
+        """Horovod would wait 30 s for an address that does not come."""
+        while not formed.wait(0.01):
+            if self._dead(world) is not None:
+                server.call_off()
+                return
+
+    def _dissolve(self) -> None:
+        self._stop()
+
+    def _allreduce_(self, tensor: torch.Tensor) -> None:
+        import horovod.torch as hvd
+
+        hvd.allreduce_(tensor, op=hvd.Sum, name=_name("allreduce", tensor))
+
+    def _broadcast_(self, tensor: torch.Tensor) -> None:
+        import horovod.torch as hvd
+
+        hvd.broadcast_(tensor, root_rank=0, name=_name("broadcast", tensor))
+
+    # -- the process' one Horovod --
+
+    def _start(self, rank: int, world: int, host: str, port: int) -> None:
+        import horovod.torch as hvd
+
+        place = {
+            "RANK": rank,
+            "SIZE": world,
+            "LOCAL_RANK": 0,
+            "LOCAL_SIZE": 1,
+            "CROSS_RANK": rank,
+            "CROSS_SIZE": world,
+            "HOSTNAME": f"w{rank}",
+            "CONTROLLER": "gloo",
+            "CPU_OPERATIONS": "gloo",
+            "GLOO_IFACE": interface_of(self.host),
+            "GLOO_TIMEOUT_SECONDS": math.ceil(self.form_timeout),
+        }
+        # A leader whose report waits for Tune is no stall
+        place["STALL_CHECK_DISABLE"] = 1
+        group: dict[str, Any] = {"GLOO_RENDEZVOUS_ADDR": None, "GLOO_RENDEZVOUS_PORT": None, "ELASTIC": None}
+        if world > 1:
+            # Elastic: on a GPU it does not wait for ever for a peer that died
+            group = {"GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": port, "ELASTIC": 1}
+        for name, value in {**place, **group}.items():
+            if value is None:
+                os.environ.pop(f"HOROVOD_{name}", None)
+            else:
+                os.environ[f"HOROVOD_{name}"] = str(value)
+        # What it would log is that a peer is gone: GroupLost says so
+        os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
+        self._running = True
+        try:
+            hvd.init()
+        except Exception as error:
+            self._stop()
+            raise RuntimeError(f"Horovod could not be initialised: {error}") from error
+
+    def _stop(self) -> None:
+        if self._running:
+            import horovod.torch as hvd
+
+            hvd.shutdown()
+            self._running = False
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def _name(what: str, tensor: torch.Tensor) -> str:
+    """The same on all ranks, which Horovod's own numbering is not after a resize; equal ones are cached."""
+    return f"fluidtune.{what}.{tensor.dtype}.{tensor.numel()}"

@@ -1,0 +1,94 @@
+"""The HTTP key-value server through which the members of one Horovod group find each other.
+
+Horovod's gloo reads and writes addresses under ``/SCOPE/KEY``, and deletes a key when it is done. A GET of a key
+that is not there yet is held for a moment, so that nobody has to ask again. One server serves one generation:
+what a member of an older one still writes reaches nobody.
+"""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+#: How long a GET waits for its key, seconds.
+HOLD_S = 0.25
+
+
+class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
+    """Serves from construction until `close`. ``values``: what is there from the start, by path.
+
+    ``host``: an IPv4 address of this machine; the port is a free one.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1024
+
+    def __init__(self, host: str, values: dict[str, bytes]) -> None:
+        super().__init__((host, 0), _Handler)
+        self.values = dict(values)
+        self.changed = threading.Condition()
+        self._off = False
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="fluid-rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return self.server_address[1]
+
+    def server_bind(self) -> None:
+        # HTTPServer's would look up the machine's name, which can take seconds
+        socketserver.TCPServer.server_bind(self)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A member that died in the middle of a request is no news here."""
+
+    def call_off(self) -> None:
+        """Every key has the empty value from now on, which is nobody's address: all initialisations fail at once."""
+        with self.changed:
+            self._off = True
+            self.changed.notify_all()
+
+    def value(self, path: str) -> bytes | None:
+        return b"" if self._off else self.values.get(path)
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Rendezvous
+    timeout = 5.0
+
+    def do_GET(self) -> None:
+        deadline = time.monotonic() + HOLD_S
+        with self.server.changed:
+            while (value := self.server.value(self.path)) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self.server.changed.wait(left)
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_PUT(self) -> None:
+        value = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.changed:
+            self.server.values[self.path] = value
+            self.server.changed.notify_all()
+        self._answer(200)
+
+    def do_DELETE(self) -> None:
+        self._answer(200)
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass

@@ -1,0 +1,83 @@
+"""Horovod for the scripts that know it: ``from fluidtune.elastic import hvd`` for ``import horovod.torch as hvd``.
+
+In a FluidTune worker the trial is grown and shrunk under the script, and Horovod's promises hold (`elastic`).
+Everywhere else, under ``horovodrun`` for one, each name is Horovod's own. Raises FluidTuneError on import
+where Horovod is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fluidtune.errors import FluidTuneError
+
+from ..backends import HorovodBackend
+from ..backends.horovod_there import require_horovod
+from ..session import ElasticSession, current
+
+require_horovod()
+
+import horovod.torch as _horovod  # noqa: E402  (says itself what is wrong, but in many lines)
+
+from . import elastic  # noqa: E402
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_horovod, name)
+
+
+def _backend(session: ElasticSession) -> HorovodBackend:
+    if not isinstance(session.backend, HorovodBackend):
+        raise FluidTuneError(
+            'this trial trains with Horovod: give FluidExecutor(backend="horovod"), or fluidtune run --backend horovod'
+        )
+    return session.backend
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """``hvd.init``. In a FluidTune worker the world is this worker alone until `elastic.run`."""
+    session = current()
+    if session is None:
+        _horovod.init(*args, **kwargs)
+    else:
+        _backend(session).alone()
+
+
+def shutdown() -> None:
+    """``hvd.shutdown``. In a FluidTune worker the group is FluidTune's, and ends with the trial."""
+    if current() is None:
+        _horovod.shutdown()
+
+
+def rank() -> int:
+    """``hvd.rank()``: this worker's number in the group. A worker that is to join one is never the first."""
+    return 1 if _joins_later() else _horovod.rank()
+
+
+def size() -> int:
+    """``hvd.size()``: workers in the group. A worker that is to join one will not be alone."""
+    return 2 if _joins_later() else _horovod.size()
+
+
+def _joins_later() -> bool:
+    session = current()
+    return session is not None and not session.entered
+
+
+def DistributedOptimizer(*args: Any, **kwargs: Any) -> Any:
+    """``hvd.DistributedOptimizer``, which reduces gradients from the start, also if it was built by one worker."""
+    if current() is None:
+        return _horovod.DistributedOptimizer(*args, **kwargs)
+    before = os.environ.get("HOROVOD_ELASTIC")
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        return _horovod.DistributedOptimizer(*args, **kwargs)
+    finally:
+        if before is None:
+            del os.environ["HOROVOD_ELASTIC"]
+        else:
+            os.environ["HOROVOD_ELASTIC"] = before
+
+
+__all__ = ["DistributedOptimizer", "elastic", "init", "rank", "shutdown", "size"]

@@ -1,0 +1,145 @@
+"""``hvd.elastic`` in a FluidTune worker: Horovod's own states and sampler, and a `run` whose driver is FluidTune.
+
+A boundary is each ``state.commit()`` and ``state.check_host_updates()``. There a worker may come or go: the
+group is formed anew, ``HostsUpdatedInterrupt`` unwinds the function, reset callbacks run, the state is
+synchronised from rank 0, and the function is called again, as under Horovod's driver; only that no process is
+started or ended. When a worker dies, the others go back to their last commit and do the same without it. When
+rank 0 dies, the trial starts again in another worker from the last commit that any of them still has.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from horovod.common.elastic import ObjectState, State
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.torch import elastic as _elastic
+from horovod.torch.elastic import ElasticSampler, TorchState
+
+from ..backends import CollectiveBackend
+from ..errors import GroupLost
+from ..session import ElasticSession, current
+
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+
+
+#: How often a leader tries to mend one broken group, in which others may die meanwhile; then the host must help.
+_MENDS = 8
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """``hvd.elastic.run``: decorates the function that trains; its first argument is the state.
+
+    After a restart of the trial the state is that of the last commit before the function is called. Returns
+    None, without calling it, if the trial was beyond this function then (a script with several).
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is None:
+            return _elastic.run(func)(state, *args, **kwargs)
+        return _Run(session, state).call(func, *args, **kwargs)
+
+    return wrapper
+
+
+class Saved:
+    """What a Horovod state has saved: what the session commits and puts back.
+
+    What was saved is a copy already, but for an `ObjectState`'s plain values. A state that is none of Horovod's
+    own, and neither built on them, saves in its own way and cannot be committed to a disk.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.loaded = False
+
+    def capture(self) -> dict[str, Any]:
+        handlers = getattr(self._state, "_handlers", {})
+        return {
+            "values": copy.deepcopy(getattr(self._state, "_saved_state", {})),
+            "handlers": {name: _without_value(handler) for name, handler in handlers.items()},
+        }
+
+    def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
+        """ValueError if it is the state of other objects."""
+        handlers = getattr(self._state, "_handlers", {})
+        have, want = {*handlers, *getattr(self._state, "_saved_state", {})}, {*state["handlers"], *state["values"]}
+        if have != want:
+            raise ValueError(f"this commit is of a state with {sorted(want)}, the script's has {sorted(have)}")
+        for name, saved in state["handlers"].items():
+            vars(handlers[name]).update(saved)
+        if state["values"]:
+            self._state._saved_state = state["values"]
+        if want:
+            self._state.restore()
+        self.loaded = True
+
+    def broadcast(self, backend: CollectiveBackend) -> None:
+        """The state's own ``sync`` does it, when the function is called again."""
+
+    def set_width(self, width: int) -> None: ...
+
+
+def _without_value(handler: Any) -> dict[str, Any]:
+    """What a state handler has saved, without the live object itself."""
+    return {name: value for name, value in vars(handler).items() if name != "value"}
+
+
+class _Run:
+    """One call of a decorated function under a session."""
+
+    def __init__(self, session: ElasticSession, state: State) -> None:
+        self._session = session
+        self._state = state
+        self._original_save = state.save
+
+    def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        session, state = self._session, self._state
+        saved = Saved(state)
+        session.adopt(saved)
+        if not session.first_boundary():
+            return None
+        # On the object: what the user's own subclass overrides is kept
+        state.save, state.check_host_updates = self._save, self._check_host_updates
+        if saved.loaded or not session.leader:
+            state.on_reset()  # what was built here, or is in the commit, was for a group of another size
+        try:
+            while True:
+                try:
+                    state.sync()
+                    return func(state, *args, **kwargs)
+                except (HorovodInternalError, GroupLost):
+                    self._mend()
+                except HostsUpdatedInterrupt:
+                    pass
+                state.on_reset()
+        finally:
+            del state.save, state.check_host_updates
+
+    def _save(self) -> None:
+        self._original_save()
+        self._session.save()
+
+    def _check_host_updates(self) -> None:
+        before = self._session.generation
+        self._session.boundary()
+        if self._session.generation != before:
+            raise HostsUpdatedInterrupt(False)
+
+    def _mend(self) -> None:
+        for last in [False] * (_MENDS - 1) + [True]:
+            try:
+                self._session.mend()
+                break
+            except GroupLost:
+                if not self._session.leader:
+                    self._session.bequeath()
+                if last or not self._session.leader:
+                    raise
+        # Not before: a sampler asks for the size of the group
+        self._state.restore()

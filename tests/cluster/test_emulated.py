@@ -1,0 +1,178 @@
+"""Emulated devices without Ray: who is where, how long an iteration lasts, groups that form and break."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.cluster.emulated import EmulatedSession, Emulation
+from fluidtune.cluster.emulated.board import SLOTS, Board
+from fluidtune.cluster.emulated.trainable import keep_pace
+from fluidtune.elastic import GroupLost, LoopThread, Reform
+from fluidtune.errors import FluidTuneError
+from fluidtune.profiles import DEFAULT, Profile
+from fluidtune.tune.executor import FluidExecutor
+
+
+@pytest.fixture
+def emulation(tmp_path: Path) -> Emulation:
+    Board.create(tmp_path / "board", 4)
+    return Emulation(Profile("p", {"1": 1.0, "2": 0.6}, {2: 1.5}, memory=0.4, resize=0.0), str(tmp_path / "board"))
+
+
+def elsewhere(board: str, device: int, then: str = "input()") -> subprocess.Popen:
+    """Another process on the device, which is there when this returns."""
+    code = f"from fluidtune.cluster.emulated.board import Board; Board({board!r}).enter({device}); print(1, flush=True)"
+    process = subprocess.Popen([sys.executable, "-c", f"{code}; {then}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def test_neighbours_see_each_other_and_a_killed_one_is_gone(emulation: Emulation):
+    board = Board(emulation.board)
+    board.enter(1)
+    assert (board.count(0), board.count(1)) == (0, 1)
+    other = elsewhere(emulation.board, 1)
+    assert board.count(1) == 2
+    other.kill()
+    other.wait()
+    assert board.count(1) == 1
+    board.leave(1)
+    board.leave(1)
+    assert board.count(1) == 0
+    with pytest.raises(RuntimeError, match="no emulated device 4"):
+        board.enter(4)
+    for _ in range(SLOTS):
+        board.enter(2)
+    with pytest.raises(RuntimeError, match="has 32 trials"):
+        board.enter(2)
+
+
+class Place:
+    """A trial whose neighbours come and go at given times of a clock that only sleeping moves."""
+
+    def __init__(self, *changes: tuple[float, int]):
+        self.now, self.changes = 0.0, list(changes)
+
+    def begin(self) -> None: ...
+
+    def place(self) -> tuple[tuple[int, ...], int]:
+        return (1,), [count for since, count in self.changes if since <= self.now + 1e-9][-1]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    "changes, lasts",
+    [([(0.0, 1)], 1.0), ([(0.0, 2)], 1.5), ([(0.0, 1), (0.5, 2)], 0.5 + 0.5 * 1.5), ([(0.0, 2), (0.75, 1)], 1.25)],
+)
+def test_an_iteration_lasts_what_the_neighbours_leave(changes: list, lasts: float, emulation: Emulation):
+    host = Place(*changes)
+    keep_pace(emulation.profile, 1.0, host, 0.0, clock=lambda: host.now, sleep=host.sleep)
+    assert host.now == pytest.approx(lasts, abs=0.06)
+
+
+def test_what_does_not_fit_the_memory_fails_as_on_a_gpu(emulation: Emulation):
+    host = Place((0.0, 3))
+    with pytest.raises(MemoryError, match=r"3 trials of 0\.4"):
+        keep_pace(emulation.profile, 1.0, host, 0.0, clock=lambda: host.now, sleep=host.sleep)
+
+
+class Pair:
+    """A leader on device 0 and a follower on device 1, the follower's loop in a thread."""
+
+    def __init__(self, emulation: Emulation):
+        self.leader = EmulatedSession("t", "w0", True, 0, emulation)
+        self.follower = EmulatedSession("t", "w1", False, 1, emulation)
+        self.loop = LoopThread(self.follower, lambda: None).start()
+        assert self.follower.wait_ready(5.0)
+        assert self.leader.address is not None
+        self.both = Reform(1, ("w0", "w1"), self.leader.address)
+
+    def grow(self) -> None:
+        self.follower.enter(self.both)
+        self.leader.direct(self.both)
+        while self.leader.width == 1:
+            self.leader.begin()
+
+    def close(self) -> None:
+        self.follower.leave()
+        assert self.loop.join(5.0) is not None
+        self.leader.close()
+        self.leader.close()
+
+
+def test_a_group_grows_at_a_boundary_and_shrinks(emulation: Emulation):
+    pair = Pair(emulation)
+    pair.leader.direct(pair.both)
+    pair.leader.begin()
+    assert pair.leader.width == 1, "its follower was not there yet"
+    pair.grow()
+    assert pair.leader.place() == ((2,), 1)
+    assert pair.leader.last_reform is not None and pair.leader.last_reform[0] == 1
+    assert Board(emulation.board).count(1) == 1
+    pair.leader.direct(Reform(2, ("w0",), pair.both.address))
+    pair.leader.begin()
+    assert pair.leader.place() == ((1,), 1)
+    outcome = pair.loop.join(5.0)
+    assert outcome is not None and outcome.kind == "left"
+    assert Board(emulation.board).count(1) == 0
+    pair.close()
+
+
+def test_the_leader_notices_a_dead_follower_and_the_follower_a_dead_leader(emulation: Emulation):
+    pair = Pair(emulation)
+    pair.grow()
+    pair.follower.leave()
+    assert pair.loop.join(5.0) is not None
+    with pytest.raises(GroupLost, match="w1 is gone"):
+        pair.leader.place()
+    pair.leader.close()
+
+    pair = Pair(emulation)
+    pair.grow()
+    for _, line in pair.leader._followers.values():
+        line.close()  # what the death of a process does
+    outcome = pair.loop.join(5.0)
+    assert outcome is not None and outcome.kind == "lost"
+
+
+def test_a_leader_that_ends_dismisses_its_followers(emulation: Emulation):
+    pair = Pair(emulation)
+    pair.grow()
+    ending = threading.Thread(target=pair.leader.close)
+    ending.start()
+    ending.join(5.0)
+    outcome = pair.loop.join(5.0)
+    assert outcome is not None and outcome.kind == "left"
+    assert Board(emulation.board).count(0) == 0
+
+
+def test_an_emulated_worker_imports_no_torch():
+    code = "import sys, fluidtune.cluster.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
+
+
+def test_emulated_devices_take_next_to_nothing_of_the_cluster():
+    found = layout(DeviceSpec.parse("emulated:64"), {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}, max_packing=2)
+    assert (found.kind, found.count, found.packing, found.share) == ("emulated", 64, 2, 1.0)
+    assert found.count * found.bundle["CPU"] < 0.2
+    half = layout(DeviceSpec.parse("emulated:2"), {"GPU": 0.5}, {"CPU": 2.0}, max_packing=1)
+    assert (half.share, half.packing) == (0.5, 2)
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path):
+    with pytest.raises(FluidTuneError, match="emulated:N"):
+        FluidExecutor(devices="emulated")
+    with pytest.raises(FluidTuneError, match="is for emulated devices"):
+        FluidExecutor(devices="cpu:2", profile="p.json")
+    with pytest.raises(FluidTuneError, match="cannot be read"):
+        FluidExecutor(devices="emulated:2", profile=str(tmp_path / "none.json"))
+    assert FluidExecutor(devices="emulated:2").emulated_profile() is DEFAULT

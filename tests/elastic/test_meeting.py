@@ -1,0 +1,81 @@
+"""What the members of a group meet through: the leader's view of who lives, and Horovod's rendezvous."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from fluidtune.elastic.backends.pulses import Pulses, hello
+from fluidtune.elastic.backends.rendezvous import Rendezvous
+
+
+@pytest.fixture
+def pulses():
+    made = Pulses("127.0.0.1")
+    yield made
+    made.close()
+
+
+def soon(look, expected):
+    deadline = time.monotonic() + 5
+    while look() is not expected:
+        assert time.monotonic() < deadline, look()
+        time.sleep(0.001)
+
+
+def test_a_follower_lives_as_long_as_its_connection(pulses):
+    assert pulses.alive((1, 1)) is None
+    first = hello(("127.0.0.1", pulses.port), (1, 1), 5.0)
+    second = hello(("127.0.0.1", pulses.port), (1.001, 2), 5.0)
+    soon(lambda: pulses.alive((1, 1)), True)
+    soon(lambda: pulses.alive((1.001, 2)), True)
+    first.close()
+    soon(lambda: pulses.alive((1, 1)), False)
+    assert pulses.alive((1.001, 2)) is True
+    pulses.forget(1.001)
+    assert pulses.alive((1, 1)) is None and pulses.alive((1.001, 2)) is True
+    second.close()
+
+
+def test_a_leader_that_is_gone_is_an_error():
+    made = Pulses("127.0.0.1")
+    made.close()
+    with pytest.raises(OSError):
+        hello(("127.0.0.1", made.port), (1, 1), 1.0)
+
+
+@pytest.fixture
+def server():
+    made = Rendezvous("127.0.0.1", {"/rank_and_size/w1:0": b"1,2,0,1,1,2"})
+    yield made
+    made.close()
+
+
+def ask(server, path, method="GET", data=None):
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.read()
+
+
+def test_a_key_is_waited_for(server):
+    assert ask(server, "/rank_and_size/w1:0") == b"1,2,0,1,1,2"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        ask(server, "/global/1")
+    got = []
+    reader = threading.Thread(target=lambda: got.append(ask(server, "/global/0")))
+    reader.start()
+    time.sleep(0.02)
+    ask(server, "/global/0", "PUT", b"an address")
+    reader.join()
+    assert got == [b"an address"]
+    assert ask(server, "/global/0", "DELETE") == b""
+
+
+def test_a_rendezvous_that_is_called_off_answers_at_once_with_nobodys_address(server):
+    ask(server, "/global/0", "PUT", b"an address")
+    server.call_off()
+    assert ask(server, "/global/0") == ask(server, "/global/1") == b""

@@ -1,0 +1,156 @@
+"""Every algorithm under FluidTune: stock Tune's decisions where it is synchronous, a valid run where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
+from ray.tune.schedulers.pb2 import PB2
+from ray.tune.search import ConcurrencyLimiter, Repeater
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.stopper import MaximumIterationStopper
+
+import fluidtune
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.tune.running import Recorder, fit, outcome
+from tests.tune.trainables import Stepper, with_checkpoints
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2", "no_loggers")]
+
+MUTATIONS: dict[str, Any] = {"x": [0, 1, 2, 3, 4, 5, 6, 7, 8]}
+GRID = {"x": tune.grid_search([0, 1, 2, 3])}
+
+
+def run(side: str, path: Path, scheduler: Any, space: Any = GRID, trainable: Any = Stepper, **config: Any) -> Any:
+    recorder = Recorder()
+    settings = {"callbacks": [recorder], "stop": config.pop("stop", {"training_iteration": 6})}
+    results = fit(side, trainable, space, path, scheduler=scheduler, run=settings, **config)
+    assert not results.errors
+    return results, recorder
+
+
+def logged(path: Path, event: str) -> list[dict]:
+    return [e for e in read_events(path / "fluid" / EVENT_LOG_NAME) if e["event"] == event]
+
+
+def population(synch: bool, explore: Any = None) -> PopulationBasedTraining:
+    return PopulationBasedTraining(
+        "training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations=None if explore else MUTATIONS,
+        custom_explore_fn=explore,
+        synch=synch,
+    )
+
+
+def shifted(config: dict[str, Any]) -> dict[str, Any]:
+    """Explores without chance, and so that no two trials come to be equal."""
+    return {**config, "x": (config["x"] + 5) % 9}
+
+
+def test_synchronous_pbt_exploits_and_explores_the_same(tmp_path: Path) -> None:
+    sides = [run(side, tmp_path, population(True, shifted))[0] for side in ("stock", "fluid")]
+    assert outcome(sides[1], "at") == outcome(sides[0], "at")
+    assert [x for x, *_ in outcome(sides[0])] != [0, 1, 2, 3], "nothing was exploited: the test has shown nothing"
+    groups = {e["group"] for e in logged(tmp_path, "group_announced")}
+    assert groups == {"interval1", "interval2", "interval3"}
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda: population(False),
+        lambda: PB2("training_iteration", perturbation_interval=2, hyperparam_bounds={"x": [0.0, 8.0]}),
+        lambda: MedianStoppingRule("training_iteration", grace_period=2, min_samples_required=1),
+    ],
+    ids=["pbt", "pb2", "median"],
+)
+def test_asynchronous_ones_give_a_valid_run(scheduler: Any, tmp_path: Path) -> None:
+    space = {"x": tune.grid_search([0.0, 1.0, 2.0, 3.0])}
+    results, _ = run("fluid", tmp_path, scheduler(), space)
+    assert len(results) == 4
+    for result in results:
+        assert 1 <= result.metrics["training_iteration"] <= 6
+        assert result.metrics["training_iteration"] == result.metrics["at"], "an iteration was lost or done twice"
+
+
+@pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
+def test_a_searcher_limits_what_runs_at_once(scheduler: Any, tmp_path: Path) -> None:
+    """Bayesian search under HyperBand or ASHA: synchronous and asynchronous BOHB, with Optuna's TPE as the model."""
+    results, recorder = run(
+        "fluid",
+        tmp_path,
+        scheduler(max_t=4, reduction_factor=2),
+        {"x": tune.uniform(0, 8)},
+        trainable=with_checkpoints,
+        search_alg=ConcurrencyLimiter(OptunaSearch(), max_concurrent=2),
+        num_samples=5,
+    )
+    assert len(results) == 5
+    iterations = recorder.iterations()
+    assert all(its == list(range(1, len(its) + 1)) and len(its) <= 4 for its in iterations.values())
+
+
+def test_a_repeater_gets_its_repetitions(tmp_path: Path) -> None:
+    repeated = Repeater(OptunaSearch(), repeat=2, set_index=False)
+    space = {"x": tune.choice([1, 2])}
+    results, _ = run("fluid", tmp_path, FIFOScheduler(), space, search_alg=repeated, num_samples=4)
+    xs = [result.config["x"] for result in results]
+    assert xs[0] == xs[1] and xs[2] == xs[3]
+
+
+@pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
+def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(scheduler: Any, tmp_path: Path) -> None:
+    def make() -> Any:
+        return scheduler(time_attr="at", max_t=6, reduction_factor=3)
+
+    sides = [run(side, tmp_path, make(), max_concurrent_trials=1)[0] for side in ("stock", "fluid")]
+    assert outcome(sides[1]) == outcome(sides[0])
+
+
+def test_a_stopper_object_is_a_budget(tmp_path: Path) -> None:
+    run("fluid", tmp_path, None, stop=MaximumIterationStopper(5))
+    assert {e["iterations"] for e in logged(tmp_path, "trial_added")} == {5.0}
+
+
+class Generations(FIFOScheduler):
+    """Nobody has heard of it: two generations of two trials each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        fluidtune.announce(f"generation{self.count // 2}", [trial], until=3)
+        self.count += 1
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict) -> str:
+        return self.STOP if result["training_iteration"] >= 3 else self.CONTINUE
+
+
+def test_an_algorithm_of_ones_own_announces_its_groups(tmp_path: Path) -> None:
+    results, _ = run("fluid", tmp_path, Generations())
+    assert [iterations for _, iterations, *_ in outcome(results)] == [3, 3, 3, 3]
+    groups = [(e["group"], e["iterations"]) for e in logged(tmp_path, "trial_added")]
+    assert sorted(groups) == [("generation0", 3.0)] * 2 + [("generation1", 3.0)] * 2
+
+
+def test_a_metric_that_disappears_is_said_and_nothing_hangs(tmp_path: Path) -> None:
+    class Forgetful(Stepper):
+        def step(self) -> dict[str, Any]:
+            result = super().step()
+            if self.at == 3:
+                del result["score"]
+            return result
+
+    with pytest.raises(Exception, match="score"):
+        run("fluid", tmp_path, ASHAScheduler(max_t=6), trainable=Forgetful)

@@ -1,0 +1,272 @@
+"""`make horovod`: build Horovod's wheel from its source on PyPI, look at what was built, and install it.
+
+    python -m tools.horovod              build (once), check, install into this Python's environment
+    python -m tools.horovod --optional   the same, but where there is no compiler say so and do nothing
+
+The released source does not compile against today's torch, and its processes abort when a member dies at the wrong
+moment; `MENDS` is all that is changed, and docs/horovod.md says why. The wheel lies in a cache outside the source
+tree (``$XDG_CACHE_HOME/fluidtune`` or ``~/.cache/fluidtune``), under all that it depends on: a second run only
+looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+VERSION = "0.28.1"
+#: Of the source on PyPI.
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+#: What the build needs of the environment's packages, and Horovod at run time.
+PACKAGES = ("setuptools", "wheel", "packaging", "cffi", "cloudpickle", "psutil", "pyyaml")
+
+#: (file, what is there, what is put there instead). Each must be there exactly once.
+MENDS = (
+    # torch's headers are C++20
+    ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    # A member that dies while a group forms must fail the others' initialisation, not abort their processes (as
+    # it is built here: without MPI) ...
+    (
+        "horovod/common/operations.cc",
+        """#endif // HAVE_MPI
+  {
+    global_gloo_context.Initialize(ParseGlooIface());
+  }
+  if (state.control_operation == LibType::GLOO) {
+    // Initializes global controller
+    state.process_set_table.Initialize(global_gloo_context);
+  }
+#endif // HAVE_GLOO
+""",
+        """#endif // HAVE_MPI
+  try {
+    global_gloo_context.Initialize(ParseGlooIface());
+    if (state.control_operation == LibType::GLOO) {
+      // Initializes global controller
+      state.process_set_table.Initialize(global_gloo_context);
+    }
+  } catch (const std::exception& ex) {
+    LOG(ERROR) << "Horovod could not be initialized: " << ex.what();
+    global_gloo_context.Disconnect();
+    state.process_set_table.Get(0).gloo_context.Disconnect();
+    state.process_set_table.Finalize(global_gloo_context, SHUT_DOWN_ERROR);
+    global_gloo_context.Finalize();
+    state.shut_down = true;
+    state.initialization_failed = true;
+    return;
+  }
+#endif // HAVE_GLOO
+""",
+    ),
+    # ... and not those after it
+    (
+        "horovod/common/operations.cc",
+        "    horovod_global.initialization_done = false;\n    horovod_global.background_thread =",
+        "    horovod_global.initialization_done = false;\n    horovod_global.initialization_failed = false;\n"
+        "    horovod_global.background_thread =",
+    ),
+    # Who notices that a member died hangs up on all, so that the others do not wait 30 s for it
+    (
+        "horovod/common/operations.cc",
+        """        << "Horovod background loop uncaught exception: " << ex.what();
+""",
+        """        << "Horovod background loop uncaught exception: " << ex.what();
+#if HAVE_GLOO
+    global_gloo_context.Disconnect();
+    state.process_set_table.Get(0).gloo_context.Disconnect();
+#endif
+""",
+    ),
+    (
+        "horovod/common/gloo/gloo_context.h",
+        "  void Finalize();\n",
+        "  void Finalize();\n\n"
+        "  // Close all connections, so that no peer waits for this process\n"
+        "  void Disconnect();\n",
+    ),
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "void GlooContext::Finalize() {\n",
+        """void GlooContext::Disconnect() {
+  for (auto& context : {ctx, local_ctx, cross_ctx}) {
+    if (context != nullptr) {
+      context->closeConnections();
+    }
+  }
+}
+
+void GlooContext::Finalize() {
+""",
+    ),
+)
+
+#: Of this recipe; part of the wheel's version, so that one can see who built it.
+LOCAL_VERSION = "fluidtune1"
+
+#: Run with the built wheel: prints what it can do, fails if it cannot work.
+CHECK = """
+import horovod, torch, horovod.torch as hvd
+assert hvd.gloo_built(), "without gloo"
+hvd.init()
+total = hvd.allreduce(torch.ones(3), op=hvd.Sum)
+assert hvd.size() == 1 and total.tolist() == [1, 1, 1]
+hvd.shutdown()
+hvd.init()
+hvd.shutdown()
+built = ["gloo"] + ["nccl"] * bool(hvd.nccl_built())
+print(f"Horovod {horovod.__version__} with {' and '.join(built)}, for torch {torch.__version__}")
+"""
+
+
+def cache() -> Path:
+    """Where the wheels lie, by what they were built from and for."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parts = [VERSION, SHA256, LOCAL_VERSION, repr(MENDS), importlib.metadata.version("torch"), operations()]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return base / "fluidtune" / f"horovod-{sysconfig.get_platform()}-{platform.python_version()}-{key}"
+
+
+def operations() -> str:
+    """What HOROVOD_GPU_OPERATIONS says, else "NCCL" where torch is built for CUDA and its compiler is there, or ""."""
+    given = os.environ.get("HOROVOD_GPU_OPERATIONS")
+    if given is not None:
+        return given
+    import torch
+
+    return "NCCL" if torch.version.cuda and shutil.which("nvcc") else ""
+
+
+def missing() -> str | None:
+    """What of the tools to build is not there."""
+    lacking = [name for name in ("cmake", "make") if shutil.which(name) is None]
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        lacking.append("a C++ compiler")
+    return f"cannot build Horovod without {', '.join(lacking)}" if lacking else None
+
+
+def pip(*arguments: str, **more: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True, env={**os.environ, **more})
+
+
+def fetch(folder: Path) -> Path:
+    """The unpacked and mended source. RuntimeError if it is not what this recipe was written for."""
+    # No build isolation, or asking for the source's metadata would fetch a torch of its own
+    pip("install", "-q", *PACKAGES)
+    source = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", f"horovod=={VERSION}"]
+    pip("download", "-q", "-d", str(folder), *source)
+    archive = folder / f"horovod-{VERSION}.tar.gz"
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise RuntimeError(f"{archive.name} has SHA-256 {digest}, not {SHA256}: it is not the released source")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    tree = folder / f"horovod-{VERSION}"
+    mend(tree)
+    return tree
+
+
+def mend(tree: Path) -> None:
+    """Apply `MENDS`. RuntimeError if one does not fit."""
+    for name, old, new in MENDS:
+        text = (tree / name).read_text()
+        if text.count(old) != 1:
+            raise RuntimeError(f"{name} is not as this recipe knows it: {old.strip().splitlines()[0]!r} not found once")
+        (tree / name).write_text(text.replace(old, new))
+
+
+def build(place: Path) -> Path:
+    """Build the wheel into ``place`` and check it."""
+    with tempfile.TemporaryDirectory(prefix="fluidtune-horovod-") as temporary:
+        folder = Path(temporary)
+        tree = fetch(folder)
+        say(f"building Horovod {VERSION}: minutes, once (into {place})")
+        options = {
+            "HOROVOD_WITH_PYTORCH": "1",
+            "HOROVOD_WITHOUT_TENSORFLOW": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_LOCAL_VERSION": LOCAL_VERSION,
+            "MAKEFLAGS": "",
+        }
+        if operations():
+            options["HOROVOD_GPU_OPERATIONS"] = operations()
+        pip("wheel", "-q", str(tree), "--no-deps", "--no-build-isolation", "-w", str(folder / "wheel"), **options)
+        wheel = next((folder / "wheel").glob("*.whl"))
+        pip("install", "-q", "--no-deps", "--target", str(folder / "try"), str(wheel))
+        check(PYTHONPATH=str(folder / "try"))
+        # Under its name only when it is whole and good
+        shutil.copy(wheel, place / f"{wheel.name}.new")
+        return (place / f"{wheel.name}.new").rename(place / wheel.name)
+
+
+def check(**environment: str) -> str:
+    """What the Horovod that Python finds is, in words. RuntimeError if it does not work."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], env={**clean, **environment}, capture_output=True, text=True, cwd=os.sep
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"this Horovod does not work:\n{done.stderr or done.stdout}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def installed() -> str | None:
+    """The version of the installed Horovod."""
+    try:
+        return importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def say(text: str) -> None:
+    print(f"horovod: {text}", flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="Build Horovod once, check it, install it here.")
+    options.add_argument("--optional", action="store_true", help="where it cannot be built, say so and succeed")
+    args = options.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit("horovod: torch must be installed first; `make horovod` does that")
+    place = cache()
+    place.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with open(place / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs build once
+        wheel = next(place.glob("*.whl"), None)
+        if wheel is None:
+            trouble = missing()
+            if trouble is not None and args.optional:
+                say(f"{trouble}: its tests are left out")
+                return
+            if trouble is not None:
+                raise SystemExit(f"horovod: {trouble}")
+            wheel = build(place)
+            say(f"built in {time.monotonic() - started:.0f} s")
+    mark = place / "installed" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    if installed() != f"{VERSION}+{LOCAL_VERSION}" or not mark.exists():
+        pip("install", "-q", *PACKAGES)
+        pip("install", "-q", "--no-deps", "--force-reinstall", str(wheel))
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    say(check())
+
+
+if __name__ == "__main__":
+    main()
