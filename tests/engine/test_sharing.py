@@ -48,6 +48,14 @@ def test_c_is_the_smaller_of_that_by_speed_and_that_by_memory():
         assert len(b.engine.tenants(0)) == fit, memory
 
 
+def test_one_that_comes_later_joins_where_there_is_room():
+    for memory, joins in ((0.3, True), (0.6, False)):
+        b = bench(devices=2)
+        b(plain("a"), plain("b"))
+        b(needs("a", memory), needs("b", memory))
+        assert bool(starts(b(plain("c")))) is joins
+
+
 def test_what_lives_within_an_iteration_is_shared_by_taking_turns():
     b = bench()
     b(*[plain(f"t{k}") for k in range(6)])
