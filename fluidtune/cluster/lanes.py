@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from salus_share.client import LaneClient
-from salus_share.errors import Refused, ServiceLost, StaleToken
+from salus_share.errors import ServiceLost, StaleToken
 from salus_share.memory import CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
 from salus_share.messages import Need
 from salus_share.trial import SharedTrial
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 ADMIT_S = 30.0
 #: A lane service that could not be started is tried again after so long, seconds.
 RETRY_S = 60.0
+#: A trial that was promised this part of its device had all of it.
+ALL = 0.99
 #: What a process maps on a CPU and never touches: stacks of threads, arenas of the allocator.
 SLACK = 256 << 20
 
@@ -99,6 +101,7 @@ class LaneMember:
         self._busy: float | None = None
         #: When a service that could not be had is asked for again, on the monotonic clock.
         self._retry_at = 0.0
+        self._hold()
 
     # What is known
 
@@ -117,7 +120,9 @@ class LaneMember:
     def settle(self, ticket: Ticket | None) -> Lack | None:
         """Share the device, or, without a ticket, have it alone. Between iterations."""
         if ticket is None:
-            self.leave()
+            if self._shared is not None:
+                self.leave()
+                self._hold()
             return None
         if self._shared is None and time.monotonic() < self._retry_at:
             return None
@@ -182,10 +187,10 @@ class LaneMember:
         if self._shared is None or not any(map(is_out_of_memory, _causes(error))):
             return None
         self._meter.lift()
-        try:
-            need = after_failure(self._shared.promised or Need(0, self._capacity), self._capacity)
-        except Refused:
+        promised = self._shared.promised or Need(0, self._capacity)
+        if sum(self._parts(promised)) > ALL:
             return None
+        need = after_failure(promised, self._capacity)
         return Lack("it ran out of the memory that it was promised", self._parts(need))
 
     def lift(self) -> None:
@@ -199,6 +204,11 @@ class LaneMember:
             shared.leave()
 
     # Memory
+
+    def _hold(self) -> None:
+        """Alone it may have all that its device has; if the user said what that is, no more."""
+        if self._settings.capacity is not None:
+            self._meter.limit(self._settings.capacity)
 
     def _empty(self) -> None:
         """Before the lane is given back: what was started is done, and what others of the lane may use is free."""

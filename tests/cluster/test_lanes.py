@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,8 @@ CAPACITY = 4096 * MB
 def settings() -> Iterator[LaneSettings]:
     made = LaneSettings(f"test-{uuid.uuid4().hex[:8]}", "HPT", CAPACITY, 1.0)
     yield made
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     for process in psutil.Process().children():
         if is_lane_service(process) and made.device in " ".join(process.cmdline()):
             process.kill()
@@ -36,6 +39,13 @@ def turns(member: LaneMember, count: int = 3) -> None:
     for _ in range(count):
         with member.iteration():
             bytearray(8 * MB)
+
+
+def touched(size: int) -> bytearray:
+    """Memory that is really there."""
+    block = bytearray(size)
+    block[::4096] = b"x" * len(block[::4096])
+    return block
 
 
 def there(settings: LaneSettings) -> list[str]:
@@ -87,11 +97,11 @@ def test_one_that_grows_without_room_is_told_before_it_fails(settings: LaneSetti
     turns(member)
     member.settle(Ticket(None, 10.0, 0))
     other.admit(Need(CAPACITY - int(sum(member.need or ()) * CAPACITY) - 64 * MB, 0))
-    hoard = bytearray(b"x" * (300 * MB))
+    hoard = touched(200 * MB)
     with pytest.raises(StaleToken) as told:
         turns(member, 30)
     lack = member.refused(told.value)
-    assert lack.need is not None and sum(lack.need) * CAPACITY > 300 * MB and lack.between
+    assert lack.need is not None and sum(lack.need) * CAPACITY > 200 * MB and lack.between
     del hoard
     member.leave()
     until(lambda: there(settings) == ["other"])
@@ -110,6 +120,22 @@ def test_a_failed_allocation_asks_for_more_until_the_device_is_all_its_own(setti
     member.settle(Ticket((0.4, 0.6), 10.0, 0))
     assert member.failed(MemoryError()) is None
     member.leave()
+
+
+def test_alone_it_may_have_what_the_user_said_that_its_device_has(settings: LaneSettings) -> None:
+    small = LaneSettings(settings.device, "HPT", 1024 * MB, 1.0)
+    member = LaneMember("a", small, "cpu")
+    try:
+        with pytest.raises(MemoryError):
+            bytearray(1600 * MB)
+        member.settle(Ticket((0.5, 0.1), 10.0, 0))
+        member.settle(None)
+        with pytest.raises(MemoryError):
+            bytearray(1600 * MB)
+    finally:
+        member.lift()
+        member.leave()
+    bytearray(1600 * MB)
 
 
 def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -> None:

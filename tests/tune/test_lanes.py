@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ray import tune
-from ray.tune import Checkpoint, Trainable
+from ray.tune import Checkpoint
 
 import fluidtune
 from fluidtune import FluidTuneError
@@ -110,33 +110,27 @@ def test_trials_whose_peaks_do_not_fit_at_once_take_turns(tmp_path: Path) -> Non
     assert overlapping(both) == 0
 
 
-class Steady(Trainable):
+def steady(config: dict[str, Any]) -> None:
     """A small real training on one core; its losses are a function of its configuration alone."""
+    import torch
 
-    def setup(self, config: dict[str, Any]) -> None:
-        import torch
-
-        self.torch = torch
-        self.stream = torch.Generator().manual_seed(int(config["x"]))
-        with torch.random.fork_rng():
-            torch.manual_seed(int(config["x"]))
-            self.model = torch.nn.Linear(32, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
-        self.hoard: list[Any] = []
-
-    def step(self) -> dict[str, Any]:
-        torch = self.torch
+    stream = torch.Generator().manual_seed(config["x"])
+    with torch.random.fork_rng():
+        torch.manual_seed(config["x"])
+        model = torch.nn.Linear(32, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    hoard = []
+    for at in range(config["n"]):
         for _ in range(5):
-            x = torch.randn(256, 32, generator=self.stream)
-            loss = ((self.model(x) - x.sum(1, keepdim=True)) ** 2).mean()
-            self.optimizer.zero_grad()
+            x = torch.randn(256, 32, generator=stream)
+            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+            optimizer.zero_grad()
             loss.backward()
-            self.optimizer.step()
+            optimizer.step()
         time.sleep(0.05)
-        if self.config["x"] == self.config["greedy"] and self.iteration >= 2:
-            while True:
-                self.hoard.append(torch.ones(16 * MB // 4))
-        return {"score": loss.item(), "pid": os.getpid(), "done": self.iteration + 1 >= self.config["n"]}
+        while config["x"] == config["greedy"] and at >= 2:
+            hoard.append(torch.ones(16 * MB // 4))
+        tune.report({"score": loss.item(), "pid": os.getpid()})
 
 
 def curves(results: Any) -> dict[int, list[float]]:
@@ -148,12 +142,12 @@ def curves(results: Any) -> dict[int, list[float]]:
 def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypatch: Any, one_ray: Any) -> None:
     monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS")
     one_ray.use(num_cpus=2)
-    space = {"x": tune.grid_search([1, 2, 3]), "n": 30, "greedy": 0}
+    space = {"x": tune.grid_search([1, 2, 3]), "n": 80, "greedy": 0}
     alone = curves(
-        fit("fluid", Steady, space, tmp_path / "alone", executor=fluidtune.FluidExecutor(devices="cpu:1"), mode="min")
+        fit("fluid", steady, space, tmp_path / "alone", executor=fluidtune.FluidExecutor(devices="cpu:1"), mode="min")
     )
-    assert [len(alone[x]) for x in (1, 2, 3)] == [30] * 3
-    results = fit("fluid", Steady, {**space, "greedy": 3}, tmp_path, executor=lanes(packing=3), mode="min")
+    assert [len(alone[x]) for x in (1, 2, 3)] == [80] * 3
+    results = fit("fluid", steady, {**space, "greedy": 3}, tmp_path, executor=lanes(packing=3), mode="min")
     assert len(results.errors) == 1
     beside = curves(results)
     assert beside[1] == alone[1]
@@ -163,6 +157,8 @@ def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypat
     assert len(greedy) == 1, "a neighbour was disturbed"
     sizes = [sum(event["memory"]) for event in lacking if "ran out" in event["reason"]]
     assert sizes and sizes == sorted(sizes), "it came back with less"
+    ended = {event["trial"]: event["t"] for event in events_of(results, "trial_ended")}
+    assert all(lacking[0]["t"] < t for t in ended.values()), "the others were done before it failed for the first time"
     lost = events_of(results, "worker_lost")
     assert len(lost) <= len(sizes), lost
 
