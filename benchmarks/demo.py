@@ -56,8 +56,9 @@ def fluid_iterations(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
         if event["event"] in ("trial_started", "resized"):
             held[event["trial"]] = event["devices"]
         elif event["event"] == "trial_result":
-            end, devices = event["t"], held[event["trial"]]
-            found.append({"trial": event["trial"], "start": end - event["seconds"], "end": end, "device": devices})
+            end, devices, share = event["t"], held[event["trial"]], min(1.0, event.get("width") or 1.0)
+            record = {"trial": event["trial"], "start": end - event["seconds"], "end": end, "device": devices}
+            found.append({**record, "share": share} if share < 1 else record)
     return found
 
 

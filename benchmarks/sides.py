@@ -32,13 +32,13 @@ def sides(
 ) -> dict[str, Callable[[], Figures]]:
     """By name, what runs job.py with the arguments ``job`` on that side and returns what it measured.
 
-    ``profile``: of emulated devices, a file. ``keep``: a directory in which our side's experiment is left.
+    ``profile``: of emulated devices, a file. ``keep``: a directory in which each side's last experiment is left.
     """
     emulated = devices.startswith("emulated")
     count = cores(devices, ("cpu", "emulated"))
     settings = ["--profile", str(profile)] if emulated else []
 
-    def side(command: Sequence[str], *more: str) -> Callable[[], Figures]:
+    def side(name: str, command: Sequence[str], *more: str) -> Callable[[], Figures]:
         def run() -> Figures:
             with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
                 out = Path(directory) / "out.json"
@@ -48,8 +48,9 @@ def sides(
                     place += ["--gpus", str(count), "--profile", str(profile)]
                 seconds = run_process([*command, *job, *place, *more])
                 found = json.loads(out.read_text())
-                if keep is not None and command[0:3] == ours[0:3]:
-                    shutil.copytree(Path(directory) / "job", keep, dirs_exist_ok=True)
+                if keep is not None:
+                    shutil.rmtree(Path(keep) / name, ignore_errors=True)
+                    shutil.copytree(Path(directory) / "job", Path(keep) / name)
             if "launches" in found:
                 found["launch_seconds"] = median(found.pop("launches"))
             return {"seconds": seconds, **found}
@@ -59,7 +60,7 @@ def sides(
     ours = under_fluidtune(devices, JOB, settings=settings)
     pace = ["--pace"] if emulated else []
     return {
-        OURS: side(ours),
-        "stock": side([sys.executable, JOB], *pace),
-        "stock_reuse": side([sys.executable, JOB], "--reuse", *pace),
+        OURS: side(OURS, ours),
+        "stock": side("stock", [sys.executable, JOB], *pace),
+        "stock_reuse": side("stock_reuse", [sys.executable, JOB], "--reuse", *pace),
     }

@@ -8,6 +8,8 @@ included; ``fit_seconds`` what ``fit`` takes of it. `elastic` and `plain` search
 scikit-learn's digits; `short` is a grid of forty trials of one second that train nothing, which shows what
 FluidTune's own start-up and hand-overs cost. On emulated devices the task is an emulated one, by default one of
 which a trial fills half a GPU, or that of ``--profile FILE``; ``--seconds`` is its iteration on one device.
+``utilisation`` is the part of the devices' time that was inside an iteration of some trial; ``--out DIR`` keeps its
+picture, ours beside stock Tune's, and our timeline.
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ from pathlib import Path
 
 from benchmarks.algorithms import ALGORITHMS, means
 from benchmarks.common import cores, finish, parser, ratios, repeat, result
+from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.sides import OURS, sides
 from fluidtune.profiles import DEFAULT, Profile
+from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
+from fluidtune.report.occupancy import occupancy_of, utilisation
 
-#: By size, what job.py is told. 17 trials are one whole band of HyperBand with at most 9 epochs, 49 with 27.
-FULL = {
-    "digits": ["--trials", "17", "--epochs", "9"],
-    "short": ["--trials", "40"],
-    "emulated": ["--trials", "49", "--epochs", "27"],
-}
-QUICK = {
-    "digits": ["--trials", "3", "--epochs", "3"],
-    "short": ["--trials", "4"],
-    "emulated": ["--trials", "5", "--epochs", "3"],
-}
+#: By size, what job.py is told. 17 trials are one whole band of HyperBand with at most 9 epochs.
+FULL = {"digits": ["--trials", "17", "--epochs", "9"], "short": ["--trials", "40"]}
+QUICK = {"digits": ["--trials", "3", "--epochs", "3"], "short": ["--trials", "4"]}
+#: The same of the emulated job, (trials, epochs). 49 trials are one whole band of HyperBand with at most 27 epochs; the
+#: dissertation's 81 trials are used where each is short.
+EMULATED = dict.fromkeys(("hyperband", "syncbohb"), (49, 27)) | dict.fromkeys(("bohb", "asha"), (81, 81))
+EMULATED |= {"grid": (81, 9), "pbt": (27, 27)}
+
+
+def emulated_job(algorithm: str, quick: bool, trials: int | None = None, epochs: int | None = None) -> list[str]:
+    """What job.py is told of an emulated job."""
+    usual = (5, 3) if quick else EMULATED[algorithm]
+    return ["--trainable", "emulated", "--trials", str(trials or usual[0]), "--epochs", str(epochs or usual[1])]
 
 
 def main() -> None:
@@ -40,17 +47,15 @@ def main() -> None:
     options.add_argument("--devices", default="cpu:2", type=_checked, help="what all sides run on, cpu:N or emulated:N")
     options.add_argument("--profile", help="of emulated devices, a file (a task that fills half a GPU)")
     options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
-    options.add_argument("--trials", type=int, help="of an emulated job (49)")
-    options.add_argument("--epochs", type=int, help="most iterations of an emulated trial (27)")
+    options.add_argument("--trials", type=int, help="of an emulated job (81; of hyperband and syncbohb 49, pbt 27)")
+    options.add_argument("--epochs", type=int, help="most iterations of an emulated trial (27; asha, bohb 81, grid 9)")
+    options.add_argument("--out", type=Path, help="where pictures and results of an emulated job go")
     args = options.parse_args()
     size = QUICK if args.quick else FULL
     emulated = args.devices.startswith("emulated")
     if emulated:
         args.trainable = "emulated"
-        job = ["--trainable", "emulated", *size["emulated"]]
-        for name in ("trials", "epochs"):
-            if getattr(args, name):
-                job += [f"--{name}", str(getattr(args, name))]
+        job = emulated_job(args.algorithm, args.quick, args.trials, args.epochs)
     elif args.trainable == "short":
         args.algorithm = "grid"
         job = ["--trainable", "sleep", *size["short"]]
@@ -62,7 +67,9 @@ def main() -> None:
             profile = Profile.load(args.profile) if args.profile else DEFAULT
             path = str(Path(directory) / "profile.json")
             profile.scaled(args.seconds or (0.2 if args.quick else 1.0)).save(path)
-        measured = repeat(sides(args.devices, ["--algorithm", args.algorithm, *job], path), args.repeats)
+        keep = str(args.out or Path(directory) / "keep") if emulated else None
+        measured = repeat(sides(args.devices, ["--algorithm", args.algorithm, *job], path, keep), args.repeats)
+        used = utilisations(Path(keep), cores(args.devices, ("emulated",)), args.out) if keep else {}
     found = ratios(measured, OURS, "seconds")
     figures = result(
         "tune_vs_fluid",
@@ -78,8 +85,23 @@ def main() -> None:
     )
     if emulated:
         figures["profile"] = profile.name
+        figures["utilisation"] = used
         figures["fit_ratios"] = ratios(measured, OURS, "fit_seconds")
     finish(figures, args.json)
+
+
+def utilisations(keep: Path, devices: int, out: Path | None) -> dict[str, float]:
+    """By side, of the last runs, which are in ``keep``. Pictures go to ``out``."""
+    records = {OURS: fluid_iterations(read_events(keep / OURS / EVENT_LOG_NAME))}
+    records |= {name: stock_iterations(keep / name) for name in ("stock", "stock_reuse")}
+    events = {
+        name: events_from_tune_results(found, devices=devices, run="time in iterations", kind="emulated")
+        for name, found in records.items()
+    }
+    if out is not None:
+        written = write_report(keep / OURS, out)
+        utilisation_png(events[OURS], written.utilisation, events["stock"])
+    return {name: utilisation(occupancy_of(found)) for name, found in events.items()}
 
 
 def _checked(devices: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.algorithms import ALGORITHMS
 from benchmarks.common import cores, finish, parser, result, say
 from benchmarks.sides import OURS, sides
-from benchmarks.tune_vs_fluid import FULL, QUICK
+from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.twin import Job, forecast, read_job
@@ -27,7 +27,7 @@ def run(devices: str, algorithm: str, job: list[str], profile: str) -> Job:
     """One run under FluidTune, read as a job."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-twin-") as keep:
         sides(devices, ["--algorithm", algorithm, *job], profile, keep)[OURS]()
-        return read_job(read_events(Path(keep) / EVENT_LOG_NAME))
+        return read_job(read_events(Path(keep) / OURS / EVENT_LOG_NAME))
 
 
 def main() -> None:
@@ -38,17 +38,14 @@ def main() -> None:
     options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
     args = options.parse_args()
     emulated = args.devices.startswith("emulated")
-    size = QUICK if args.quick else FULL
-    if emulated:
-        job = ["--trainable", "emulated", *size["emulated"]]
-    else:
-        job = ["--trainable", "elastic", *size["digits"]]
+    digits = ["--trainable", "elastic", *(QUICK if args.quick else FULL)["digits"]]
     algorithms = args.algorithm or (ALGORITHMS[:2] if args.quick else ALGORITHMS)
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="fluidtune-profile-") as directory:
         path = str(Path(directory) / "profile.json")
         DEFAULT.scaled(args.seconds or (0.2 if args.quick else 1.0)).save(path)
         for algorithm in algorithms:
+            job = emulated_job(algorithm, args.quick) if emulated else digits
             whole = run(args.devices, algorithm, job, path)
             seen = run(f"emulated:{args.small}", algorithm, job, path) if args.small and emulated else whole
             predicted = forecast(seen, whole.devices)

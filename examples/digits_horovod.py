@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune.elastic import hvd  # fluidtune: was "import horovod.torch as hvd"
 
+ONCE = {"lr": 0.05, "momentum": 0.9, "width": 32, "batch_size": 64, "seed": 0}
+
 
 def digits():
     images, labels = load_digits(return_X_y=True)
@@ -54,10 +56,12 @@ def training(config, report):
     @hvd.elastic.run
     def train(state):
         while state.epoch < config["epochs"]:
-            # The batch of all workers together stays the same, so the learning rate may stay the same, too
+            # The batch of all workers together stays the same, so the learning rate may stay the same, too. Without
+            # the last, smaller one: to divide it, the sampler would repeat samples
             share = config["batch_size"] // hvd.size()
+            loader = DataLoader(train_set, batch_size=share, sampler=sampler, drop_last=True)
             model.train()
-            for batch, (x, y) in enumerate(DataLoader(train_set, batch_size=share, sampler=sampler)):
+            for batch, (x, y) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()
@@ -92,8 +96,7 @@ def main():
     parser.add_argument("--storage", default=None, help="where Tune keeps the results")
     args = parser.parse_args()
     if args.once:
-        config = {"lr": 0.05, "momentum": 0.9, "width": 32, "batch_size": 64, "epochs": args.epochs, "seed": 0}
-        training(config, lambda metrics: print(metrics, flush=True))
+        training({**ONCE, "epochs": args.epochs}, lambda metrics: print(metrics, flush=True))
         return
     tuner = tune.Tuner(
         trial,

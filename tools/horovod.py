@@ -1,7 +1,8 @@
 """`make horovod`: build Horovod's wheel from its source on PyPI, look at what was built, and install it.
 
-    python -m tools.horovod              build (once), check, install into this Python's environment
-    python -m tools.horovod --optional   the same, but where there is no compiler say so and do nothing
+    python -m tools.horovod                build (once), check, install into this Python's environment
+    python -m tools.horovod --background   only build (once) and check, in the time that others leave over
+    ... --optional                         where there is no compiler say so and do nothing
 
 The released source does not compile against today's torch, and its processes abort when a member dies at the wrong
 moment; `MENDS` is all that is changed, and docs/horovod.md says why. The wheel lies in a cache outside the source
@@ -202,7 +203,7 @@ def build(place: Path) -> Path:
             "HOROVOD_WITH_GLOO": "1",
             "HOROVOD_WITHOUT_MPI": "1",
             "HOROVOD_LOCAL_VERSION": LOCAL_VERSION,
-            "MAKEFLAGS": "",
+            "MAKEFLAGS": f"-j{os.cpu_count()}",  # its own choice is 8, whatever the memory
         }
         if operations():
             options["HOROVOD_GPU_OPERATIONS"] = operations()
@@ -239,9 +240,19 @@ def say(text: str) -> None:
 
 
 def main() -> None:
+    try:
+        run()
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"horovod: not built: {error}") from error
+
+
+def run() -> None:
     options = argparse.ArgumentParser(description="Build Horovod once, check it, install it here.")
     options.add_argument("--optional", action="store_true", help="where it cannot be built, say so and succeed")
+    options.add_argument("--background", action="store_true", help="build at the lowest priority, and install nothing")
     args = options.parse_args()
+    if args.background and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("horovod: torch must be installed first; `make horovod` does that")
     place = cache()
@@ -259,6 +270,8 @@ def main() -> None:
                 raise SystemExit(f"horovod: {trouble}")
             wheel = build(place)
             say(f"built in {time.monotonic() - started:.0f} s")
+    if args.background:
+        return
     mark = place / "installed" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     if installed() != f"{VERSION}+{LOCAL_VERSION}" or not mark.exists():
         pip("install", "-q", *PACKAGES)

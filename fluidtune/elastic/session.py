@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy
 import torch
@@ -23,56 +22,10 @@ from .backends.base import CollectiveBackend
 from .commits import Commit, CommitStore
 from .errors import GroupLost, Left
 from .loader import Share
+from .mending import MENDED, muster
+from .orders import Order, Position, State, Wishes
 from .reform import Address, Reform
 from .state import TrialState
-
-#: How long a leader waits for the others of a group that broke, seconds: those that compute notice later.
-MUSTER_S = 0.3
-#: A mended group's generation is its predecessor's plus so much: below every one that the host will choose.
-_MENDED = 0.001
-
-
-@dataclass(frozen=True)
-class _Order:
-    """What the leader tells the others at a boundary."""
-
-    kind: Literal["go", "reform", "stop", "end"]
-    epoch: int
-    reform: Reform | None = None
-    #: What a follower must know of the leader's last `save` to inherit the trial.
-    note: Any = None
-
-
-@dataclass(frozen=True)
-class _Position:
-    """Where the trial stands: which `epochs` call of the function, the epoch that runs next, the turns
-    done.
-    """
-
-    loop: int
-    epoch: int
-    iteration: int
-
-
-class State(Protocol):
-    """What a trial consists of; `TrialState` unless the trial brings its own (`ElasticSession.adopt`)."""
-
-    def capture(self) -> dict[str, Any]: ...
-    def load(self, state: dict[str, Any], *, with_streams: bool) -> None: ...
-    def broadcast(self, backend: CollectiveBackend) -> None: ...
-    def set_width(self, width: int) -> None: ...
-
-
-@dataclass
-class _Wishes:
-    """What the host wants, under one lock. The loop takes from here; nothing else is shared between them."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    reform: Reform | None = None
-    entry: Reform | None = None
-    leaving: bool = False
-    ready: bool = False
-    closed: bool = False
 
 
 class ElasticSession:
@@ -127,12 +80,12 @@ class ElasticSession:
         self._bequest: Commit | None = None  # a follower's last one of which it knows what its leader had reported
         self._objects = TrialState(self, torch.device(device))
         self._state: State = self._objects
-        self._wishes = _Wishes()
+        self._wishes = Wishes()
         self._members: tuple[str, ...] = (worker,)
         self._address: Address | None = None  # the leader's
         self._loop = -1  # index of the `epochs` call that runs
         self._entered = leader
-        self._ahead: _Position | None = None  # a joiner's, while its function is at an earlier `epochs` call
+        self._ahead: Position | None = None  # a joiner's, while its function is at an earlier `epochs` call
         self._next_step: int | None = None  # for a class trainable: see `boundary`
         self._epoch = 0
         self._iteration = resume.iteration if resume is not None else 0
@@ -305,34 +258,14 @@ class ElasticSession:
         started = time.perf_counter()
         self._backend.dissolve()
         self._over = self.share = None
-        generation = round(self._backend.generation + _MENDED, 3)
+        generation = round(self._backend.generation + MENDED, 3)
+        assert self._address is not None
+        members = muster(self._backend, self._address, self._members, self.worker, generation)
         if self.leader:
-            members = self._muster(generation)
-            self._backend.call(generation, members)
             self._drop_wish_for(set(self._members) - set(members))
-        else:
-            assert self._address is not None
-            self._backend.announce(self._address, generation, self._members.index(self.worker))
-            if not self._backend.called(self._address, generation, MUSTER_S + self._backend.form_timeout):
-                raise GroupLost(f"the leader of generation {self.generation} did not go on")
-            members = self._backend.members(self._address, generation)
-            if self.worker not in members:
-                raise GroupLost(f"the leader of generation {self.generation} went on without {self.worker}")
         self._join(members, generation)
         self._next_step = self._epoch + 1
         self.last_reform = (generation, time.perf_counter() - started)
-
-    def _muster(self, generation: float) -> tuple[str, ...]:
-        """The members that say within `MUSTER_S` that they are there; the leader first."""
-        others = dict(enumerate(self._members[1:], start=1))
-        before = self._backend.generation
-        deadline = time.monotonic() + MUSTER_S
-        while True:
-            here = [rank for rank in others if self._backend.announced(generation, [rank])]
-            dead = [rank for rank in others if self._backend.alive(before, rank) is False and rank not in here]
-            if len(here) + len(dead) == len(others) or time.monotonic() > deadline:
-                return (self.worker, *(others[rank] for rank in here))
-            time.sleep(0.005)
 
     def _drop_wish_for(self, gone: set[str]) -> None:
         """A directive that is to bring in one that just died would wait for it; the host will give another."""
@@ -435,7 +368,7 @@ class ElasticSession:
 
     def _end(self) -> None:
         """The function has returned: in all workers, or the others are at a boundary, and end there."""
-        order = self._backend.broadcast_object(_Order("end", self._epoch) if self.leader else None)
+        order = self._backend.broadcast_object(Order("end", self._epoch) if self.leader else None)
         if order is not None and order.kind != "end":
             raise RuntimeError(
                 f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
@@ -443,13 +376,13 @@ class ElasticSession:
             )
         self._backend.dissolve(orderly=True)
 
-    def _agree(self) -> _Order:
+    def _agree(self) -> Order:
         """The leader's order for this boundary."""
         order = self._decide() if self.leader else None
         if order is not None and self._saved is not None and self._brief is not None:
             order = replace(order, note=self._brief(self._saved.note))
         try:
-            heard: _Order = self._backend.broadcast_object(order)
+            heard: Order = self._backend.broadcast_object(order)
             if not self.leader and self._saved is not None:
                 self._bequest = replace(self._saved, note=heard.note)
             return heard
@@ -459,18 +392,18 @@ class ElasticSession:
                     self._wishes.reform = self._wishes.reform or order.reform
             raise
 
-    def _decide(self) -> _Order:
+    def _decide(self) -> Order:
         with self._wishes.changed:
             if self._wishes.leaving:
-                return _Order("stop", self._epoch)
+                return Order("stop", self._epoch)
             reform = self._wishes.reform
             if reform is None:
-                return _Order("go", self._epoch)
+                return Order("go", self._epoch)
             joiners = [rank for rank, w in enumerate(reform.members) if w not in self._members]
             if not self._backend.announced(reform.generation, joiners):
-                return _Order("go", self._epoch)  # not all there yet: perhaps at the next boundary
+                return Order("go", self._epoch)  # not all there yet: perhaps at the next boundary
             self._wishes.reform = None
-            return _Order("reform", self._epoch, reform)
+            return Order("reform", self._epoch, reform)
 
     def _reform(self, reform: Reform) -> None:
         started = time.perf_counter()
@@ -493,7 +426,7 @@ class ElasticSession:
             self._over = error
             raise
         self._members = members
-        here = _Position(self._loop, self._epoch, self._iteration)
+        here = Position(self._loop, self._epoch, self._iteration)
         if world > 1:
             self._receive(self._backend.broadcast_object(here))
         else:
@@ -525,7 +458,7 @@ class ElasticSession:
         self._ahead = self._backend.broadcast_object()
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
-    def _receive(self, position: _Position) -> None:
+    def _receive(self, position: Position) -> None:
         """Everyone in a new group: the leader's state, and random streams of their own for the followers."""
         self._ahead = None
         self._epoch, self._iteration = position.epoch, position.iteration

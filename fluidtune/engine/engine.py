@@ -98,8 +98,8 @@ class Engine:
         return {device: tuple(tenants) for device, tenants in self._state.devices.tenants.items()}
 
     def tenants(self, device: int) -> tuple[str, ...]:
-        """The same of one device."""
-        return tuple(self._state.devices.tenants[device])
+        """The same of one device; none of one that is not there."""
+        return tuple(self._state.devices.tenants.get(device, ()))
 
     @property
     def idle_devices(self) -> tuple[int, ...]:

@@ -148,8 +148,13 @@ class State:
         return self.iterations_left(trial) * self.base(trial)
 
     def path(self, trial: Trial) -> float:
-        """The same until the end of what follows its group, should it be among the best."""
-        return (self.iterations_left(trial) + trial.group.tail) * self.base(trial)
+        """Seconds until the end of what follows its group, should it be among the best.
+
+        That begins when the whole group is done: not before the trial itself, nor before the devices have done
+        the group's work.
+        """
+        group, height = trial.group, self.height(trial)
+        return max(height, group.work) + group.tail * self.base(trial) if group.tail else height
 
     def seconds_left(self, trial: Trial, width: float) -> float:
         """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio; 0: for ever."""

@@ -36,11 +36,11 @@ _FINE = 120
 _ROUGH = 24
 
 
-def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Policy = "static") -> Schedule:
+def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Policy = "best") -> Schedule:
     """A schedule of ``loads`` on ``n`` devices with packing limit ``c`` and scaling limit ``d``.
 
-    ``policy``: "static" (alg. 3.1; one segment a trial) or "best" (never a later makespan; a trial may have
-    several segments, of different widths, one after the other). Times in seconds from the plan's start; a
+    ``policy``: "best" (a trial may have several segments, of different widths, one after the other) or "static" (alg.
+    3.1; one segment a trial), whose makespan is never earlier. Times in seconds from the plan's start; a
     trial of height 0 has no segment. The same input gives the same plan.
     Raises ValueError for a limit below 1, a trial given twice, or another policy.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -23,15 +23,16 @@ class Measured:
     costs: dict[str, float]
 
 
-def measure(events: Iterable[Event], name: str = "measured") -> Measured:
+def measure(events: Iterable[Event], name: str = "measured", most: int | None = None) -> Measured:
     """Read it off a run's events.
 
     An iteration counts if nobody came to or went from its device meanwhile. Where no trial ever had a device to
-    itself, one packed is taken to be no slower than alone.
+    itself, one packed is taken to be no slower than alone. ``most``: of each width and number of neighbours only so
+    many iterations, the first.
 
     Raises ProfileError if the events have no iteration.
     """
-    samples, pauses = _samples(list(events))
+    samples, pauses = _samples(list(events), most)
     if not samples:
         raise ProfileError("the run has no finished iteration to measure; let it run longer")
     medians = {trial: {place: median(found) for place, found in by.items()} for trial, by in samples.items()}
@@ -79,13 +80,14 @@ def _when_felt(events: list[Event]) -> list[Event]:
     return [event for *_, event in sorted(out, key=lambda item: item[:2])]
 
 
-def _samples(events: list[Event]) -> tuple[dict[str, dict[Place, list[float]]], list[float]]:
+def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Place, list[float]]], list[float]]:
     samples: dict[str, dict[Place, list[float]]] = defaultdict(lambda: defaultdict(list))
     held: dict[str, tuple[int, ...]] = {}
     tenants: dict[int, set[str]] = defaultdict(set)
     #: Trials whose iteration under way has seen somebody come or go, itself included.
     disturbed: set[str] = set()
     pauses: list[float] = []
+    taken: Counter[Place] = Counter()
 
     def move(trial: str, devices: tuple[int, ...]) -> None:
         for device in {*held.get(trial, ()), *devices}:
@@ -110,9 +112,10 @@ def _samples(events: list[Event]) -> tuple[dict[str, dict[Place, list[float]]], 
         elif what in ("trial_ended", "trial_suspended"):
             move(trial, ())
         elif what == "trial_result" and held.get(trial):
-            devices = held[trial]
-            if trial not in disturbed and event.get("seconds"):
-                samples[trial][len(devices), len(tenants[devices[0]])].append(event["seconds"])
+            place = len(held[trial]), len(tenants[held[trial][0]])
+            if trial not in disturbed and event.get("seconds") and taken[place] != most:
+                taken[place] += 1
+                samples[trial][place].append(event["seconds"])
             disturbed.discard(trial)
     if not samples:
         # Runs so short that nothing was undisturbed: first iterations are better than none.

@@ -125,6 +125,14 @@ SCHEMA: dict[str, EventSchema] = {
         },
         {"memory": "with lanes: parts of a device's memory that it needs, [persistent, ephemeral], as measured"},
     ),
+    "trial_silent": EventSchema(
+        "The trial has not reported for much longer than its iterations took before. It keeps its devices.",
+        {
+            "trial": _TRIAL,
+            "seconds": "since its iteration was asked for, s",
+            "usual": "its longest iteration so far, s, or null before the first of the job",
+        },
+    ),
     "resize_started": EventSchema(
         "The trial was told to change its workers; it holds devices_from until `resized`.",
         {

@@ -41,6 +41,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
+from fluidtune.tune.silence import Silence
 from salus_share.board import home
 from salus_share.telemetry import DeviceSample
 
@@ -111,6 +112,7 @@ class Job:
         #: Trials that ended for good since Tune last saved the experiment's state, and when it may be asked to again.
         self._unsaved: list[Trial] = []
         self._settle_at = 0.0
+        self.silence = Silence()
         #: Trials that this driver has started.
         self._logged: set[str] = set()
         directory = self._directory(controller)
@@ -179,9 +181,11 @@ class Job:
     def status_line(self, trials: int) -> str:
         held = {device for devices in self._in_use.values() for device in devices}
         wide = sum(1 for devices in self._in_use.values() if len(devices) > 1)
+        waiting = max(0, trials - len(self._in_use))
+        silent = f", silent: {' '.join(self.silence.named)}" if self.silence.named else ""
         return (
             f"FluidTune: {len(held)}/{len(self.reservation.nodes)} {self.layout.kind} devices busy, "
-            f"{len(self._in_use)} trials on them ({wide} on several), {max(0, trials - len(self._in_use))} waiting"
+            f"{len(self._in_use)} trials on them ({wide} on several), {waiting} waiting{silent}"
         )
 
     # --- trials
@@ -242,11 +246,26 @@ class Job:
         """
         now = time.monotonic()
         self._kill_overdue(now)
+        self._name_silent(now)
         if not self._unsaved or now < self._settle_at:
             return
         self._controller.checkpoint(force=True, wait=True)
         self._settle_at = time.monotonic() + max(SAVE_EVERY_S, 50 * (time.monotonic() - now))
         self._delete_commits()
+
+    def _name_silent(self, now: float) -> None:
+        for silent in self.silence.overdue(now):
+            usual = f"its iterations took up to {silent.usual:.3g} s" if silent.usual else "nothing was reported yet"
+            devices = list(self._in_use.get(silent.trial, ()))
+            logger.warning(
+                "FluidTune: trial %s has not reported for %.0f s (%s). It keeps devices %s; look at its logs, and stop "
+                "it if it hangs",
+                silent.trial,
+                silent.seconds,
+                usual,
+                devices,
+            )
+            self._log.write("trial_silent", trial=silent.trial, seconds=silent.seconds, usual=silent.usual)
 
     def ask_ahead(self, starting: int) -> None:
         """Let Tune ask the searcher for the next trial while ``starting`` ones wait for their processes only.
@@ -282,9 +301,11 @@ class Job:
         for event in events:
             if isinstance(event, m.TrialEnded):
                 self._in_use.pop(event.trial, None)
+                self.silence.gone(event.trial)
                 self._log.write("trial_ended", trial=event.trial, ending=event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:
                 self._in_use.pop(event.trial, None)
+                self.silence.gone(event.trial)
                 self._log.write("trial_suspended", trial=event.trial)
             elif isinstance(event, (m.Resized, m.ResizeFailed)) and event.trial in self._in_use:
                 self._in_use[event.trial] = event.devices
@@ -323,6 +344,7 @@ class Job:
         return Ticket(view.need, view.height, view.rung, view.least)
 
     def result(self, run: Run, outcome: Outcome) -> None:
+        self.silence.heard(run.id, outcome.seconds)
         metric = self._scheduler.metric
         value = outcome.result.get(metric) if metric else None
         memory = {}
@@ -333,13 +355,19 @@ class Job:
             trial=run.id,
             iteration=run.delivered,
             seconds=outcome.seconds,
-            width=float(run.ran_at if self.lanes is None else self.engine.trial(run.id).width),
+            width=self._width(run),
             metric=float(value) if isinstance(value, (int, float)) else None,
             **memory,
         )
         self._iterations.inc(1, {"job": self.name})
         if outcome.gpu is not None:
             self.sampled(run.devices[0], outcome.gpu)
+
+    def _width(self, run: Run) -> float:
+        """What the trial really runs at: workers, or its share of one device beside those that are there."""
+        if run.width > 1 or self.lanes is None:
+            return float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0]))))
+        return self.engine.trial(run.id).width
 
     def sampled(self, device: int, sample: DeviceSample) -> None:
         """NVML's view of a device, from one of its workers."""

@@ -9,6 +9,7 @@ are carried.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -314,6 +315,7 @@ class FluidActorManager:
         task.issued = True
         method = getattr(run.leader.actor, task.method)
         if task.method == "train":
+            self._job.silence.asked(run.id, time.monotonic())
             # The leader keeps it until a boundary at which the new workers have announced themselves.
             reform, run.reform = run.reform, None
             run.reforming = run.reforming or reform is not None

@@ -33,8 +33,11 @@ class FluidScheduler(TrialScheduler):
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
         super().__init__()
         if isinstance(base_scheduler, str):
-            from ray.tune.schedulers import create_scheduler
+            from ray.tune.schedulers import SCHEDULER_IMPORT, create_scheduler
 
+            if base_scheduler not in SCHEDULER_IMPORT:
+                known = ", ".join(sorted(SCHEDULER_IMPORT))
+                raise FluidTuneError(f"there is no algorithm {base_scheduler!r} in ray.tune; known are: {known}")
             base_scheduler = create_scheduler(base_scheduler)
         base_scheduler = base_scheduler if base_scheduler is not None else FIFOScheduler()
         if isinstance(base_scheduler, FluidScheduler):

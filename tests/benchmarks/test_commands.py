@@ -9,20 +9,21 @@ import pytest
 
 from benchmarks.common import ROOT
 
-COMMON = {"benchmark", "machine", "devices", "kind", "sides", "ratio", "ratios"}
+BASE = {"benchmark", "machine", "devices", "kind"}
+COMMON = BASE | {"sides", "ratio", "ratios"}
 THREE = {"fluid", "stock", "stock_reuse"}
 
 
-def _run(*command):
+def _run(*command, keys=COMMON, kind="real"):
     done = subprocess.run(
         [sys.executable, "-m", *command, "--quick", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("\n") == 1, done.stdout
     figures = json.loads(done.stdout)
-    assert figures.keys() >= COMMON
-    assert all(math.isfinite(ratio) and ratio > 0 for ratio in figures["ratios"].values())
-    assert figures["kind"] == "real"
+    assert figures.keys() >= keys
+    assert all(math.isfinite(ratio) and ratio > 0 for ratio in figures.get("ratios", {}).values())
+    assert figures["kind"] == kind
     return figures
 
 
@@ -51,10 +52,40 @@ def test_launch():
 
 
 @pytest.mark.ray
-def test_resize():
-    figures = _run("benchmarks.resize")
-    assert figures["sides"].keys() == {"fluid", "stock"}
-    assert figures["ratio"] == min(figures["by_kind"]["stock"].values())
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_resize(backend):
+    figures = _run("benchmarks.resize", "--backend", backend)
+    others = {"stock"} if backend == "torch" else {"stock", "elastic_ray"}
+    assert figures["sides"].keys() == {"fluid", *others}
+    assert figures["ratios"] == {name: min(figures["by_kind"][name].values()) for name in others}
+    assert figures["ratio"] == min(figures["ratios"].values())
     for side in figures["sides"].values():
         assert side["grow"] > 0
         assert side["shrink"] > 0
+
+
+@pytest.mark.ray
+def test_tune_vs_fluid_on_emulated_devices():
+    figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", kind="emulated")
+    assert figures["sides"].keys() == THREE
+    assert figures["profile"] == "half-a-gpu"
+    assert all(0 < part <= 1 for part in figures["utilisation"].values()) and figures["utilisation"].keys() == THREE
+    for side in figures["sides"].values():
+        assert (side["errors"], side["trials"]) == (0, 5)
+        assert side["best"] == pytest.approx(figures["sides"]["stock"]["best"]), "another decision was taken"
+
+
+@pytest.mark.ray
+def test_twin():
+    keys = BASE | {"algorithms", "worst_error", "mean_error", "measured_on"}
+    figures = _run("benchmarks.twin", "--devices", "emulated:4", "--algorithm", "grid", keys=keys, kind="emulated")
+    (found,) = figures["algorithms"].values()
+    assert found["predicted"] > 0 and found["ratio"] == found["predicted"] / found["measured"]
+
+
+@pytest.mark.ray
+def test_overheads():
+    keys = BASE | {"compared", "worst_error", "artificial", "lost_by_measuring"}
+    figures = _run("benchmarks.overheads", "--devices", "emulated:4", keys=keys, kind="emulated")
+    assert figures["compared"], "nothing was packed or grown: nothing was compared"
+    assert [one["packing"] for one in figures["artificial"].values()] == [2, 2, 1, 1]

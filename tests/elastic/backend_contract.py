@@ -73,6 +73,13 @@ def die_in_tree() -> None:
     broadcast_tree([torch.zeros(2**22) for _ in range(6)], backend)
 
 
+def die_while_forming(*place: Any) -> None:
+    """All members are here; this one dies before it has connected."""
+    backend = HERE["backend"]
+    backend._form = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    backend.form(*place)
+
+
 def lost_after(name: str, *args: Any) -> tuple[float, str]:
     """Seconds until the call raised GroupLost, and what it said."""
     started = time.monotonic()
@@ -248,6 +255,17 @@ class BackendContract:
         assert 1 < seconds < 10
         assert "generation 1" in message
         pool[0].call(build, type(self).make)
+        form(pool[:2], 2)
+        assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+
+    def test_a_member_killed_while_the_group_forms(self, pool):
+        everyone(pool, build, type(self).make, "127.0.0.1", 3.0)
+        address = pool[0].call(ask, "serve")
+        pool[2].send(die_while_forming, address, 1, 2, 3)
+        for rank, worker in enumerate(pool[:2]):
+            worker.send(lost_after, "form", address, 1, rank, 3)
+        for worker in pool[:2]:
+            assert worker.result(20)[0] < 10
         form(pool[:2], 2)
         assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
 

@@ -151,6 +151,13 @@ def test_a_run_is_measured_by_who_was_really_there():
     assert profile.resize == 0.1
 
 
+def test_a_few_iterations_can_be_all_that_is_read():
+    events = [started(0, "a", 0), *(result(float(t), "a", 1.0) for t in (1, 2, 3)), result(13, "a", 10.0)]
+    events += [result(23, "a", 10.0), result(33, "a", 10.0)]
+    assert measure(events).profile.seconds == {"1": 10.0}
+    assert measure(events, most=2).profile.seconds == {"1": 1.0}
+
+
 def test_trials_of_different_size_share_what_is_measured():
     events = []
     for trial, cost in (("a", 1.0), ("b", 3.0), ("c", 1.0)):

@@ -59,6 +59,11 @@ def test_no_scheduler() -> None:
     refused(lambda: FluidScheduler(3), "base_scheduler=3")  # type: ignore[arg-type]
 
 
+def test_an_algorithm_that_ray_tune_does_not_have() -> None:
+    refused(lambda: FluidScheduler("hyperbrand"), "'hyperbrand'", "hyperband")
+    assert type(FluidScheduler("hyperband").base_scheduler).__name__ == "HyperBandScheduler"
+
+
 def closing_over_a_lock() -> Any:
     lock = threading.Lock()
 

@@ -14,7 +14,7 @@ import fluidtune
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import job as job_module
-from tests.faults import jobs
+from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
 
 pytestmark = pytest.mark.ray
@@ -81,9 +81,17 @@ class ElasticClass(tune.Trainable):
         return {"value": elastic.mean(total, count)}
 
 
-@pytest.mark.parametrize("trainable", [jobs.elastic, ElasticClass])
+@pytest.mark.parametrize(
+    "trainable, backend",
+    [
+        (jobs.elastic, "torch"),
+        (ElasticClass, "torch"),
+        pytest.param(jobs.elastic, "horovod", marks=pytest.mark.horovod),
+        pytest.param(horovod_jobs.scripted, "horovod", marks=pytest.mark.horovod),
+    ],
+)
 def test_losses_do_not_depend_on_when_a_trial_is_resized(
-    trainable: Any, tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch
+    trainable: Any, backend: str, tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_module, "Engine", Restless)
     (tmp_path / "notes").mkdir()
@@ -94,11 +102,16 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
         run_config=tune.RunConfig(
             name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": ITERATIONS}
         ),
-        executor=fluidtune.FluidExecutor(devices="cpu:2"),
+        executor=fluidtune.FluidExecutor(devices="cpu:2", backend=backend),
     )
     result = tuner.fit()[0]
     values = list(result.metrics_dataframe["value"])
-    expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
+    if trainable is horovod_jobs.scripted:
+        expected = horovod_jobs.alone(3.0, ITERATIONS, tmp_path / "undisturbed")
+    else:
+        expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
     assert values == pytest.approx(expected, rel=1e-4)
-    widths = [len(e["devices"]) for e in read_events(tmp_path / "job" / EVENT_LOG_NAME) if e["event"] == "resized"]
+    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    assert not [e for e in events if e["event"] == "worker_lost"]
+    widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths

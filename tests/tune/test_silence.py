@@ -1,0 +1,63 @@
+"""A trial that stops reporting is seen, named once, and keeps what it has."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.tune import silence
+from fluidtune.tune.silence import FIRST_S, LEAST_S, TIMES, Silence, Silent
+from tests.tune.running import fit
+
+
+def test_only_what_is_much_longer_than_before_is_named_and_once():
+    watch = Silence()
+    watch.asked("a", 0.0)
+    watch.heard("a", 20.0)
+    watch.asked("a", 20.0)
+    assert watch.overdue(20.0 + TIMES * 20.0) == []
+    assert watch.overdue(300.0) == [Silent("a", 280.0, 20.0)]
+    assert watch.overdue(900.0) == [] and list(watch.named) == ["a"]
+    watch.heard("a", 880.0)
+    assert not watch.named
+    watch.asked("a", 900.0)
+    assert watch.overdue(900.0 + TIMES * 880.0) == [], "it is known to take that long"
+
+
+def test_a_trial_without_history_is_measured_by_the_others():
+    watch = Silence()
+    watch.asked("a", 0.0)
+    assert watch.overdue(FIRST_S) == []
+    watch.asked("b", 0.0)
+    watch.heard("b", 0.1)
+    assert watch.overdue(LEAST_S) == []
+    assert watch.overdue(LEAST_S + 1) == [Silent("a", LEAST_S + 1, 0.1)]
+    watch.gone("a")
+    assert watch.overdue(1e9) == [] and not watch.named
+
+
+def sleepy(config: dict[str, Any]) -> None:
+    for at in range(1, 5):
+        time.sleep(4.0 if config["x"] == 1 and at == 3 else 0.05)
+        tune.report({"score": at, "at": at})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_a_trial_that_stops_reporting_is_seen_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "LEAST_S", 1.0)
+    with caplog.at_level(logging.WARNING, "fluidtune"):
+        results = fit("fluid", sleepy, {"x": tune.grid_search([0, 1])}, tmp_path)
+    assert [result.metrics["at"] for result in results] == [4, 4], "it was left alone, and went on"
+    said = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "trial_silent"]
+    slow = next(result.metrics["trial_id"] for result in results if result.config["x"] == 1)
+    assert [event["trial"] for event in said] == [slow]
+    assert f"trial {slow} has not reported for" in caplog.text
