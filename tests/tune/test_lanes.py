@@ -111,7 +111,10 @@ def test_trials_whose_peaks_do_not_fit_at_once_take_turns(tmp_path: Path) -> Non
 
 
 def steady(config: dict[str, Any]) -> None:
-    """A small real training on one core; its losses are a function of its configuration alone."""
+    """A small real training on one core; its losses are a function of its configuration alone.
+
+    The greedy one allocates until it fails. The others wait for its second attempt half-way.
+    """
     import torch
 
     stream = torch.Generator().manual_seed(config["x"])
@@ -128,8 +131,14 @@ def steady(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
         time.sleep(0.05)
-        while config["x"] == config["greedy"] and at >= 2:
-            hoard.append(torch.ones(16 * MB // 4))
+        attempts = Path(config["attempts"])
+        if config["x"] == config["greedy"] and at >= 2:
+            with attempts.open("a") as file:
+                file.write("x")
+            while True:
+                hoard.append(torch.ones(16 * MB // 4))
+        while config["greedy"] and at == config["n"] // 2 and (not attempts.exists() or attempts.stat().st_size < 2):
+            time.sleep(0.02)
         tune.report({"score": loss.item(), "pid": os.getpid()})
 
 
@@ -142,11 +151,11 @@ def curves(results: Any) -> dict[int, list[float]]:
 def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypatch: Any, one_ray: Any) -> None:
     monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS")
     one_ray.use(num_cpus=2)
-    space = {"x": tune.grid_search([1, 2, 3]), "n": 80, "greedy": 0}
+    space = {"x": tune.grid_search([1, 2, 3]), "n": 20, "greedy": 0, "attempts": str(tmp_path / "attempts")}
     alone = curves(
         fit("fluid", steady, space, tmp_path / "alone", executor=fluidtune.FluidExecutor(devices="cpu:1"), mode="min")
     )
-    assert [len(alone[x]) for x in (1, 2, 3)] == [80] * 3
+    assert [len(alone[x]) for x in (1, 2, 3)] == [20] * 3
     results = fit("fluid", steady, {**space, "greedy": 3}, tmp_path, executor=lanes(packing=3), mode="min")
     assert len(results.errors) == 1
     beside = curves(results)
