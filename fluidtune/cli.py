@@ -21,6 +21,8 @@ def cli() -> None:
 @click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
 @click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--lanes", default=None, help='Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...')
+@click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
@@ -30,6 +32,8 @@ def run(
     devices: str | None,
     max_packing: int | None,
     max_workers: int | None,
+    lanes: str | None,
+    device_memory: int | None,
     shared: bool,
     backend: str,
     profile: str | None,
@@ -49,6 +53,8 @@ def run(
         devices=devices,
         max_packing=max_packing,
         max_workers=max_workers,
+        lanes=lanes,
+        device_memory=device_memory,
         backend=backend,
         arbiter="auto" if shared else None,
         profile=profile,

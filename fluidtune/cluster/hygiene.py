@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from fluidtune.cluster.lanes import is_lane_service
+
 #: What a trial may leave resident beyond the process' size when it was first loaded, bytes.
 MEMORY_ALLOWANCE = 1 << 30
 #: The same on the GPU, bytes held by torch's allocator after its cache was emptied.
@@ -117,7 +119,7 @@ class Baseline:
             time.sleep(0.01)
         if threads:
             return f"threads left running: {', '.join(sorted(threads))}"
-        children = [p for p in self._process.children() if p.pid not in self._children]
+        children = [p for p in self._process.children() if p.pid not in self._children and _runs_for_a_trial(p)]
         if children:
             return f"processes left running: {', '.join(str(p.pid) for p in children)}"
         if self._rss is not None:
@@ -130,3 +132,10 @@ class Baseline:
             if held > GPU_MEMORY_ALLOWANCE:
                 return f"GPU memory left behind: {held >> 20} MiB"
         return None
+
+
+def _runs_for_a_trial(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and not is_lane_service(process)
+    except psutil.NoSuchProcess:
+        return False

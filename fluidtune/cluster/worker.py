@@ -26,13 +26,17 @@ from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
 from fluidtune.cluster import emulated
+from fluidtune.cluster.gpu import GpuProbe
 from fluidtune.cluster.hygiene import Baseline
+from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
+from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore, ElasticSession
+    from salus_share.telemetry import DeviceSample
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class LoadSpec:
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: iterations that Tune has
     already seen. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
+    ``lanes``: how the trials of its device share it, None: not by lanes. ``ticket``: set if it is shared now.
     """
 
     trial: str
@@ -49,6 +54,8 @@ class LoadSpec:
     backend: str = "torch"
     device: str = "cpu"
     emulation: emulated.Emulation | None = None
+    lanes: LaneSettings | None = None
+    ticket: Ticket | None = None
 
 
 @dataclass
@@ -58,7 +65,10 @@ class Outcome:
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
     a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
     ``lost``: there is no result, a peer died. ``mends``: if a peer dies, the others go on by themselves.
-    ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
+    ``lack``: there is no result, the trial needs more room than it has.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: of
+    that, what it needs within an iteration only. ``busy``: the part of its device that it kept busy; None: not known.
+    ``gpu``: what NVML says of the device, now and then.
     """
 
     result: dict[str, Any]
@@ -68,9 +78,16 @@ class Outcome:
     address: tuple[str, int] | None = None
     reformed: tuple[float, float] | None = None
     lost: str | None = None
+    lack: Lack | None = None
     mends: bool = False
     memory: float | None = None
+    ephemeral: float = 0.0
+    busy: float | None = None
+    gpu: DeviceSample | None = None
 
+
+#: The gate of a device that is not shared by lanes.
+_FREE = contextlib.nullcontext()
 
 #: The number of the emulated device that a worker process stands for.
 DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
@@ -218,6 +235,8 @@ class Worker:
         self._reported = 0
         self._has_checkpoint = False
         self._follower: LoopThread | None = None
+        self._lane: LaneMember | None = None
+        self._gpu = GpuProbe()
         self._last_metrics: dict[str, Any] = {}
         self._resume: Commit | None = None
         #: The latest (iteration, result) that Tune was given; what a commit has and Tune missed, to be given first.
@@ -230,8 +249,11 @@ class Worker:
 
     # --- a trial's leader
 
-    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> None:
-        """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged."""
+    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
+        """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged.
+
+        Returns what the device lacks for it; it is not loaded then.
+        """
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.loaded()
@@ -253,9 +275,21 @@ class Worker:
             note=self._note,
             brief=_brief,
         )
-        self._trainable = trainable_cls(**kwargs)
+        if spec.lanes is not None:
+            self._lane = LaneMember(spec.trial, spec.lanes, spec.device)
+            lack = self._lane.settle(spec.ticket)
+            if lack is not None:
+                return lack
+        try:
+            self._trainable = trainable_cls(**kwargs)
+        except Exception as error:
+            lack = self._lane.failed(error) if self._lane is not None else None
+            if lack is None:
+                raise
+            return lack
         if resume is not None:
             self._continue_from(resume)
+        return None
 
     def _newest(self, stores: list[CommitStore], mark: str) -> Commit | None:
         """The commit to go on from: the leader's own, or that of a follower that outlived it."""
@@ -286,10 +320,13 @@ class Worker:
             self._recent.popleft()
         return _Note(self._trainable.iteration, self._trainable._time_total, list(self._recent))
 
-    def train(self, reform: Reform | None = None) -> Outcome:
-        """Run until the next iteration that Tune has not seen, and return it."""
-        trainable, session = self._trainable, self._session
-        assert trainable is not None and session is not None, f"{self._name} hosts no trial"
+    def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> Outcome:
+        """Run until the next iteration that Tune has not seen, and return it.
+
+        ``reform``: the group to become at the next boundary. ``ticket``: set if the device is shared now.
+        """
+        trainable, session, spec = self._trainable, self._session, self._spec
+        assert trainable is not None and session is not None and spec is not None, f"{self._name} hosts no trial"
         if reform is not None:
             session.direct(reform)
         if self._missed:
@@ -297,15 +334,24 @@ class Worker:
             self._reported = result["training_iteration"]
             self._recent.append((self._reported, result))
             return Outcome(result, self._kind(), result["time_this_iter_s"])
+        lack = self._lane.settle(ticket) if self._lane is not None else None
+        if lack is not None:
+            return Outcome({}, self._kind(), 0.0, lack=lack)
         before = session.last_reform
         while True:
             started = time.perf_counter()
             try:
-                if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
-                    session.boundary()
-                result = trainable.train()
+                with self._lane.iteration() if self._lane is not None else _FREE:
+                    if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
+                        session.boundary()
+                    result = trainable.train()
             except GroupLost as error:
                 return Outcome({}, self._kind(), 0.0, lost=str(error))
+            except Exception as error:
+                lack = self._lacking(error)
+                if lack is None:
+                    raise
+                return Outcome({}, self._kind(), 0.0, lack=lack)
             seconds = time.perf_counter() - started
             if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
                 break
@@ -317,7 +363,7 @@ class Worker:
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
             seconds = max(0.0, seconds - reformed[1])
-        return Outcome(
+        outcome = Outcome(
             result=result,
             kind=self._kind(),
             seconds=seconds,
@@ -325,8 +371,22 @@ class Worker:
             address=session.address,
             reformed=reformed,
             mends=session.mends,
-            memory=self._memory(),
         )
+        if self._lane is None:
+            outcome.memory = self._memory()
+        elif self._lane.need is not None:
+            outcome.memory, outcome.ephemeral = sum(self._lane.need), self._lane.need[1]
+            outcome.busy = self._lane.busy
+        outcome.gpu = self._gpu.sample() if spec.device == "cuda" else None
+        if outcome.gpu is not None and outcome.busy is None:
+            outcome.busy = outcome.gpu.utilisation
+        return outcome
+
+    def _lacking(self, error: Exception) -> Lack | None:
+        """What the device lacks for the trial, if that is what an iteration raised."""
+        if self._lane is None:
+            return None
+        return self._lane.refused(error) if isinstance(error, StaleToken) else self._lane.failed(error)
 
     def _memory(self) -> float | None:
         assert self._spec is not None
@@ -427,6 +487,17 @@ class Worker:
 
         Returns: None when the worker may serve others, else why it must be replaced.
         """
+        if self._lane is not None:
+            self._lane.lift()
+        try:
+            return self._unload()
+        finally:
+            # The trial's memory is free, or this process is about to be replaced.
+            lane, self._lane = self._lane, None
+            if lane is not None:
+                lane.leave()
+
+    def _unload(self) -> str | None:
         trainable, session = self._trainable, self._session
         self._trainable = self._session = None
         trouble = None

@@ -8,6 +8,7 @@ share each. One that is *leaving* keeps its tenants until they go and gets no ot
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from fluidtune.engine.trial import EngineError
 
@@ -126,12 +127,11 @@ class Devices:
     def _first(self, devices: list[int]) -> int:
         return next((device for device in devices if device not in self.cold), devices[0])
 
-    def pick_share(self, limit: int, forbid: str | None = None) -> int | None:
-        """A packed device with a free share of 1/``limit`` or more: the least crowded, then the lowest."""
+    def open_shares(self, limit: int, forbid: str | None = None) -> Iterator[int]:
+        """Packed devices with a free share of 1/``limit`` or more: the least crowded first, then the lowest."""
         for _, device in self._open:
             if self.packing[device] <= limit and self.node[device] != forbid:
-                return device
-        return None
+                yield device
 
     def pick_near(self, device: int, count: int, forbid: str | None = None) -> list[int]:
         """Up to ``count`` idle devices: those on ``device``'s node first, then by number."""

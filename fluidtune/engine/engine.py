@@ -21,6 +21,7 @@ from fluidtune.engine.messages import (
     GroupAnnounced,
     Instruction,
     KindFound,
+    NeedFound,
     Release,
     Resized,
     ResizeFailed,
@@ -32,6 +33,7 @@ from fluidtune.engine.messages import (
 from fluidtune.engine.packing import MOST_PACKED, judge, note, seek
 from fluidtune.engine.placing import hungry, place
 from fluidtune.engine.resizing import evacuate, rebalance, shrink_for, shrink_slower
+from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.speed import Pool
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Group, Trial, TrialView
@@ -43,12 +45,14 @@ class Engine:
     ``max_packing``: c, how many trials may share one device (1: none, unless a script asks for it by a share
     below 1 or a concurrency above the number of devices; None: found out while trials train, up to
     ``most_packed``, see `packing`). ``max_workers``: d, the widest a trial may get (None: all devices).
-    ``resize_seconds``: epsilon until the first resize was measured.
+    ``resize_seconds``: epsilon until the first resize was measured. ``lanes``: the policy under which trials share
+    a device, whose memory then limits packing as well (`sharing`); None: they share it by count.
     """
 
     def __init__(
         self,
         *,
+        lanes: str | None = None,
         max_packing: int | None = 1,
         most_packed: int = MOST_PACKED,
         max_workers: int | None = None,
@@ -60,7 +64,8 @@ class Engine:
             raise EngineError(f"max_workers is {max_workers!r}, expected >= 1, or None for all devices")
         if not (math.isfinite(resize_seconds) and resize_seconds >= 0):
             raise EngineError(f"resize_seconds is {resize_seconds!r}, expected seconds >= 0")
-        self._state = State(max_packing, max_workers, resize_seconds, most_packed)
+        sharing = None if lanes is None else Sharing(lanes)
+        self._state = State(max_packing, max_workers, resize_seconds, most_packed, sharing)
         #: Instructions of events taken since the last decision; empty between calls unless one raised.
         self._undelivered: list[Instruction] = []
 
@@ -135,7 +140,9 @@ class Engine:
 
     def trial(self, name: str) -> TrialView:
         """One trial. Raises EngineError if it was never added."""
-        trial = self._known(name)
+        trial, sharing = self._known(name), self._state.sharing
+        need = None if sharing is None else sharing.need(trial)
+        least = None if sharing is None else sharing.least.get(name)
         return TrialView(
             trial=name,
             group=trial.group.name,
@@ -145,12 +152,15 @@ class Engine:
             devices=trial.devices,
             resizing_to=trial.resizing_to,
             share=trial.share,
-            width=trial.width,
+            width=trial.width if sharing is None or not trial.devices else self._state.width(trial),
             iterations=trial.iterations,
             done=trial.done,
             height=self._state.height(trial),
             seconds=trial.speed.by_width(),
             gained=trial.gained,
+            rung=trial.rung,
+            need=None if need is None else (float(need.persistent), float(need.ephemeral)),
+            least=None if least is None else (float(least.persistent), float(least.ephemeral)),
         )
 
     def group_seconds(self, group: str) -> dict[float, float]:
@@ -218,10 +228,11 @@ class Engine:
         trial = state.trials.get(event.trial)
         number = state.next_number()
         if trial is None:
-            trial = Trial(event.trial, group, event.kind, share, event.iterations, number)
+            trial = Trial(event.trial, group, event.kind, share, event.iterations, number, target=event.iterations)
             state.trials[event.trial] = trial
         elif trial.status in ("paused", "ended"):
-            trial.group, trial.asked_share, trial.iterations = group, share, event.iterations
+            trial.group, trial.asked_share = group, share
+            trial.set_budget(event.iterations)
             trial.number = number
             # The shell may add it as plain again; what was found while it ran is known better here.
             trial.kind = event.kind if event.kind != "plain" else trial.kind
@@ -243,7 +254,7 @@ class Engine:
     def _(self, event: BudgetChanged, now: float) -> Iterable[Instruction]:
         trial = self._known(event.trial)
         self._check_iterations(event.trial, event.iterations)
-        trial.iterations = event.iterations
+        trial.set_budget(event.iterations)
         if trial.status == "waiting":
             self._state.waiting.remove(trial.name)
             self._state.waiting.put(trial, self._state.path(trial))
@@ -259,16 +270,20 @@ class Engine:
             return ()
         state = self._state
         if event.memory is not None:
-            if not (math.isfinite(event.memory) and event.memory >= 0):
-                raise EngineError(f"{event!r}: expected memory as a part of a device's, finite and >= 0")
+            self._check_memory(event)
             state.memory = max(state.memory or 0.0, event.memory)
+            if state.sharing is not None:
+                alone = len(trial.devices) == 1 and len(state.devices.tenants[trial.devices[0]]) == 1
+                state.sharing.found(trial, event.memory, event.ephemeral, event.compute if alone else None)
         # Who shares the device is known best here: alone on a packed device means width 1.
         packed = event.width <= 1 and len(trial.devices) == 1
         width = state.width(trial) if packed else event.width
         note(state, trial, event.seconds, now)
         trial.settled = True
         news = False
-        if not packed or all(state.trials[name].settled for name in state.devices.tenants[trial.devices[0]]):
+        # Under a policy that lets others go first there is no telling at which width it ran.
+        settled = all(state.trials[name].settled for name in state.devices.tenants[trial.devices[0]])
+        if not packed or (settled and width > 0):
             news = trial.speed.record(width, event.seconds)
             trial.group.pool.record(trial.name, trial.speed, width)
         trial.done += 1
@@ -282,6 +297,14 @@ class Engine:
             news = news or not trial.cooldown
         if news and trial.kind != "plain" and state.is_worth_growing(trial):
             state.reconsider = True
+        return ()
+
+    @_take.register
+    def _(self, event: NeedFound, now: float) -> Iterable[Instruction]:
+        trial = self._known(event.trial)
+        self._check_memory(event)
+        if self._state.sharing is not None:
+            self._state.sharing.lacked(trial, event.memory, event.ephemeral)
         return ()
 
     @_take.register
@@ -344,6 +367,15 @@ class Engine:
     def _check_iterations(name: str, iterations: float | None) -> None:
         if iterations is not None and not (math.isfinite(iterations) and iterations >= 0):
             raise EngineError(f"trial {name!r}: iterations is {iterations!r}, expected >= 0 or None")
+
+    @staticmethod
+    def _check_memory(event: Result | NeedFound) -> None:
+        memory, ephemeral = event.memory, event.ephemeral
+        assert memory is not None
+        if not (math.isfinite(memory) and memory >= 0 and 0 <= ephemeral <= memory):
+            raise EngineError(
+                f"{event!r}: expected memory as a part of a device's, finite and >= 0, and ephemeral as a part of it"
+            )
 
     @staticmethod
     def _not_running(trial: Trial, event: Event) -> bool:

@@ -104,13 +104,25 @@ class BudgetChanged(Event):
 class Result(Event):
     """One iteration was done: in ``seconds``, at ``width`` (what it really ran at).
 
-    ``memory``: the part of its device's memory that the trial needs; None: nobody knows.
+    ``memory``: the part of its device's memory that the trial needs; None: nobody knows. ``ephemeral``: how much of
+    that lives within an iteration only. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
     """
 
     trial: str
     seconds: float
     width: float
     memory: float | None = None
+    ephemeral: float = 0.0
+    compute: float | None = None
+
+
+@dataclass(frozen=True)
+class NeedFound(Event):
+    """A trial could not go on with less than these parts of its device's memory; see `Result`."""
+
+    trial: str
+    memory: float
+    ephemeral: float
 
 
 @dataclass(frozen=True)

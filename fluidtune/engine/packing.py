@@ -42,7 +42,7 @@ def seek(state: State, now: float) -> list[Instruction]:
         return out
     fits = count if search is None else _fitting(state)
     while (trial := _next(state)) is not None and state.packing_limit(trial) >= count:
-        device = _candidate(state, min(count, fits))
+        device = _candidate(state, trial, min(count, fits))
         if device is None:
             break
         out.append(_join(state, trial, device, count, now))
@@ -52,9 +52,9 @@ def seek(state: State, now: float) -> list[Instruction]:
     trial = _next(state)
     device = None
     if trial is not None and trial.kind != "plain" and search.firsts:
-        device = _candidate(state, count, together=now)
+        device = _candidate(state, trial, count, together=now)
     if trial is not None and device is None and not out and _long(trial):
-        device = _candidate(state, count, measured=True)
+        device = _candidate(state, trial, count, measured=True)
     if trial is not None and device is not None:
         search.count, search.device, search.newcomer = count, device, trial.name
         before = (state.trials[name] for name in state.devices.tenants[device])
@@ -173,21 +173,27 @@ def _next(state: State) -> Trial | None:
     return trial if trial.asked_share == 1 else None
 
 
-def _candidate(state: State, count: int, measured: bool = False, together: float | None = None) -> int | None:
-    """A device that holds fewer than ``count`` trials and may hold one more.
+def _candidate(
+    state: State, newcomer: Trial, count: int, measured: bool = False, together: float | None = None
+) -> int | None:
+    """A device that holds fewer than ``count`` trials and has room for one more.
 
     For a try it must hold one fewer. ``measured``: their speeds are known. ``together``: they start at this very time.
     """
     least = count - 1 if measured or together is not None else 1
+    found: dict[int, list[Trial]] = {}
     for device, tenants in state.devices.tenants.items():
         if not least <= len(tenants) < count or device in state.devices.leaving:
             continue
         trials = [state.trials[name] for name in tenants]
         if not all(map(_stays, trials)) or (measured and not all(map(_measured, trials))):
             continue
-        if together is None or all(trial.since == together and not trial.settled for trial in trials):
+        if together is not None and not all(trial.since == together and not trial.settled for trial in trials):
+            continue
+        if state.sharing is None:
             return device
-    return None
+        found[device] = trials
+    return None if state.sharing is None else state.sharing.choose(newcomer, found)
 
 
 def _stays(trial: Trial) -> bool:

@@ -94,14 +94,14 @@ def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[t
     device = state.devices.pick_idle(hold, state.hold, roomiest=extra > 0)
     if device is not None:
         return (device, *state.devices.pick_near(device, extra, hold)), packing
-    device = state.devices.pick_share(state.packing_limit(trial), hold)
+    device = state.pick_share(trial, hold)
     return (() if device is None else (device,)), packing
 
 
 def _packing(state: State, trial: Trial) -> int:
     """Into how many shares an idle device is divided for it: c if StaticFluid packs it, else as asked."""
     if planned(state, trial) < 1:
-        return state.packing_limit(trial)
+        return min(state.packing_limit(trial), max(state.fitting_packing, state.asked_packing(trial)))
     return state.asked_packing(trial)
 
 
@@ -130,7 +130,7 @@ def _plan(state: State) -> None:
     trials = [trial for trial in map(state.trials.__getitem__, batch) if trial.gang == 1]
     loads = [state.load(trial) for trial in trials]
     d = max((state.widest(trial) for trial in trials), default=1)
-    widths = static_fluid(loads, len(state.devices), c=state.max_packing, d=d)
+    widths = static_fluid(loads, len(state.devices), c=state.fitting_packing, d=d)
     for group in {trial.group.name: trial.group for trial in trials}.values():
         group.work = 0.0
     for trial, load in zip(trials, loads, strict=True):
@@ -149,6 +149,8 @@ def planned(state: State, trial: Trial) -> float:
         return 1.0
     if trial.planned is None:
         rest = TrialLoad("", state.planned_height)
-        widths = static_fluid([state.load(trial), rest], len(state.devices), c=state.max_packing, d=state.widest(trial))
+        widths = static_fluid(
+            [state.load(trial), rest], len(state.devices), c=state.fitting_packing, d=state.widest(trial)
+        )
         trial.planned = float(widths[trial.name])
     return trial.planned

@@ -5,11 +5,13 @@ Decides nothing: `engine` turns events into calls of this module, `placing` and 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from fluidtune.engine.devices import Devices
 from fluidtune.engine.messages import Release
+from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.speed import TRUSTED, Pool, scaled, widest_paying
 from fluidtune.engine.trial import Group, Status, Trial
 from fluidtune.engine.waiting import Waiting
@@ -55,7 +57,12 @@ class State:
     """The books of one engine."""
 
     def __init__(
-        self, max_packing: int | None, max_workers: int | None, resize_seconds: float, most_packed: int = 4
+        self,
+        max_packing: int | None,
+        max_workers: int | None,
+        resize_seconds: float,
+        most_packed: int = 4,
+        sharing: Sharing | None = None,
     ) -> None:
         #: c: how many trials may share a device, if nobody asked for more; as far as is known if it is searched for.
         self.max_packing = max_packing or 1
@@ -65,6 +72,8 @@ class State:
         self.search = Search() if max_packing is None else None
         #: The largest part of a device's memory that a trial was seen to need, None while none was.
         self.memory: float | None = None
+        #: What trials need and who shares with whom; None: a device is shared by count alone.
+        self.sharing = sharing
         #: d: the widest a trial may get; None: all devices.
         self.max_workers = max_workers
         #: epsilon while no resize was measured.
@@ -148,7 +157,9 @@ class State:
         return max(height, group.work) + group.tail * self.base(trial) if group.tail else height
 
     def seconds_left(self, trial: Trial, width: float) -> float:
-        """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio."""
+        """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio; 0: for ever."""
+        if width <= 0:
+            return math.inf
         seconds = trial.speed.seconds(width)
         if seconds is None or (width != self.width(trial) and trial.speed.count(width) < TRUSTED):
             beta = trial.speed.beta()
@@ -158,10 +169,16 @@ class State:
         return self.iterations_left(trial) * seconds
 
     def width(self, trial: Trial) -> float:
-        """Width it really runs at: alone on a packed device it has all of it."""
+        """Width it really runs at: alone on a packed device it has all of it, else its share under the policy.
+
+        0 where the policy lets others go first.
+        """
         if len(trial.devices) != 1:
             return len(trial.devices)
-        return 1 / len(self.devices.tenants[trial.devices[0]])
+        tenants = self.devices.tenants[trial.devices[0]]
+        if self.sharing is None or len(tenants) == 1:
+            return 1 / len(tenants)
+        return self.sharing.width(trial, [(self.trials[name], self.height(self.trials[name])) for name in tenants])
 
     def load(self, trial: Trial) -> TrialLoad:
         """The trial as planning wants it."""
@@ -219,6 +236,22 @@ class State:
         asked = self.asked_packing(trial)
         unpacked = not trial.group.synchronous and trial.group.concurrency is None and self.search is None
         return asked if unpacked else max(self.max_packing, asked)
+
+    @property
+    def fitting_packing(self) -> int:
+        """c: the smaller of that by speed (given, or found out) and that by memory, as far as it is known."""
+        return self.max_packing if self.sharing is None else min(self.max_packing, self.sharing.limit())
+
+    def pick_share(self, trial: Trial, forbid: str | None) -> int | None:
+        """A packed device with a free share for ``trial``, None if there is none."""
+        limit = self.packing_limit(trial)
+        if self.sharing is None:
+            return next(self.devices.open_shares(limit, forbid), None)
+        there = {
+            device: [self.trials[name] for name in self.devices.tenants[device]]
+            for device in self.devices.open_shares(limit, forbid)
+        }
+        return self.sharing.choose(trial, there)
 
     def asked_packing(self, trial: Trial) -> int:
         """How many per device the script itself asked for, by its share or its concurrency."""

@@ -80,7 +80,18 @@ class Trial:
     done: int = 0
     #: Seconds that widths above 1 saved against one worker, less the pauses of its resizes.
     gained: float = 0.0
+    #: How often Tune has given it a longer budget.
+    rung: int = 0
+    #: Iterations, all told, at which its budget ends; None: nobody knows.
+    target: float | None = None
     speed: Speed = field(default_factory=Speed)
+
+    def set_budget(self, iterations: float | None) -> None:
+        """So many iterations are left. More in all than before: it was promoted."""
+        target = None if iterations is None else self.done + iterations
+        if target is not None and self.target is not None and target > self.target:
+            self.rung += 1
+        self.iterations, self.target = iterations, target
 
     @property
     def gang(self) -> int:
@@ -114,7 +125,8 @@ class TrialView:
     resizing_to: tuple[int, ...] | None
     #: Part of each device that it was given, 0.0 while it does not run.
     share: float
-    #: Workers: a share below 1, or a whole number; 0 while it does not run.
+    #: Workers: a share below 1, or a whole number; 0 while it does not run. Under a lane policy the share that
+    #: this gives it beside those that are there.
     width: float
     #: Iterations left, None if unknown.
     iterations: float | None
@@ -126,3 +138,10 @@ class TrialView:
     seconds: dict[float, float]
     #: Seconds that growing saved so far, less what its resizes cost.
     gained: float
+    #: How often Tune has given it a longer budget.
+    rung: int
+    #: Parts of a device's memory that it needs, (persistent, ephemeral): its own, else what others of its job need.
+    #: None if nobody knows, and where devices are shared by count.
+    need: tuple[float, float] | None
+    #: What it must not be promised less than, likewise: it lacked that much before.
+    least: tuple[float, float] | None

@@ -66,6 +66,22 @@ SCHEMA: dict[str, EventSchema] = {
         {"device": "device number"},
         {"reason": "why, in words"},
     ),
+    "device_sample": EventSchema(
+        "What NVML says of a GPU, every few seconds while trials iterate on it. Never without a driver.",
+        {
+            "device": "device number",
+            "utilisation": "part of the last moment in which a kernel ran, 0 to 1, or null (MIG)",
+            "memory_used": "bytes",
+            "memory_total": "bytes",
+            "processes": "bytes by process id, an object; empty where the driver does not tell",
+        },
+        {
+            "index": "NVML's number of it",
+            "uuid": "NVML's id",
+            "name": "what it is",
+            "mig": "true if it is divided by MIG",
+        },
+    ),
     "group_announced": EventSchema(
         "A TrialGroup exists.",
         {
@@ -107,6 +123,7 @@ SCHEMA: dict[str, EventSchema] = {
             "width": "the width that it really ran at, in devices",
             "metric": "the metric's value, or null",
         },
+        {"memory": "with lanes: parts of a device's memory that it needs, [persistent, ephemeral], as measured"},
     ),
     "trial_silent": EventSchema(
         "The trial has not reported for much longer than its iterations took before. It keeps its devices.",
@@ -169,6 +186,15 @@ SCHEMA: dict[str, EventSchema] = {
             "trial": _TRIAL,
             "iteration": "the last iteration in that commit",
             "reason": "what was lost, in words",
+        },
+    ),
+    "room_lacking": EventSchema(
+        "With lanes: the memory of the trial's device has no room for it; it goes back to the queue.",
+        {
+            "trial": _TRIAL,
+            "device": "device number",
+            "memory": "parts of a device's memory that it needs, [persistent, ephemeral], or null where nobody knows",
+            "reason": "why, in words",
         },
     ),
     "run_ended": EventSchema(

@@ -380,6 +380,7 @@ def utilisation_figure(
         _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
         for row, device in enumerate(busy.devices):
             _draw_use(below, x, busy.devices[device], rows - 1 - row, 0.86, colour, number == 0, None)
+    _draw_samples(below, ours, uses[0], unit)
     names = list(max(uses, key=lambda use: len(use.available)).available)
     _finish_above(above, f"{_title(ours, uses[0])}: devices held by trials")
     _device_ticks(below, names, 0.0)
@@ -397,6 +398,21 @@ def utilisation_figure(
     _polish(below)
     below.tick_params(axis="y", length=0)
     return figure
+
+
+def _draw_samples(axes: Axes, events: Events, use: Occupancy, unit: float) -> None:
+    """What NVML measured of each of our devices, over the part that trials held."""
+    rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
+    found: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["event"] == "device_sample" and event["utilisation"] is not None and event["device"] in rows:
+            at = (event["t"] - use.start) / unit
+            found.setdefault(event["device"], []).append((at, rows[event["device"]] + 0.86 * event["utilisation"]))
+    for number, points in enumerate(found.values()):
+        label = "computing, by NVML" if number == 0 else None
+        axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, label=label, zorder=5)
+    if found:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=8.5, frameon=False, borderaxespad=0.2)
 
 
 def _finish_above(axes: Axes, title: str) -> None:

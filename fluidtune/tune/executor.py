@@ -10,6 +10,7 @@ from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune import compat
+from salus_share import SalusError, policy
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class FluidExecutor:
         backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
         arbiter: "auto": the job shares the Ray cluster with others, its devices are leased by the cluster's arbiter,
             which is started if there is none. None: the job holds all of its devices.
+        lanes: how trials that share a device do so, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO",
+            or "module:Class" of your own): memory limits packing too, every trial is held to its part, and passes a
+            gate at every iteration. None: a device is shared by count alone.
+        device_memory: bytes that the trials of one device may use together, with lanes. One that is
+            alone there is held to them, too. None: all that a GPU has, or a core's part of its node's memory.
         profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
             one's file. None: a task of which one trial fills half a GPU.
 
@@ -40,11 +46,13 @@ class FluidExecutor:
     backend: str = "torch"
     arbiter: str | None = None
     profile: Profile | str | None = None
+    lanes: str | None = None
+    device_memory: int | None = None
 
     def __post_init__(self) -> None:
         compat.check_ray_version()
         spec = DeviceSpec.parse(self.devices)
-        for name in ("max_packing", "max_workers"):
+        for name in ("max_packing", "max_workers", "device_memory"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
@@ -60,6 +68,18 @@ class FluidExecutor:
                 f"profile={self.profile!r} is for emulated devices and devices={self.devices!r} are none; "
                 'use devices="emulated:N", or leave the profile out'
             )
+        if self.lanes is not None:
+            if emulated:
+                raise FluidTuneError(
+                    f"lanes={self.lanes!r}: emulated devices have no memory to divide; leave lanes out, "
+                    "the profile says what neighbours cost"
+                )
+            try:
+                policy(self.lanes)
+            except SalusError as error:
+                raise FluidTuneError(f"lanes={self.lanes!r}: {error}") from None
+        elif self.device_memory is not None:
+            raise FluidTuneError(f'device_memory={self.device_memory} is for lanes; add lanes="HPT", or leave it out')
         if emulated:
             self.emulated_profile()  # raises for a bad one
         if self.max_workers and spec and spec.count and self.max_workers > spec.count:

@@ -7,8 +7,10 @@ manager does) and takes no scheduling decision (the engine does).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
+import shutil
 import tempfile
 import threading
 import time
@@ -28,6 +30,8 @@ from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
+from fluidtune.cluster.gpu import SAMPLE_S
+from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info, Outcome, delete_commits, overrides_checkpointing
 from fluidtune.engine import Engine
@@ -39,6 +43,8 @@ from fluidtune.tune import logs
 from fluidtune.tune.run import Run
 from fluidtune.tune.shared import LeasedDevices, Progress
 from fluidtune.tune.silence import Silence
+from salus_share.board import home
+from salus_share.telemetry import DeviceSample
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +101,11 @@ class Job:
             work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
         self.pool = WorkerPool(self.layout, self.reservation, self.name)
+        #: The policy of devices that several trials share, None: shared by count alone, or never.
+        self.lanes = settings.lanes if self.layout.packing > 1 else None
+        self._device_memory = settings.device_memory
         self.engine = Engine(
+            lanes=self.lanes,
             max_packing=None if search else settings.max_packing or 1,
             most_packed=self.layout.packing,
             max_workers=settings.max_workers,
@@ -120,6 +130,10 @@ class Job:
         self._waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
         self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
+        self._gpu_busy = Gauge("fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("job", "device"))
+        self._gpu_memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
+        #: When each device was last looked at: its trials all do.
+        self._looked: dict[int, float] = {}
         self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
 
     @staticmethod
@@ -329,19 +343,62 @@ class Job:
         self._busy.set(len({d for devices in self._in_use.values() for d in devices}), {"job": self.name})
         return instructions
 
+    def lane_settings(self, device: int) -> LaneSettings | None:
+        """How the trials of this device share it."""
+        if self.lanes is None:
+            return None
+        cores = self.layout.bundle.get("CPU", 1.0)
+        return LaneSettings(self._lanes_of(device), self.lanes, self._device_memory, cores)
+
+    def _lanes_of(self, device: int) -> str:
+        return f"fluidtune-{self.name}-{device}"
+
+    def ticket(self, run: Run) -> Ticket | None:
+        """What the trial shares its device with, None while it has it alone."""
+        if self.lanes is None:
+            return None
+        view = self.engine.trial(run.id)
+        if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
+            return None
+        return Ticket(view.need, view.height, view.rung, view.least)
+
     def result(self, run: Run, outcome: Outcome) -> None:
         self.silence.heard(run.id, outcome.seconds)
         metric = self._scheduler.metric
         value = outcome.result.get(metric) if metric else None
+        memory = {}
+        if self.lanes is not None and outcome.memory is not None:
+            memory = {"memory": [outcome.memory - outcome.ephemeral, outcome.ephemeral]}
         self._log.write(
             "trial_result",
             trial=run.id,
             iteration=run.delivered,
             seconds=outcome.seconds,
-            width=float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0])))),
+            width=self._width(run),
             metric=float(value) if isinstance(value, (int, float)) else None,
+            **memory,
         )
         self._iterations.inc(1, {"job": self.name})
+        if outcome.gpu is not None:
+            self.sampled(run.devices[0], outcome.gpu)
+
+    def _width(self, run: Run) -> float:
+        """What the trial really runs at: workers, or its share of one device beside those that are there."""
+        if run.width > 1 or self.lanes is None:
+            return float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0]))))
+        return self.engine.trial(run.id).width
+
+    def sampled(self, device: int, sample: DeviceSample) -> None:
+        """NVML's view of a device, from one of its workers."""
+        now = time.monotonic()
+        if now - self._looked.get(device, -math.inf) < SAMPLE_S / 2:
+            return
+        self._looked[device] = now
+        self._log.write("device_sample", device=device, **sample.as_fields())
+        tags = {"job": self.name, "device": str(device)}
+        self._gpu_memory.set(sample.memory_used, tags)
+        if sample.utilisation is not None:
+            self._gpu_busy.set(sample.utilisation, tags)
 
     def resized(self, run: Run, seconds: float) -> None:
         self._log.write("resized", trial=run.id, devices=list(run.wanted), seconds=seconds)
@@ -433,6 +490,10 @@ class Job:
         self.reservation.remove()
         if self.emulation is not None:
             os.unlink(self.emulation.board)
+        if self.lanes is not None:
+            for device in range(self.layout.count):
+                # Of this node; on others their lane services leave a log and two lock files, empty.
+                shutil.rmtree(home(self._lanes_of(device)), ignore_errors=True)
         # Tune has saved its final state before it cleans up.
         self._delete_commits()
         trials = list(trials)

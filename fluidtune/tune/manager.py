@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 
+from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec, Outcome
 from fluidtune.engine import messages as m
@@ -265,6 +266,8 @@ class FluidActorManager:
             backend=self._job.backend,
             device=self._job.torch_device,
             emulation=self._job.emulation,
+            lanes=self._job.lane_settings(run.devices[0]),
+            ticket=self._job.ticket(run),
         )
 
     def _loaded(self, run: Run, worker: PooledWorker, value: Any) -> None:
@@ -274,6 +277,8 @@ class FluidActorManager:
             self._worker_died(run, worker, value)
         elif isinstance(value, Exception):
             self._fail(run, value)
+        elif isinstance(value, Lack):
+            self._lacks(run, value)
         elif run.started:
             self._recovered(run)
         else:
@@ -315,7 +320,8 @@ class FluidActorManager:
             # The leader keeps it until a boundary at which the new workers have announced themselves.
             reform, run.reform = run.reform, None
             run.reforming = run.reforming or reform is not None
-            task.future = method.remote(reform) if reform is not None else method.remote()
+            ticket = self._job.ticket(run)
+            task.future = method.remote(reform, ticket) if reform or ticket else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
         self._crew.track(task.future, partial(self._answered, run, task))
@@ -328,6 +334,9 @@ class FluidActorManager:
             return
         if isinstance(value, Outcome) and value.lost:
             self._recover(run, f"its group broke: {value.lost}")
+            return
+        if isinstance(value, Outcome) and value.lack is not None:
+            self._lacks(run, value.lack)
             return
         if isinstance(value, Exception) and task.on_error is None:
             self._fail(run, value)  # a restore or save of our own: it cannot be got on from where Tune thinks it is
@@ -356,7 +365,8 @@ class FluidActorManager:
             self._resizer.done(run, *outcome.reformed)
         if compat.RESULT_DUPLICATE not in outcome.result:
             run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
-            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, outcome.memory))
+            memory, ephemeral = outcome.memory, outcome.ephemeral
+            self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, memory, ephemeral, outcome.busy))
             self._job.result(run, outcome)
         if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.
@@ -385,6 +395,19 @@ class FluidActorManager:
         self._unload(run, self._job.patience, moved)
 
     # --- losses
+
+    def _lacks(self, run: Run, lack: Lack) -> None:
+        """Its device has no room for the trial: it goes on where there is, from where as little as possible is lost."""
+        if lack.need is not None:
+            persistent, ephemeral = lack.need
+            self._crew.events.append(m.NeedFound(run.id, persistent + ephemeral, ephemeral))
+        self._job.log("room_lacking", trial=run.id, device=run.devices[0], memory=lack.need, reason=lack.reason[:500])
+        movable = run.live and (run.at_own_checkpoint() or self._job.commits(run) or self._job.saves(run))
+        if lack.between and movable:
+            run.suspend, run.tasks[0].issued = True, False
+            self._issue(run)
+        else:
+            self._recover(run, lack.reason)
 
     def _worker_died(self, run: Run, worker: PooledWorker | None, error: Exception) -> None:
         if worker is not None:

@@ -197,6 +197,34 @@ def test_the_other_run_is_on_the_same_axes():
     assert texts == ["FluidTune: 74% held, 10 s", "stock Ray Tune: 50% held, 20 s"]
 
 
+def test_what_nvml_measured_is_drawn_over_each_device():
+    def sample(t, device, utilisation):
+        return ev(
+            t,
+            "device_sample",
+            device=device,
+            utilisation=utilisation,
+            memory_used=1,
+            memory_total=2,
+            processes={},
+        )
+
+    events = [
+        begin(0, 2),
+        started(0, "a", 0, 1),
+        sample(2, 0, 0.5),
+        sample(4, 1, None),
+        sample(6, 0, 1.0),
+        ended(10, "a"),
+    ]
+    below = utilisation_figure(events).axes[1]
+    drawn = [line for line in below.lines if line.get_label() == "computing, by NVML"]
+    assert len(drawn) == 1
+    assert drawn[0].get_ydata() == pytest.approx([1 + 0.43, 1 + 0.86])
+    assert [text.get_text() for text in below.get_legend().get_texts()] == ["computing, by NVML"]
+    assert not [line for line in utilisation_figure(events[:2]).axes[1].lines if "NVML" in str(line.get_label())]
+
+
 @pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
 def test_a_run_without_anything_can_be_drawn(tmp_path, events):
     assert timeline_png(events, tmp_path / "a" / "t.png").read_bytes().startswith(PNG)

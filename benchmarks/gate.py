@@ -1,0 +1,149 @@
+"""What the gate costs an iteration when nobody else wants the lane.
+
+``python -m benchmarks.gate --json [--quick]``. Sides, microseconds per pass (in and out): `gate` with another process
+of the lane there but idle, and `socket`, a question to a process over a local socket and its answer, once each way in
+and out, which is what a gate would cost that a service keeps. ``ratio`` is socket's over gate's. `alone` is a trial
+alone on its device, and `worker` one in a worker of FluidTune with `lanes` switched on, whose memory is measured and
+who passes no gate. `lone_loss` is the part that a trial alone loses with iterations of 10 ms: the cost of a pass over
+them, and `lone_loss_measured` the same by running them with and without a gate in turn, which is as exact as the
+machine is quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.common import finish, parser, result, say
+from benchmarks.salus_jobs import device_home, spin, together
+from fluidtune.cluster.lanes import LaneMember, LaneSettings
+from salus_share.board import IDLE, Board
+from salus_share.gate import Gate
+
+ITERATION_S = 0.010
+
+
+def seat(directory: Path, name: str, token: int) -> Gate:
+    """A gate of an admitted trial of this process, in lane 0."""
+    board = Board(directory)
+    with board.lock():
+        made = board.take_seat(name, os.getpid())
+        made.lane, made.token, made.arrival, made.state = 0, token, token, IDLE
+        board.write(made)
+    return Gate(board, made.index, token)
+
+
+def passes(begin: Any, directory: str, count: int, idle: bool) -> float:
+    """Seconds per pass; the median of ten groups. ``idle``: only be there."""
+    gate = seat(Path(directory), "idle" if idle else "busy", 2 if idle else 1)
+    over = Path(directory) / "over"
+    begin()
+    if idle:
+        while not over.exists():
+            time.sleep(0.05)
+        return 0.0
+    groups = []
+    for _ in range(10):
+        started = time.perf_counter()
+        for _ in range(count // 10):
+            with gate.iteration():
+                pass
+        groups.append((time.perf_counter() - started) / (count // 10))
+    over.touch()
+    return median(groups)
+
+
+def answers(begin: Any, address: str, count: int, serves: bool) -> float:
+    """Seconds per two questions and answers, asked or answered here."""
+    if serves:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(address)
+            listener.listen()
+            begin()
+            link, _ = listener.accept()
+            while packet := link.recv(64):
+                link.send(packet)
+        return 0.0
+    begin()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.connect(address)
+        started = time.perf_counter()
+        for _ in range(2 * count):
+            link.send(b"may I?")
+            link.recv(64)
+        return (time.perf_counter() - started) / count
+
+
+def lone_loss(count: int) -> float:
+    """The part of its time that a trial alone loses, iterations with and without a gate in turn."""
+    with device_home() as directory:
+        Board.create(directory, 1 << 30, "FAIR")
+        gate = seat(directory, "alone", 1)
+        lost = []
+        for _ in range(count):
+            started = time.perf_counter()
+            spin(ITERATION_S)
+            without = time.perf_counter() - started
+            started = time.perf_counter()
+            with gate.iteration():
+                spin(ITERATION_S)
+            lost.append((time.perf_counter() - started) / without - 1)
+        return median(lost)
+
+
+def in_worker(begin: Any, count: int) -> float:
+    """Seconds per iteration that a worker adds to a trial alone on its device; the median of ten groups."""
+    member = LaneMember("alone", LaneSettings("benchmark", "FAIR", 1 << 30, 1.0), "cpu")
+    begin()
+    groups = []
+    for _ in range(10):
+        started = time.perf_counter()
+        for _ in range(count // 10):
+            member.settle(None)
+            with member.iteration():
+                pass
+        groups.append((time.perf_counter() - started) / (count // 10))
+    return median(groups)
+
+
+def main() -> None:
+    """The command."""
+    options = parser(__doc__.splitlines()[0]).parse_args()
+    count = 2_000 if options.quick else 20_000
+    with device_home() as directory:
+        Board.create(directory, 1 << 30, "FAIR")
+        _, (alone,) = together(passes, [(str(directory), count, False)])
+    say(f"alone: {alone * 1e6:.1f} us a pass")
+    _, (worker,) = together(in_worker, [(count,)])
+    say(f"alone in a worker with lanes: {worker * 1e6:.1f} us an iteration")
+    with device_home() as directory:
+        Board.create(directory, 1 << 30, "FAIR")
+        _, (gate, _) = together(passes, [(str(directory), count, False), (str(directory), count, True)])
+    say(f"another one there: {gate * 1e6:.1f} us a pass")
+    with device_home() as directory:
+        address = str(directory / "socket")
+        _, (asked, _) = together(answers, [(address, count, False), (address, count, True)])
+    say(f"over a socket: {asked * 1e6:.1f} us a pass")
+    measured = lone_loss(50 if options.quick else 300)
+    say(f"alone with iterations of 10 ms: {measured:.2%} lost")
+    figures = result(
+        "gate",
+        "cpu:1",
+        "real",
+        sides={"gate": {"microseconds": gate * 1e6}, "socket": {"microseconds": asked * 1e6}},
+        ratios={"socket": asked / gate},
+        ratio=asked / gate,
+        alone={"microseconds": alone * 1e6},
+        worker={"microseconds": worker * 1e6},
+        lone_loss=alone / ITERATION_S,
+        lone_loss_measured=measured,
+    )
+    finish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""N copies of a small model on one device: one after the other, time-sliced, and packed in lanes.
+
+``python -m benchmarks.pack --json [--quick] [--copies N]``. The device is one core. Two kinds of training: `waits`,
+which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind seconds for all
+copies' steps from when all are ready: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
+gate), `lanes` (policy PACK, a process each), `threads` (policy PACK, all in one process). ``ratios``: a side's time
+over ours for `waits`, where ours is `lanes`; ``ratio`` is fifo's.
+
+`packing` is what is decided for each kind: c by memory and by speed (eq. 3.1 on the measured times of 1 and of N), and
+`full_as_decided` is fifo's time over ours for `full` with that decision. MPS needs a GPU: benchmarks/gpu/salus.py.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import finish, parser, result, say
+from benchmarks.salus_jobs import device_home, pin, spin, together
+from fluidtune.planning import packing_limit as by_speed
+from salus_share import Need, packing_limit
+from salus_share.client import LaneClient
+
+#: A step: so many seconds of the core, and for `waits` as many for its input.
+STEP_S = 0.010
+KINDS = {"waits": STEP_S, "full": 0.0}
+#: What a copy takes, and what the device has, bytes.
+NEED, CAPACITY = Need(100 << 20, 100 << 20), 1 << 30
+#: What packing must add (eq. 3.1) to be worth it.
+THRESHOLD = 0.05
+
+
+def train(begin: Any, directory: str, name: str, policy: str | None, steps: int, wait: float) -> float:
+    """One copy. Returns the seconds of its own steps; ``policy`` None: no gate."""
+    pin()
+    client = (
+        None
+        if policy is None
+        else LaneClient("pack", name, capacity=CAPACITY, policy=policy, directory=Path(directory))
+    )
+    if client is not None and policy == "PACK":
+        client.admit(NEED)
+    begin()
+    if client is not None and policy == "FIFO":
+        client.admit(NEED)
+    started = time.perf_counter()
+    for _ in range(steps):
+        time.sleep(wait)
+        if client is None:
+            spin(STEP_S)
+        else:
+            with client.iteration():
+                spin(STEP_S)
+    seconds = time.perf_counter() - started
+    if client is not None:
+        client.leave()
+    return seconds
+
+
+def threads(begin: Any, directory: str, copies: int, steps: int, wait: float) -> float:
+    """All copies in this process, a thread and a lane each."""
+    from salus_share.streams import InProcessLanes, LaneJob
+
+    pin()
+    lanes = InProcessLanes("cpu", "pack", capacity=CAPACITY, policy="PACK", directory=Path(directory))
+
+    def work(job: LaneJob) -> None:
+        for _ in range(steps):
+            time.sleep(wait)
+            with job.iteration():
+                spin(STEP_S)
+
+    begin()
+    started = time.perf_counter()
+    for future in [lanes.start(f"copy{index}", work, NEED) for index in range(copies)]:
+        future.result()
+    return time.perf_counter() - started
+
+
+def side(name: str, copies: int, steps: int, wait: float) -> float:
+    """Seconds until every copy has done its steps."""
+    with device_home() as directory:
+        home = str(directory)
+        if name == "threads":
+            return together(threads, [(home, copies, steps, wait)])[0]
+        policy = {"fifo": "FIFO", "time_slicing": None, "lanes": "PACK"}[name]
+        # The service is started once, and not timed.
+        if policy is not None:
+            LaneClient("pack", "starts", capacity=CAPACITY, policy=policy, directory=directory).start_service()
+        return together(train, [(home, f"copy{index}", policy, steps, wait) for index in range(copies)])[0]
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--copies", type=int, default=2, help="how many copies of the model (2)")
+    options = arguments.parse_args()
+    steps = 30 if options.quick else 200
+    sides: dict[str, dict[str, float]] = {}
+    packing = {}
+    for name in ("fifo", "time_slicing", "lanes", "threads"):
+        sides[name] = {kind: side(name, options.copies, steps, wait) for kind, wait in KINDS.items()}
+        say(f"{name}: " + ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in sides[name].items()))
+    memory = packing_limit(NEED, CAPACITY)
+    for kind in KINDS:
+        times = {1: sides["fifo"][kind] / (options.copies * steps), options.copies: sides["lanes"][kind] / steps}
+        packing[kind] = min(memory, by_speed(times, THRESHOLD))
+    # Packing switched off is FIFO.
+    decided = sides["lanes" if packing["full"] > 1 else "fifo"]["full"]
+    ratios = {name: row["waits"] / sides["lanes"]["waits"] for name, row in sides.items() if name != "lanes"}
+    figures = result(
+        "pack",
+        "cpu:1",
+        "real",
+        copies=options.copies,
+        sides=sides,
+        ratios=ratios,
+        ratio=ratios["fifo"],
+        packing=packing,
+        full_as_decided=sides["fifo"]["full"] / decided,
+    )
+    finish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

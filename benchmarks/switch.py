@@ -1,0 +1,85 @@
+"""From the end of one trial's iteration to the beginning of another's on the same device.
+
+``python -m benchmarks.switch --json [--quick] [--mb N]``. Sides, milliseconds (median): `lanes`, two processes that
+take turns in a lane, both models on the device; `checkpoint`, what a switch costs where only one model can be there:
+saving it to a file and loading the other's. ``ratio`` is checkpoint's over lanes'. On a CPU the model is ``--mb`` of
+parameters (100). `p95` of the lanes is the slowest of twenty.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.common import finish, parser, result, say
+from benchmarks.gate import seat
+from benchmarks.salus_jobs import device_home, together
+from salus_share.board import Board
+
+
+def turns(begin: Any, directory: str, name: str, token: int, count: int) -> list[tuple[float, float]]:
+    """(begin, end) of iterations of a millisecond, on the clock that all processes have in common."""
+    gate = seat(Path(directory), name, token)
+    begin()
+    found = []
+    for _ in range(count):
+        with gate.iteration():
+            began = time.monotonic()
+            time.sleep(0.001)
+            found.append((began, time.monotonic()))
+    return found
+
+
+def switches(count: int) -> list[float]:
+    """Seconds from an iteration's end to the next one's begin, where the two are of different processes."""
+    with device_home() as directory:
+        Board.create(directory, 1 << 30, "PACK")
+        _, found = together(turns, [(str(directory), f"job{i}", i + 1, count) for i in range(2)])
+    spans = sorted((began, ended, job) for job, rows in enumerate(found) for began, ended in rows)
+    return [later[0] - earlier[1] for earlier, later in pairwise(spans) if earlier[2] != later[2]]
+
+
+def checkpoint(megabytes: int, count: int) -> list[float]:
+    """Seconds to save a model of that size and load another."""
+    import torch
+
+    model = torch.nn.Linear(1024, megabytes * 256)
+    taken = []
+    with device_home() as directory:
+        for _ in range(count):
+            started = time.perf_counter()
+            torch.save(model.state_dict(), directory / "model")
+            model.load_state_dict(torch.load(directory / "model", weights_only=True))
+            taken.append(time.perf_counter() - started)
+    return taken
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--mb", type=int, default=100, help="megabytes of parameters of the checkpoint side (100)")
+    options = arguments.parse_args()
+    lanes = switches(200 if options.quick else 2000)
+    say(f"lanes: {len(lanes)} switches, median {median(lanes) * 1e6:.0f} us")
+    saved = checkpoint(options.mb, 2 if options.quick else 5)
+    say(f"checkpoint: median {median(saved) * 1e3:.0f} ms")
+    figures = result(
+        "switch",
+        "cpu:1",
+        "real",
+        switches=len(lanes),
+        sides={
+            "lanes": {"milliseconds": median(lanes) * 1e3, "p95": quantiles(lanes, n=20)[-1] * 1e3},
+            "checkpoint": {"milliseconds": median(saved) * 1e3},
+        },
+        ratios={"checkpoint": median(saved) / median(lanes)},
+        ratio=median(saved) / median(lanes),
+    )
+    finish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What a trial holds of its device: admission, the gate, and what it tells the lane service.
+
+    with LaneClient("gpu-0", "trial-7", capacity=16 << 30, policy="FAIR") as lane:
+        lane.admit()                            # need unknown: runs alone until `need` is told
+        model = build()
+        for batch in data:
+            try:
+                with lane.iteration():
+                    step(model, batch)
+            except StaleToken:                  # told to leave: nothing of this iteration ran
+                commit(model); del model
+                lane.yield_memory()             # waits until it is admitted again
+                model = build()
+
+The service may die at any time: iterations go on without it, and the next call that needs one starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from salus_share import service
+from salus_share.board import Board, home
+from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
+from salus_share.gate import Gate
+from salus_share.messages import Need
+
+
+class LaneClient:
+    """One trial at one device. Not for several threads at once; a process may hold several.
+
+    ``device``: a name, equal for all trials of one device of this node. ``capacity``: bytes that its trials may use
+    together; ``policy``: as in `salus_share.policy`. Both must be the same for all of them. ``directory``: where the
+    device's board lies, if not at the usual place.
+    """
+
+    def __init__(
+        self, device: str, name: str, *, capacity: int, policy: str = "FAIR", directory: Path | None = None
+    ) -> None:
+        self._directory = directory or home(device)
+        self._name = name
+        self._capacity = capacity
+        self._policy = policy
+        self._link: socket.socket | None = None
+        self._gate: Gate | None = None
+        #: Of the last admission; 0 before the first.
+        self._token = 0
+        self._last: dict[str, Any] = {}
+
+    def admit(
+        self,
+        need: Need | None = None,
+        *,
+        remaining: float | None = None,
+        rung: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Wait until the trial may load its model onto the device.
+
+        ``need`` None: not known; it then waits until it can run alone, until it tells its `need`. ``remaining``:
+        seconds left alone on the device, if anybody knows. Raises Refused if it can never be admitted, SalusError
+        if a number is none, TimeoutError after ``timeout`` seconds (it then has left the queue).
+        """
+        if self._gate is not None:
+            raise SalusError(f"{self._name!r} is admitted already")
+        self._last = {
+            "do": "announce",
+            "name": self._name,
+            "pid": os.getpid(),
+            "persistent": None if need is None else need.persistent,
+            "ephemeral": None if need is None else need.ephemeral,
+            "remaining": remaining,
+            "rung": rung,
+        }
+        self._enter(self._last, timeout)
+
+    def start_service(self) -> None:
+        """Have the device's service up before it is needed; `admit` does it too."""
+        service.start(self._directory, self._capacity, self._policy).close()
+
+    def iteration(self) -> AbstractContextManager[None]:
+        """One iteration on the device: within it ephemeral memory may be used. See `Gate.iteration`."""
+        return self._admitted().iteration()
+
+    def need(self, need: Need) -> None:
+        """At an iteration boundary: the trial turned out to need this much; more, or less.
+
+        Raises StaleToken if there is no room: commit, free the memory and `yield_memory`. Raises Refused if the
+        device will never have room.
+        """
+        self._admitted()
+        told = self._ask({"do": "need", "persistent": need.persistent, "ephemeral": need.ephemeral})
+        self._last.update(persistent=need.persistent, ephemeral=need.ephemeral)
+        if told["is"] == "pause":
+            raise StaleToken(f"{self._name!r} needs {need}, and there is no room for it now")
+
+    def progress(self, remaining: float | None, rung: int = 0) -> None:
+        """Tell what is left, seconds alone on the device, and how often the trial was promoted."""
+        self._ask({"do": "progress", "remaining": remaining, "rung": rung})
+        self._last.update(remaining=remaining, rung=rung)
+
+    def yield_memory(self, timeout: float | None = None) -> None:
+        """After StaleToken, when the trial has committed and its memory is free: wait to be admitted again."""
+        self._admitted().close()
+        self._gate = None
+        self._enter({"do": "paused"}, timeout)
+
+    def leave(self) -> None:
+        """The trial is done with the device and its memory is free. Works without a service too."""
+        if self._gate is not None:
+            self._gate.withdraw()
+            self._gate = None
+        self._hang_up()
+
+    @property
+    def gate(self) -> Gate:
+        """Of the last admission. Raises SalusError before it."""
+        return self._admitted()
+
+    @property
+    def token(self) -> int:
+        """Of the last admission; 0 before the first."""
+        return self._token
+
+    def __enter__(self) -> LaneClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.leave()
+
+    # Talking to the service
+
+    def _enter(self, asked: dict[str, Any], timeout: float | None) -> None:
+        told = self._ask(asked, timeout)
+        if told["is"] != "admitted":
+            raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
+        self._token = told["token"]
+        self._gate = Gate(Board(self._directory), told["seat"], self._token)
+
+    def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """Send, and wait for the answer. If the service dies meanwhile, ask the next one."""
+        for _ in range(5):
+            if self._link is None:
+                known = self._connect()
+                if not known and asked["do"] == "paused":
+                    # It waited, and those who wait are not on the board: it asks as if it were new.
+                    asked = self._last
+                if not known and asked["do"] != "announce":
+                    raise StaleToken(f"{self._name!r} is not on this device any more; ask to be admitted again")
+            link = self._link
+            assert link is not None
+            try:
+                link.settimeout(timeout)
+                link.send(json.dumps(asked).encode())
+                packet = link.recv(service.PACKET)
+            except TimeoutError:
+                self._hang_up()
+                raise TimeoutError(f"{self._name!r} was not admitted within {timeout} s") from None
+            except OSError:
+                packet = b""
+            if packet:
+                told: dict[str, Any] = json.loads(packet)
+                if told["is"] == "error":
+                    raise SalusError(told["text"])
+                if told["is"] == "refused":
+                    raise Refused(told["reason"])
+                return told
+            self._hang_up()
+        raise ServiceLost(f"the lane service of {self._directory.name} dies again and again; see service.log there")
+
+    def _connect(self) -> bool:
+        """Connect, and say who we are if we were admitted. Returns whether the seat is still ours."""
+        self._link = service.start(self._directory, self._capacity, self._policy)
+        if self._token == 0:
+            return False
+        self._link.send(json.dumps({"do": "rejoin", "name": self._name, "token": self._token}).encode())
+        packet = self._link.recv(service.PACKET)
+        return bool(packet) and json.loads(packet)["is"] == "welcome"
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.close()
+            self._link = None
+
+    def _admitted(self) -> Gate:
+        if self._gate is None:
+            raise SalusError(f"{self._name!r} is not admitted; call `admit` first")
+        return self._gate

@@ -1,0 +1,119 @@
+"""Which trials fit together on a device: pure answers for whoever places trials.
+
+By memory (2.1, every trial in a lane of its own, so that none waits for another) and by compute (their iterations
+together keep the device busy no more than all of the time, so that none stretches another). Nothing is admitted
+here; the device's lane service does that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TypeVar
+
+from salus_share.errors import SalusError
+from salus_share.lanes import Amount, LaneTable, amount
+from salus_share.messages import Need
+from salus_share.policies import Policy, Standing, next_turn, served
+
+Device = TypeVar("Device")
+
+#: By how much the trials of a device may be stretched before placement calls it crowded: 5 %.
+STRETCH = 1.05
+#: How many turns a trial is followed for to see its share, and how long one is taken to be, seconds.
+_ROUNDS, _MOMENT_S = 12, 1e-9
+
+
+def packing_limit(need: Need, capacity: Amount) -> int:
+    """c by memory: how many trials of this need run at once on ``capacity`` bytes, each in a lane of its own.
+
+    At least 1. Raises SalusError if not even one fits.
+    """
+    each = amount(need.persistent, "persistent memory") + amount(need.ephemeral, "ephemeral memory")
+    whole = amount(capacity, "capacity")
+    if each > whole:
+        raise SalusError(f"a trial of {each} bytes does not fit on a device of {whole}; use a larger one")
+    if each == 0:
+        raise SalusError("a trial of 0 bytes fits any number of times; profile it first")
+    return int(whole // each)
+
+
+def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = True) -> bool:
+    """Whether these trials can be on a device of ``capacity`` bytes together.
+
+    ``own_lanes``: each in a lane of its own (all run at once); else sharing lanes will do (they take turns).
+    """
+    table = LaneTable(capacity)
+    # Largest E first: what comes later finds a lane that is large enough.
+    ordered = sorted(needs, key=lambda need: -amount(need.ephemeral, "ephemeral memory"))
+    lanes = [table.admit(str(index), need.persistent, need.ephemeral) for index, need in enumerate(ordered)]
+    if own_lanes:
+        return None not in lanes and len(set(lanes)) == len(lanes)
+    if None not in lanes:
+        return True
+    # Algorithm 2.1 opens lanes while it can; one lane for all is what takes least.
+    narrow = LaneTable(capacity, max_lanes=1)
+    return all(narrow.admit(str(i), need.persistent, need.ephemeral) is not None for i, need in enumerate(ordered))
+
+
+def stretch(needs: Iterable[Need]) -> float:
+    """By how much trials that run at once slow each other: the sum of their ``compute``, at least 1.
+
+    A need without ``compute`` counts as 1: it may keep the device busy all the time.
+    """
+    return max(1.0, math.fsum(1.0 if need.compute is None else need.compute for need in needs))
+
+
+def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
+    """The lanes of trials that came to a device in this order; None: they do not fit together, even in one lane."""
+    for most in (max_lanes, 1):
+        table = LaneTable(capacity, most)
+        if all(table.admit(name, need.persistent, need.ephemeral) is not None for name, need in needs.items()):
+            return [list(lane.jobs) for lane in table.lanes.values()]
+    return None
+
+
+def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str, float]:
+    """The part of a device that each trial gets in the long run, by lane; they sum to 1.
+
+    Lanes run at the same time and get equal parts. Within a lane it is what the policy does with trials that
+    are always ready, with iterations of equal length: of a policy's own making too. Under SRTF the first has all.
+    """
+    divided = [dict(lane) for lane in lanes if lane]
+    out: dict[str, float] = {}
+    for lane in divided:
+        standings = {name: replace(standing, service=0.0, last_turn=0) for name, standing in lane.items()}
+        turns = _ROUNDS * len(lane)
+        got = dict.fromkeys(lane, 0)
+        for turn in range(1, turns + 1):
+            name = next_turn(chosen, standings)
+            assert name is not None
+            got[name] += 1
+            # So short that nobody comes nearer to the end by it.
+            standings[name] = served(standings[name], _MOMENT_S, turn)
+        out.update({name: float(Fraction(count, turns * len(divided))) for name, count in got.items()})
+    return out
+
+
+def choose_device(
+    need: Need, devices: Mapping[Device, Sequence[Need]], capacity: Amount, *, own_lanes: bool = True
+) -> Device | None:
+    """The device that a trial should share, of those with their trials' needs; None: none has the memory.
+
+    An occupied device where nobody is stretched by more than `STRETCH`, the fullest first; else an empty one; else
+    the one where trials stretch each other least. ``own_lanes`` as in `fit_together`.
+    """
+    best: tuple[tuple[float, float], Device] | None = None
+    for device, residents in devices.items():
+        together = [*residents, need]
+        if not fit_together(together, capacity, own_lanes=own_lanes):
+            continue
+        slower = stretch(together)
+        crowded = 0.0 if slower <= STRETCH and residents else slower
+        held = sum(float(other.persistent) + float(other.ephemeral) for other in residents)
+        rank = (crowded, -held)
+        if best is None or rank < best[0]:
+            best = (rank, device)
+    return None if best is None else best[1]

@@ -1,0 +1,434 @@
+"""The lane service of a device: a small process that carries out what the device's scheduler decides.
+
+Trials announce what they need over a local socket, wait, and are given a seat on the board, a lane and a token. The
+service is in nobody's way between two iterations, and holds nothing that is not on the board: when it is killed
+the trials go on, and the next one finds them in the same lanes. The first trial that needs a service starts it
+(`start`); it ends by itself when nobody has been there for a while.
+
+    python -m salus_share.service --home DIR --capacity BYTES --policy FAIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import math
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from salus_share import gate
+from salus_share.board import FREE, IDLE, LEFT, PAUSED, RESIDENT, WAITING, Board, Seat, alive
+from salus_share.errors import SalusError, ServiceLost
+from salus_share.lanes import Place
+from salus_share.messages import (
+    Admit,
+    Event,
+    Instruction,
+    JobAdded,
+    JobLeft,
+    Move,
+    Need,
+    NeedFound,
+    Pause,
+    Paused,
+    Progress,
+    Refuse,
+)
+from salus_share.policies import policy
+from salus_share.scheduler import Resident, Scheduler
+
+#: How often the service looks at the board by itself, and how long it stays when nobody is there, seconds.
+TICK_S, IDLE_S = 0.25, 30.0
+#: The longest message, bytes.
+PACKET = 1 << 16
+
+
+@dataclass
+class _Visitor:
+    """A connection, and the trial that it speaks for."""
+
+    link: socket.socket
+    name: str | None = None
+
+
+class LaneService:
+    """The loop. ``directory``: the device's home; see `board.home`."""
+
+    def __init__(self, directory: Path, capacity: int, policy_name: str, idle_s: float = IDLE_S) -> None:
+        self._directory = directory
+        self._idle_s = idle_s
+        self._policy = policy(policy_name)
+        self._scheduler = Scheduler(capacity, self._policy)
+        self._board = Board.create(directory, capacity, policy_name)
+        self._visitors: dict[str, _Visitor] = {}
+        #: trial -> index of its seat; and -> a pidfd of its process.
+        self._seats: dict[str, int] = {}
+        self._pidfds: dict[str, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._open = 0
+        self._recover()
+        path = directory / "service"
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def run(self) -> None:
+        """Serve until nobody was here for a while."""
+        last = looked = time.monotonic()
+        while True:
+            for key, _ in self._selector.select(TICK_S):
+                key.data()
+            now = time.monotonic()
+            if now - looked >= TICK_S:
+                looked = now
+                self._look()
+            if self._open or self._seats:
+                last = now
+            elif now - last > self._idle_s:
+                for name in ("service", "board"):
+                    (self._directory / name).unlink(missing_ok=True)
+                return
+
+    # From the board
+
+    def _recover(self) -> None:
+        """Go on where a service that was killed has left off."""
+        found = []
+        with self._board.lock():
+            for seat in self._board.seats():
+                if seat.state in RESIDENT and alive(seat):
+                    place = Place(seat.lane, seat.persistent, seat.ephemeral)
+                    leaving = seat.state == PAUSED or bool(seat.pause)
+                    found.append(Resident(seat.name, place, seat.token, seat.standing, leaving))
+                    self._seats[seat.name] = seat.index
+                else:
+                    # The dead, those who left, and those who waited: they ask again.
+                    self._board.set_state(seat, FREE)
+        self._scheduler.restore(found, self._board.tokens)
+        for name in self._seats:
+            self._watch(name)
+
+    def _look(self) -> None:
+        """Tell the scheduler what the board says: who is gone, and what is left of the others."""
+        with self._board.lock():
+            seats = {seat.name: seat for seat in self._board.seats()}
+        for name, seat in seats.items():
+            job = self._scheduler.jobs.get(name)
+            if self._seats.get(name) != seat.index or job is None:
+                continue
+            if seat.state == LEFT or not alive(seat):
+                self._gone(name)
+            elif seat.state in RESIDENT and seat.standing.remaining != job.standing.remaining:
+                self._tell(Progress(name, seat.standing.remaining, seat.rung))
+
+    def _gone(self, name: str) -> None:
+        """A trial is dead, or its memory is free for another reason."""
+        index = self._seats.pop(name, None)
+        if index is None:
+            return
+        with self._board.lock():
+            seat = self._board.seat(index)
+            self._board.set_state(seat, FREE)
+            granted = gate.grant(self._board, self._policy, seat.lane)
+        if granted is not None:
+            gate.wake(self._board, granted)
+        self._unwatch(name)
+        self._tell(JobLeft(name))
+
+    def _unwatch(self, name: str) -> None:
+        fd = self._pidfds.pop(name, None)
+        if fd is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
+
+    def _watch(self, name: str) -> None:
+        with self._board.lock():
+            seat = self._board.seat(self._seats[name])
+        with contextlib.suppress(ProcessLookupError):
+            fd = self._pidfds[name] = os.pidfd_open(seat.pid)
+            self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
+
+    # From visitors
+
+    def _accept(self) -> None:
+        link, _ = self._listener.accept()
+        visitor = _Visitor(link)
+        self._open += 1
+        self._selector.register(link, selectors.EVENT_READ, lambda: self._receive(visitor))
+
+    def _receive(self, visitor: _Visitor) -> None:
+        try:
+            packet = visitor.link.recv(PACKET)
+        except OSError:
+            packet = b""
+        if not packet:
+            self._selector.unregister(visitor.link)
+            visitor.link.close()
+            self._open -= 1
+            if visitor.name is not None and self._visitors.get(visitor.name) is visitor:
+                del self._visitors[visitor.name]
+                self._closed(visitor.name)
+            return
+        try:
+            self._answer(visitor, json.loads(packet))
+        except (SalusError, KeyError, TypeError, ValueError) as error:
+            self._send(visitor, {"is": "error", "text": str(error)})
+
+    def _closed(self, name: str) -> None:
+        """A trial hung up. If its process lives and its memory is not free, it may only have lost its client."""
+        with self._board.lock():
+            seat = self._board.seat(self._seats[name]) if name in self._seats else None
+        if seat is not None and (seat.state in (LEFT, WAITING) or not alive(seat)):
+            self._gone(name)
+
+    def _answer(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
+        match asked["do"]:
+            case "announce":
+                self._announce(visitor, asked)
+            case "rejoin":
+                name = str(asked["name"])
+                seat = self._seat(name)
+                if seat is None or seat.token != asked["token"]:
+                    self._send(visitor, {"is": "stale"})
+                    return
+                visitor.name = name
+                self._visitors[name] = visitor
+                self._send(visitor, {"is": "welcome"})
+            case "need":
+                name = self._speaker(visitor)
+                self._tell(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                job = self._scheduler.jobs.get(name)
+                if job is not None:
+                    if name in self._scheduler.table.places:
+                        self._promise(name)
+                    self._send(visitor, {"is": "pause"} if job.leaving else {"is": "room"})
+            case "progress":
+                name = self._speaker(visitor)
+                with self._board.lock():
+                    seat = self._board.seat(self._seats[name])
+                    remaining = asked["remaining"]
+                    seat.remaining = math.nan if remaining is None else float(remaining)
+                    seat.rung = int(asked["rung"])
+                    self._board.write(seat)
+                self._tell(Progress(name, remaining, seat.rung))
+                self._send(visitor, {"is": "noted"})
+            case "paused":
+                name = self._speaker(visitor)
+                with self._board.lock():
+                    seat = self._board.seat(self._seats[name])
+                    pid = seat.pid
+                    self._board.set_state(seat, FREE)
+                    self._seats[name] = self._board.take_seat(name, pid).index
+                self._tell(Paused(name))
+            case "status":
+                self._send(visitor, self._status())
+            case other:
+                raise SalusError(f"{other!r} is nothing that a lane service does")
+
+    def _announce(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
+        name = str(asked["name"])
+        # Who must make room is decided by what is left of the others now.
+        self._look()
+        if name in self._seats:
+            with self._board.lock():
+                seat = self._board.seat(self._seats[name])
+            if seat.state in RESIDENT and alive(seat):
+                raise SalusError(f"{name!r} is on this device already, in process {seat.pid}; it must leave first")
+            self._gone(name)
+        need = None
+        if asked["persistent"] is not None:
+            need = Need(asked["persistent"], asked["ephemeral"])
+        with self._board.lock():
+            seat = self._board.take_seat(name, int(asked["pid"]))
+            remaining = asked["remaining"]
+            seat.remaining = math.nan if remaining is None else float(remaining)
+            seat.rung = int(asked["rung"])
+            self._board.write(seat)
+        self._seats[name] = seat.index
+        self._visitors[name], visitor.name = visitor, name
+        try:
+            self._tell(JobAdded(name, need, remaining, seat.rung))
+        except SalusError:
+            with self._board.lock():
+                self._board.set_state(seat, FREE)
+            del self._seats[name], self._visitors[name]
+            visitor.name = None
+            raise
+        if name in self._seats:
+            self._watch(name)
+
+    def _status(self) -> dict[str, Any]:
+        table = self._scheduler.table
+        return {
+            "is": "status",
+            "pid": os.getpid(),
+            "policy": self._policy.name,
+            "capacity": int(table.capacity),
+            "reserved": int(table.reserved),
+            "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
+            "waiting": list(self._scheduler.waiting),
+        }
+
+    def _speaker(self, visitor: _Visitor) -> str:
+        if visitor.name is None:
+            raise SalusError("announce or rejoin first")
+        return visitor.name
+
+    def _seat(self, name: str) -> Seat | None:
+        if name not in self._seats:
+            return None
+        with self._board.lock():
+            return self._board.seat(self._seats[name])
+
+    # Instructions
+
+    def _tell(self, event: Event) -> None:
+        for instruction in self._scheduler.handle(event):
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Admit(name, lane, token):
+                self._settle(name, lane, token)
+                self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
+            case Move(name, lane):
+                self._settle(name, lane, None)
+            case Pause(name):
+                with self._board.lock():
+                    woken = gate.pause(self._board, self._policy, self._seats[name])
+                for seat in woken:
+                    gate.wake(self._board, seat)
+            case Refuse(name, reason):
+                index = self._seats.pop(name)
+                with self._board.lock():
+                    self._board.set_state(self._board.seat(index), FREE)
+                self._unwatch(name)
+                self._push(name, {"is": "refused", "reason": reason})
+
+    def _settle(self, name: str, lane: int, token: int | None) -> None:
+        """Put an admitted trial, or one that was moved, into its lane on the board."""
+        self._promise(name)
+        standing = self._scheduler.jobs[name].standing
+        with self._board.lock():
+            seat = self._board.seat(self._seats[name])
+            seat.lane = lane
+            if token is not None:
+                seat.token, seat.state, seat.arrival, seat.pause = token, IDLE, standing.arrival, 0
+                self._board.tokens = token
+            _, clock = self._board.mates(seat.index, lane)
+            seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._board.turns
+            self._board.write(seat)
+
+    def _promise(self, name: str) -> None:
+        """What a trial may use stands on the board, for a service that comes after this one."""
+        place = self._scheduler.table.places[name]
+        with self._board.lock():
+            seat = self._board.seat(self._seats[name])
+            seat.persistent, seat.ephemeral = int(place.persistent), int(place.ephemeral)
+            self._board.write(seat)
+
+    def _push(self, name: str, told: dict[str, Any]) -> None:
+        visitor = self._visitors.get(name)
+        if visitor is not None:
+            self._send(visitor, told)
+
+    def _send(self, visitor: _Visitor, told: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            visitor.link.send(json.dumps(told).encode())
+
+
+def connect(directory: Path) -> socket.socket:
+    """A connection to the device's service. Raises OSError if there is none."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.connect(str(directory / "service"))
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def status(directory: Path) -> dict[str, Any]:
+    """What the device's service does now: pid, policy, capacity and reserved (bytes), lanes, waiting.
+
+    Raises OSError if there is none.
+    """
+    with connect(directory) as link:
+        link.settimeout(5.0)
+        link.send(b'{"do": "status"}')
+        told: dict[str, Any] = json.loads(link.recv(PACKET))
+        return told
+
+
+def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 20.0) -> socket.socket:
+    """A connection to the device's service, started if there is none.
+
+    Raises SalusError if its lanes have other settings, ServiceLost if it does not come within ``patience_s``.
+    """
+    deadline = time.monotonic() + patience_s
+    process: subprocess.Popen[bytes] | None = None
+    while True:
+        with contextlib.suppress(OSError):
+            link = connect(directory)
+            try:
+                Board.create(directory, capacity, policy_name)
+            except SalusError:
+                link.close()
+                raise
+            return link
+        if process is not None and process.poll() not in (None, 0):
+            log = (directory / "service.log").read_text(errors="replace").strip().splitlines()
+            raise SalusError(f"the lane service of {directory.name} did not start: {log[-1] if log else 'no output'}")
+        if process is None or process.poll() is not None:
+            process = _spawn(directory, capacity, policy_name)
+        if time.monotonic() > deadline:
+            raise ServiceLost(f"no lane service at {directory} after {patience_s:.0f} s; see service.log there")
+        time.sleep(0.01)
+
+
+def _spawn(directory: Path, capacity: int, policy_name: str) -> subprocess.Popen[bytes]:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = [sys.executable, "-m", "salus_share.service", "--home", str(directory)]
+    command += ["--capacity", str(int(capacity)), "--policy", policy_name]
+    # It must find this package, and a policy of the user's own, wherever it is started.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    with (directory / "service.log").open("ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+def main() -> None:
+    """The process."""
+    parser = argparse.ArgumentParser(description="The lane service of one device.")
+    parser.add_argument("--home", type=Path, required=True, help="the device's directory")
+    parser.add_argument("--capacity", type=int, required=True, help="bytes")
+    parser.add_argument("--policy", default="FAIR", help="FIFO, PACK, SRTF, FAIR, HPT or module:Class")
+    parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays when nobody is there")
+    options = parser.parse_args()
+    only = os.open(options.home / "service.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(only, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Another one is up, or coming up.
+        return
+    try:
+        LaneService(options.home, options.capacity, options.policy, options.idle).run()
+    except SalusError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Several trials in one process on one device: a thread each, and on a GPU a CUDA stream and a memory pool per lane.
+
+The jobs of a lane run on the lane's stream, one iteration at a time, and allocate from the lane's pool, so that what
+one frees the next really uses. What stays (models, optimizer state) is made outside iterations, or in a job's first
+one, which runs outside the pool. On a CPU the same code runs as threads.
+
+What it saves is a process, a CUDA context and switching between contexts. What it costs: the GIL; trials share
+torch's global random streams (a trial must draw from a `torch.Generator` of its own, or its result depends on its
+neighbours); and a trial that allocates more than it said can make a neighbour fail, because CUDA limits processes
+only. So it is chosen, never the default. It decides nothing: admission and turns are the lane service's and the gate's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from salus_share.client import LaneClient
+from salus_share.memory import FIRST, Usage
+from salus_share.messages import Need
+
+Result = TypeVar("Result")
+
+
+class _Lane:
+    """A lane's stream and pool, while any job of this process is in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.MemPool()
+        self.jobs: set[str] = set()
+
+
+class InProcessLanes:
+    """The trials of this process on ``device``; the other arguments are `LaneClient`'s.
+
+    Trials of other processes may be on the same device, under the same service.
+    """
+
+    def __init__(
+        self, device: str | torch.device, name: str, *, capacity: int, policy: str, directory: Path | None = None
+    ) -> None:
+        self.device = torch.device(device)
+        self._name = name
+        self._options: dict[str, Any] = {"capacity": capacity, "policy": policy, "directory": directory}
+        self._lanes: dict[int, _Lane] = {}
+        self._lock = threading.Lock()
+
+    def start(
+        self,
+        trial: str,
+        work: Callable[[LaneJob], Result],
+        need: Need | None = None,
+        *,
+        remaining: float | None = None,
+        rung: int = 0,
+    ) -> Future[Result]:
+        """Run ``work(job)`` in a thread, from the moment when the device admits it.
+
+        The future has what it returns or raises; an error of one trial reaches no other. ``work`` builds its model
+        and then runs every training step within ``job.iteration()``; it must not keep tensors in the future's
+        result that it does not want to stay on the device.
+        """
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            client = LaneClient(self._name, trial, **self._options)
+            job = LaneJob(self, client, trial)
+            try:
+                client.admit(need, remaining=remaining, rung=rung)
+                job.profiling = need is None
+                with job.own_stream():
+                    result = work(job)
+            except BaseException as error:
+                self._forget(trial)
+                client.leave()
+                future.set_exception(error)
+            else:
+                self._forget(trial)
+                client.leave()
+                future.set_result(result)
+
+        threading.Thread(target=run, name=f"lane-{trial}", daemon=True).start()
+        return future
+
+    def lane(self, index: int, trial: str) -> _Lane:
+        """The stream and pool of a lane that this trial is in now."""
+        with self._lock:
+            lane = self._lanes.get(index)
+            if lane is None:
+                lane = self._lanes[index] = _Lane(self.device)
+            if trial not in lane.jobs:
+                self._drop(trial)
+                lane.jobs.add(trial)
+            return lane
+
+    def _forget(self, trial: str) -> None:
+        with self._lock:
+            self._drop(trial)
+
+    def _drop(self, trial: str) -> None:
+        for index, lane in list(self._lanes.items()):
+            lane.jobs.discard(trial)
+            if not lane.jobs:
+                # Its pool's memory goes back with it.
+                lane.stream.synchronize()
+                del self._lanes[index]
+
+
+class LaneJob:
+    """What a trial's ``work`` is handed."""
+
+    def __init__(self, lanes: InProcessLanes, client: LaneClient, trial: str) -> None:
+        self._lanes = lanes
+        self._trial = trial
+        #: Its lane client: `progress`, `need` and `yield_memory` are called on it.
+        self.client = client
+        #: Nobody knows its need: it is alone on the device and measures its first iterations.
+        self.profiling = False
+        self._iterations = 0
+
+    @contextlib.contextmanager
+    def own_stream(self) -> Iterator[None]:
+        """What a trial does between iterations waits for nobody else's work."""
+        if self._lanes.device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(self._lanes.device), torch.cuda.stream(torch.cuda.Stream(self._lanes.device)):
+            yield
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """One iteration in the trial's lane. Raises StaleToken, before anything ran; see `Gate.iteration`."""
+        measured = self.profiling and self._lanes.device.type == "cuda"
+        if measured:
+            torch.cuda.reset_peak_memory_stats(self._lanes.device)
+        with self.client.iteration():
+            if self._lanes.device.type == "cuda":
+                with self._on_lane():
+                    yield
+            else:
+                yield
+        self._iterations += 1
+        if measured and self._iterations == FIRST:
+            held = torch.cuda.memory_allocated(self._lanes.device)
+            peak = torch.cuda.max_memory_allocated(self._lanes.device)
+            self.profiling = False
+            # The context is the process', not the trial's.
+            self.client.need(Usage(0, held, peak - held).need())
+
+    @contextlib.contextmanager
+    def _on_lane(self) -> Iterator[None]:
+        gate = self.client.gate
+        lane = self._lanes.lane(gate.lane, self._trial)
+        outer = torch.cuda.current_stream(self._lanes.device)
+        lane.stream.wait_stream(outer)
+        # Backward in torch's own threads would allocate outside the pool: it runs in this one.
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(lane.stream))
+            if self._iterations > 0:
+                stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            yield
+        outer.wait_stream(lane.stream)
+        if gate.shared:
+            # Service is what the device did, not what was queued. Alone in its lane nobody counts.
+            lane.stream.synchronize()

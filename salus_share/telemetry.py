@@ -1,0 +1,119 @@
+"""What NVML says of the GPUs of this node: utilisation, memory by process, driver, MIG.
+
+Without a driver there is no telemetry: that is said once, to the log, and every question is answered by nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+log = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """One line to the log, the first time only."""
+    if text not in _said:
+        _said.add(text)
+        log.info(text)
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """One GPU now. ``utilisation``: part of the last moment in which a kernel ran, 0 to 1, None if it cannot be told
+    (MIG). Memory in bytes. ``processes``: pid to bytes, where the driver tells."""
+
+    index: int
+    uuid: str
+    name: str
+    utilisation: float | None
+    memory_used: int
+    memory_total: int
+    mig: bool
+    processes: dict[int, int] = field(default_factory=dict)
+
+    def as_fields(self) -> dict[str, Any]:
+        """For an event log or metrics: plain values by name."""
+        return asdict(self)
+
+
+class Telemetry:
+    """NVML, opened once. ``nvml``: the pynvml module, or a stand-in for tests."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._nvml: Any = None
+        self.driver: str | None = None
+        try:
+            if nvml is None:
+                nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+        except Exception as error:
+            # No package, no library, no driver, or one that does not answer: all the same to us.
+            say_once(f"no GPU telemetry: {error}")
+            return
+        self._nvml = nvml
+        self.driver = _text(nvml.nvmlSystemGetDriverVersion())
+
+    @property
+    def available(self) -> bool:
+        """Whether there is anybody to ask."""
+        return self._nvml is not None
+
+    def sample(self) -> list[DeviceSample]:
+        """Every GPU of this node; none without a driver. A GPU that fell off the bus is left out."""
+        if self._nvml is None:
+            return []
+        found = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                found.append(self._device(index))
+            except self._nvml.NVMLError as error:
+                say_once(f"GPU {index} does not answer: {error}")
+        return found
+
+    def process_memory(self, uuid: str, pid: int) -> int | None:
+        """Bytes that a process holds on a GPU, its context included; None if nobody can tell."""
+        wanted = uuid.removeprefix("GPU-")
+        for device in self.sample():
+            if device.uuid.removeprefix("GPU-") == wanted:
+                return device.processes.get(pid)
+        return None
+
+    def close(self) -> None:
+        """Give NVML back."""
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+            self._nvml = None
+
+    def _device(self, index: int) -> DeviceSample:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        mode = self._try(nvml.nvmlDeviceGetMigMode, handle)
+        rates = self._try(nvml.nvmlDeviceGetUtilizationRates, handle)
+        processes = self._try(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        return DeviceSample(
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            utilisation=None if rates is None else rates.gpu / 100,
+            memory_used=int(memory.used),
+            memory_total=int(memory.total),
+            mig=mode is not None and mode[0] == 1,
+            # In a container the driver may not tell what a process holds.
+            processes={p.pid: int(p.usedGpuMemory) for p in processes if p.usedGpuMemory is not None},
+        )
+
+    def _try(self, ask: Any, handle: Any) -> Any:
+        """What not every GPU supports."""
+        try:
+            return ask(handle)
+        except self._nvml.NVMLError:
+            return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

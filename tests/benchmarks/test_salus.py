@@ -1,0 +1,91 @@
+"""Salus' benchmarks: ``--quick --json`` yields one object with the keys of design.md, and traces are what they say."""
+
+import json
+import math
+import subprocess
+import sys
+from statistics import mean
+
+import pytest
+
+from benchmarks.common import ROOT
+from benchmarks.lanes import fair_shares, gains, run
+from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
+
+CSV = """job,runtime_s,peak_memory_mb,iterations
+net_25_1min,60,2000,600
+net_25_5min,300,2000,3000
+big_1min,66,12000,60
+"""
+
+
+def _run(name, *more):
+    command = [sys.executable, "-m", name, "--quick", "--json", *more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("\n") == 1, done.stdout
+    figures = json.loads(done.stdout)
+    assert figures.keys() >= {"benchmark", "machine", "devices", "kind", "sides", "ratio", "ratios"}
+    assert all(math.isfinite(ratio) and ratio > 0 for ratio in figures["ratios"].values())
+    return figures
+
+
+def test_lanes(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text(CSV)
+    figures = _run("benchmarks.lanes", "--trace", str(path))
+    assert figures["kind"] == "twin"
+    assert figures["sides"].keys() == {"FIFO", "SRTF", "PACK", "FAIR"}
+    fifo, srtf = figures["sides"]["FIFO"]["mean_jct"], figures["sides"]["SRTF"]["mean_jct"]
+    assert figures["ratio"] == figures["ratios"]["mean_jct"] == pytest.approx(fifo / srtf, rel=0.01)
+    assert figures["as_recorded"].keys() == figures["ratios"].keys()
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_policies_on_a_hundred_jobs(seed):
+    found = gains(run(trace(generated(seed), seed, coarse_s=10.0)))
+    assert found["mean_jct"] >= 3
+    assert found["makespan"] >= 1
+
+
+def test_three_equal_jobs_get_equal_shares_of_a_constant_total():
+    for span in fair_shares():
+        assert span == pytest.approx([1 / len(span)] * len(span), rel=0.05)
+
+
+def test_traces_are_seeded_and_have_the_published_work(tmp_path):
+    assert trace(generated(1), 1) == trace(generated(1), 1) != trace(generated(1), 2)
+    jobs = trace(generated(3), 3)
+    assert sum(job.alone for job in jobs) / 60 == pytest.approx(303.4, rel=0.02)
+    assert all(job.need.persistent + job.need.ephemeral <= CAPACITY for job in jobs)
+    path = tmp_path / "jobs.csv"
+    path.write_text(CSV)
+    assert {kind.name: round(kind.seconds, 3) for kind in recorded(path)} == {"net_25": 0.1, "big": 1.1}
+    assert sorted(round(job.alone) for job in as_recorded(path, 1)) == [60, 66, 300]
+    assert mean(job.arrival for job in as_recorded(path, 1)) > 0
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="expected job"):
+        recorded(path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [
+        ("gate", {"gate", "socket"}),
+        ("switch", {"lanes", "checkpoint"}),
+        ("pack", {"fifo", "time_slicing", "lanes", "threads"}),
+        ("inference", {"resident", "reload"}),
+    ],
+)
+def test_the_others(name, sides):
+    figures = _run(f"benchmarks.{name}")
+    assert figures["kind"] == "real"
+    assert figures["sides"].keys() == sides
+    assert figures["ratio"] in figures["ratios"].values()
+
+
+def test_without_a_gpu_the_script_says_so():
+    command = [sys.executable, "-m", "benchmarks.gpu.salus", "--quick", "--only", "overhead"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 or "no GPU here" in done.stderr

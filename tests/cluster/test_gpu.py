@@ -1,0 +1,38 @@
+"""A worker's look at its GPU, by a stand-in for NVML and torch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster.gpu import GpuProbe
+from salus_share.telemetry import Telemetry
+from tests.salus.test_telemetry import standin
+
+
+def torch(uuid: str = "abc", there: bool = True) -> Any:
+    """torch in a process that has initialised CUDA."""
+    return SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_available=lambda: there,
+            is_initialized=lambda: there,
+            current_device=lambda: 0,
+            get_device_properties=lambda device: SimpleNamespace(uuid=uuid),
+        )
+    )
+
+
+def test_the_gpu_of_this_process_is_found_by_its_id_and_not_asked_for_all_the_time() -> None:
+    probe = GpuProbe(Telemetry(standin()))
+    found = probe.sample(torch())
+    assert found is not None
+    assert (found.utilisation, found.memory_used, found.processes) == (0.5, 3, {7: 2})
+    assert probe.sample(torch()) is None
+    assert GpuProbe(Telemetry(standin())).sample(torch("another")) is None
+
+
+def test_without_a_gpu_nvml_is_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluidtune.cluster.gpu.Telemetry", lambda: pytest.fail("opened"))
+    assert GpuProbe().sample(torch(there=False)) is None

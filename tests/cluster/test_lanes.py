@@ -1,0 +1,166 @@
+"""A worker's part in sharing its device, with a real lane service and without Ray."""
+
+from __future__ import annotations
+
+import os
+import resource
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from fluidtune.cluster import lanes
+from fluidtune.cluster.hygiene import Baseline
+from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
+from salus_share import Need, ServiceLost, StaleToken, service
+from salus_share.board import Board, home
+from salus_share.client import LaneClient
+from tests.salus.processes import until
+
+MB = 1 << 20
+CAPACITY = 4096 * MB
+
+
+@pytest.fixture
+def settings() -> Iterator[LaneSettings]:
+    made = LaneSettings(f"test-{uuid.uuid4().hex[:8]}", "HPT", CAPACITY, 1.0)
+    yield made
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    for process in psutil.Process().children():
+        if is_lane_service(process) and made.device in " ".join(process.cmdline()):
+            process.kill()
+            process.wait()
+
+
+def turns(member: LaneMember, count: int = 3) -> None:
+    for _ in range(count):
+        with member.iteration():
+            bytearray(8 * MB)
+
+
+def touched(size: int) -> bytearray:
+    """Memory that is really there."""
+    block = bytearray(size)
+    block[::4096] = b"x" * len(block[::4096])
+    return block
+
+
+def there(settings: LaneSettings) -> list[str]:
+    status = service.status(home(settings.device))
+    return sorted(job for lane in status["lanes"].values() for job in lane["jobs"])
+
+
+def test_alone_it_is_measured_and_nobody_is_asked(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    assert member.settle(None) is None
+    assert member.need is None
+    turns(member)
+    persistent, ephemeral = member.need or (0, 0)
+    assert 0 < persistent < 1 and 0 <= ephemeral < 1
+    assert member.busy is not None and 0 <= member.busy <= 1
+    assert not home(settings.device).exists(), "a service was started for a trial that is alone"
+    member.leave()
+
+
+def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    turns(member)
+    assert member.settle(Ticket(None, 10.0, 0)) is None
+    assert there(settings) == [f"a/{os.getpid()}"]
+    turns(member)
+    # Promoted: the lane's policy is told.
+    assert member.settle(Ticket(None, 10.0, 2)) is None
+    assert [seat.rung for seat in Board(home(settings.device)).seats()] == [2]
+    member.settle(None)
+    until(lambda: there(settings) == [])
+    turns(member)
+
+
+def test_where_there_is_no_room_it_says_so_and_goes_away(settings: LaneSettings, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lanes, "ADMIT_S", 0.2)
+    with LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT") as other:
+        other.admit(Need(CAPACITY // 2, CAPACITY // 2))
+        member = LaneMember("a", settings, "cpu")
+        lack = member.settle(Ticket((0.3, 0.1), 10.0, 0))
+        assert lack is not None and "no room" in lack.reason and lack.between
+        assert there(settings) == ["other"]
+        member.leave()
+
+
+def test_one_that_grows_without_room_is_told_before_it_fails(settings: LaneSettings) -> None:
+    other = LaneClient(settings.device, "other", capacity=CAPACITY, policy="FAIR")
+    settings = LaneSettings(settings.device, "FAIR", CAPACITY, 1.0)
+    member = LaneMember("a", settings, "cpu")
+    turns(member)
+    member.settle(Ticket(None, 10.0, 0))
+    other.admit(Need(CAPACITY - int(sum(member.need or ()) * CAPACITY) - 64 * MB, 0))
+    hoard = touched(200 * MB)
+    with pytest.raises(StaleToken) as told:
+        turns(member, 30)
+    lack = member.refused(told.value)
+    assert lack.need is not None and sum(lack.need) * CAPACITY > 200 * MB and lack.between
+    del hoard
+    member.leave()
+    until(lambda: there(settings) == ["other"])
+    other.leave()
+
+
+def test_a_failed_allocation_asks_for_more_until_the_device_is_all_its_own(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    assert member.failed(MemoryError()) is None, "alone it has no share that could be too small"
+    member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    assert member.failed(ValueError("bad shape")) is None
+    wrapped = RuntimeError("the training function failed")
+    wrapped.__cause__ = MemoryError()
+    assert member.failed(wrapped) == Lack("it ran out of the memory that it was promised", pytest.approx((0.4, 0.5)))
+    member.leave()
+    member.settle(Ticket((0.4, 0.6), 10.0, 0))
+    assert member.failed(MemoryError()) is None
+    member.leave()
+
+
+def test_alone_it_may_have_what_the_user_said_that_its_device_has(settings: LaneSettings) -> None:
+    small = LaneSettings(settings.device, "HPT", 1024 * MB, 1.0)
+    member = LaneMember("a", small, "cpu")
+    try:
+        with pytest.raises(MemoryError):
+            bytearray(1600 * MB)
+        member.settle(Ticket((0.5, 0.1), 10.0, 0))
+        member.settle(None)
+        with pytest.raises(MemoryError):
+            bytearray(1600 * MB)
+    finally:
+        member.lift()
+        member.leave()
+    bytearray(1600 * MB)
+
+
+def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -> None:
+    baseline = Baseline()
+    member = LaneMember("a", settings, "cpu")
+    member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    assert any(map(is_lane_service, psutil.Process().children()))
+    member.leave()
+    assert baseline.restore() is None
+    service.status(home(settings.device))
+    for process in filter(is_lane_service, psutil.Process().children()):
+        process.kill()
+        until(lambda process=process: process.status() == psutil.STATUS_ZOMBIE)
+    assert baseline.restore() is None, "a dead child is none that runs"
+
+
+def test_a_service_that_cannot_be_had_costs_the_lane_and_not_the_trial(
+    settings: LaneSettings, monkeypatch: Any, caplog: Any
+) -> None:
+    def lost(*_: object) -> None:
+        raise ServiceLost("no lane service at all")
+
+    monkeypatch.setattr(service, "start", lost)
+    member = LaneMember("a", settings, "cpu")
+    assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+    turns(member)
+    assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+    assert sum("without a lane" in record.message for record in caplog.records) == 1

@@ -1,0 +1,227 @@
+"""Packing by memory, shares under a lane policy, and placement that fills a device: `Engine(lanes=...)`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.engine import (
+    BudgetChanged,
+    EngineError,
+    GroupAnnounced,
+    NeedFound,
+    Result,
+    Start,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+from salus_share import SalusError
+from tests.engine.helpers import Bench, elastic, plain
+
+
+def bench(devices: int = 1, policy: str = "FAIR", c: int = 4, **more: object) -> Bench:
+    return Bench(devices, lanes=policy, max_packing=c, **more)
+
+
+def starts(instructions: list) -> dict[str, tuple[int, ...]]:
+    return {i.trial: i.devices for i in instructions if isinstance(i, Start)}
+
+
+def needs(trial: str, memory: float, ephemeral: float = 0.0, compute: float | None = None) -> Result:
+    return Result(trial, 1.0, 0.25, memory, ephemeral, compute)
+
+
+def test_while_nobody_knows_what_trials_need_each_has_its_device_alone():
+    b = bench()
+    assert starts(b(*[plain(f"t{k}") for k in range(4)])) == {"t0": (0,)}
+    assert b(Result("t0", 1.0, 0.25)) == []
+    assert starts(b(needs("t0", 0.3))) == {"t1": (0,), "t2": (0,)}
+
+
+def test_c_is_the_smaller_of_that_by_speed_and_that_by_memory():
+    for memory, fit in ((0.6, 1), (0.5, 2), (0.3, 3), (0.1, 4)):
+        b = bench()
+        b(*[plain(f"t{k}") for k in range(6)])
+        b(needs("t0", memory))
+        assert len(b.engine.tenants(0)) == fit, memory
+
+
+def test_one_that_comes_later_joins_where_there_is_room():
+    for memory, joins in ((0.3, True), (0.6, False)):
+        b = bench(devices=2)
+        b(plain("a"), plain("b"))
+        b(needs("a", memory), needs("b", memory))
+        assert bool(starts(b(plain("c")))) is joins
+
+
+def test_what_lives_within_an_iteration_is_shared_by_taking_turns():
+    b = bench()
+    b(*[plain(f"t{k}") for k in range(6)])
+    b(needs("t0", 0.7, 0.6))  # P 0.1, E 0.6: 4 * 0.1 + 0.6 is all of it
+    assert len(b.engine.tenants(0)) == 4
+
+
+def test_a_share_that_the_script_asks_for_is_believed_until_it_is_measured():
+    b = bench(c=1)
+    assert len(starts(b(*[plain(f"t{k}", share=0.5) for k in range(3)]))) == 2
+    assert b.engine.trial("t0").need == (0.5, 0.0)
+    # Both turned out to need more: when one has left, nobody may take its place.
+    b(needs("t0", 0.8), needs("t1", 0.8))
+    assert starts(b(TrialEnded("t0", "stopped"))) == {}
+    assert b.engine.tenants(0) == ("t1",)
+
+
+def test_one_that_needs_more_than_was_thought_waits_for_a_device_with_room():
+    b = bench(devices=2, c=2)
+    b(*[plain(name) for name in "abcd"])
+    b(needs("a", 0.3), needs("b", 0.3))
+    assert sorted(map(len, b.engine.devices.values())) == [2, 2]
+    out = b(NeedFound("c", 0.9, 0.5), WorkerLost("c"))
+    assert starts(out) == {}
+    assert b.engine.waiting == ("c",)
+    home = b.engine.trial("a").devices[0]
+    out = b(TrialEnded("a", "stopped"))
+    assert starts(out) == {"c": (home,)}
+
+
+def test_what_a_trial_lacked_is_kept_for_it_whatever_it_needs_at_the_moment():
+    b = bench()
+    b(*[plain(f"t{k}") for k in range(4)])
+    b(needs("t0", 0.2, 0.1))
+    b(NeedFound("t0", 0.7, 0.6), WorkerLost("t0"))
+    assert b.engine.trial("t0").least == b.engine.trial("t0").need == pytest.approx((0.1, 0.6))
+    b(*[TrialEnded(f"t{k}", "stopped") for k in (1, 2, 3)])
+    b(needs("t0", 0.3, 0.1, 0.5))
+    assert b.engine.trial("t0").need == pytest.approx((0.2, 0.6))
+    assert b.engine.trial("t1").least is None
+
+
+def test_one_that_needs_much_does_not_keep_the_others_apart():
+    b = bench(devices=2, c=4)
+    b(*[plain(f"t{k}") for k in range(12)])
+    b(needs("t0", 0.2), needs("t1", 0.2))
+    assert all(len(tenants) == 4 for tenants in b.engine.devices.values())
+    b(NeedFound("t0", 1.0, 0.9), WorkerLost("t0"), TrialEnded("t1", "stopped"))
+    assert sorted(map(len, b.engine.devices.values())) == [4, 4], "one odd trial made c 1 for all"
+
+
+def test_a_trial_joins_the_device_that_it_fills_without_stretching_anybody():
+    b = bench(devices=3, c=2)
+    b(*[plain(name) for name in ("busy", "small", "large", "x", "y", "z")])
+    found = b(needs("busy", 0.6, 0.0, 0.9), needs("small", 0.2, 0.0, 0.4), needs("large", 0.4, 0.0, 0.4))
+    home = {name: b.engine.trial(name).devices for name in ("busy", "small", "large")}
+    # Each is taken to be like the one in the middle: 0.4 of the memory, 0.4 of the compute. In the end only the busy
+    # one has room: it is stretched, but nobody waits for that.
+    assert list(starts(found).items()) == [("x", home["large"]), ("y", home["small"]), ("z", home["busy"])]
+
+
+def test_the_width_of_a_packed_trial_is_its_share_under_the_policy():
+    for policy, want in (("FAIR", [1 / 3] * 3), ("PACK", [1 / 3] * 3), ("SRTF", [0.0, 1.0, 0.0])):
+        b = bench(policy=policy)
+        b(plain("a", 100), plain("b", 5), plain("c", 50))
+        b(needs("a", 0.5, 0.4))
+        b(needs("b", 0.5, 0.4), needs("c", 0.5, 0.4))
+        assert [b.engine.trial(name).width for name in "abc"] == pytest.approx(want), policy
+
+
+def test_alone_on_a_packed_device_a_trial_has_all_of_it():
+    b = bench()
+    b(plain("a"))
+    b(needs("a", 0.5))
+    assert b.engine.trial("a").width == 1.0
+    assert b.engine.trial("a").seconds == {1.0: 1.0}
+
+
+def test_a_promoted_trial_goes_first_and_equals_share():
+    b = bench(policy="HPT")
+    b(GroupAnnounced("rung1"), *[plain(name, 10) for name in "abc"])
+    b(needs("a", 0.5, 0.45))
+    assert b.engine.trial("a").rung == 0
+    assert [b.engine.trial(name).width for name in "abc"] == pytest.approx([1 / 3] * 3)
+    b(BudgetChanged("b", 30))
+    assert b.engine.trial("b").rung == 1
+    assert [b.engine.trial(name).width for name in "abc"] == [0.0, 1.0, 0.0]
+    # What those it passes take per iteration says nothing about a width.
+    before = b.engine.trial("c").seconds
+    b(needs("b", 0.5, 0.45), needs("c", 0.5, 0.45))
+    assert b.engine.trial("c").seconds == before
+    # Paused and promoted into the next rung, as HyperBand does.
+    b(TrialEnded("c", "paused"), TrialAdded("c", "rung1", iterations=30))
+    assert b.engine.trial("c").rung == 1
+    assert [b.engine.trial(name).width for name in "abc"] == pytest.approx([0.0, 0.5, 0.5])
+
+
+def test_a_budget_that_is_said_again_or_shortened_is_no_promotion():
+    b = bench()
+    b(plain("a", 10))
+    b(
+        Result("a", 1.0, 1),
+        BudgetChanged("a", 9),
+        BudgetChanged("a", 4),
+        BudgetChanged("a", None),
+        BudgetChanged("a", 8),
+    )
+    assert b.engine.trial("a").rung == 0
+
+
+def test_under_fifo_nobody_shares():
+    b = bench(policy="FIFO")
+    b(*[plain(f"t{k}") for k in range(4)])
+    b(needs("t0", 0.1))
+    assert b.engine.tenants(0) == ("t0",)
+
+
+def test_c_that_is_searched_for_keeps_to_the_memory_too():
+    b = Bench(1, lanes="FAIR", max_packing=None)
+    b(elastic("a", 100), elastic("b", 100))
+    for _ in range(8):
+        b(Result("a", 1.0, 1, 0.6))
+    assert b.engine.tenants(0) == ("a",)
+
+
+def test_numbers_that_cannot_be():
+    b = bench()
+    b(plain("a"))
+    for memory, ephemeral in ((-0.1, 0.0), (0.2, 0.3), (0.2, -0.1), (float("nan"), 0.0)):
+        with pytest.raises(EngineError, match="memory"):
+            b(NeedFound("a", memory, ephemeral))
+        with pytest.raises(EngineError, match="memory"):
+            b(needs("a", memory, ephemeral))
+    with pytest.raises(SalusError, match="policy"):
+        bench(policy="RANDOM")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from(["FAIR", "PACK", "SRTF", "HPT"]),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=12),
+)
+def test_what_is_known_to_be_on_a_device_fits_it_and_every_trial_ends(devices, c, policy, works):
+    b = bench(devices, policy, c)
+    size = {f"t{k}": (persistent / 100, ephemeral / 100) for k, (persistent, ephemeral, _) in enumerate(works)}
+    left = {f"t{k}": count for k, (_, _, count) in enumerate(works)}
+    b(*[plain(name, left[name]) for name in left])
+    # What the lane service would do: one that has no room beside the others goes back to the queue.
+    for _ in range(1000):
+        if not left:
+            break
+        assert b.engine.running, "trials wait and no device is used"
+        for name in b.engine.running:
+            if b.engine.trial(name).status != "running":
+                continue
+            p, e = size[name]
+            b(Result(name, 1.0, 0.5, p + e, e))
+            home = b.engine.trial(name).devices[0]
+            there = [size[other] for other in b.engine.tenants(home)]
+            if sum(p for p, _ in there) + max(e for _, e in there) > 1 + 1e-9:
+                b(NeedFound(name, p + e, e), WorkerLost(name))
+                continue
+            left[name] -= 1
+            if not left[name]:
+                del left[name]
+                b(TrialEnded(name, "stopped"))
+    assert not left

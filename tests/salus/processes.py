@@ -1,0 +1,222 @@
+"""What the tests run in processes of their own, and how they talk to it. Imports nothing heavy: it is spawned a lot."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from salus_share import Need, StaleToken, service
+from salus_share.board import IDLE, Board
+from salus_share.client import LaneClient
+from salus_share.gate import Gate
+
+#: How long a test waits for what must happen; a failure takes this long, a success some milliseconds.
+PATIENCE_S = 20.0
+_spawn = multiprocessing.get_context("spawn")
+
+
+def until(what: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
+    """Wait for something to be true. Returns it."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"did not happen within {patience} s")
+
+
+@contextlib.contextmanager
+def home() -> Iterator[Path]:
+    """A short path for a device (sockets have at most 107 letters); its service is ended after the test."""
+    directory = Path(tempfile.mkdtemp(prefix="salus-"))
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(OSError):
+            kill_service(directory)
+        shutil.rmtree(directory)
+
+
+def kill_service(directory: Path) -> None:
+    """SIGKILL the device's service, and wait until it is gone."""
+    pid = service.status(directory)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not _lives(pid))
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    return False
+
+
+def seat(board: Board, name: str, *, lane: int = 0, token: int, **fields: Any) -> Gate:
+    """A gate of an admitted trial in this process, without a service."""
+    with board.lock():
+        made = board.take_seat(name, os.getpid())
+        made.lane, made.token, made.arrival, made.state = lane, token, token, IDLE
+        for key, value in fields.items():
+            setattr(made, key, value)
+        board.write(made)
+    return Gate(board, made.index, token)
+
+
+class Child:
+    """A process that runs ``work(pipe, *args)``."""
+
+    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+        self._pipe, theirs = _spawn.Pipe()
+        self.process = _spawn.Process(target=work, args=(theirs, *args), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def told(self) -> Any:
+        """What the process sends next."""
+        if not self._pipe.poll(PATIENCE_S):
+            raise AssertionError(f"process {self.process.pid} is silent")
+        return self._pipe.recv()
+
+    def silent(self, seconds: float = 0.3) -> bool:
+        """Whether it sends nothing for a while."""
+        return not self._pipe.poll(seconds)
+
+    def tell(self, what: Any) -> None:
+        self._pipe.send(what)
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, how)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+# Work
+
+
+def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
+    """Iterations that last until told otherwise; says "in" at the beginning of each and "out" after it."""
+    gate = seat(Board(directory), name, token=token)
+    pipe.send("ready")
+    while pipe.recv() == "go":
+        with gate.iteration():
+            pipe.send("in")
+            pipe.recv()
+        pipe.send("out")
+
+
+def die_with_the_lock(pipe: Connection, directory: Path) -> None:
+    """Take the board's lock and die; a forked child, such as a data loader's worker, lives on."""
+    board = Board(directory)
+    with board.lock():
+        child = os.fork()
+        if child == 0:
+            time.sleep(PATIENCE_S)
+            os._exit(0)
+        pipe.send(child)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int, iterations: int, threads: int) -> None:
+    """Iterations that find out whether anyone else is in the lane; sends how often somebody was."""
+    inside = directory / f"inside-{lane}"
+    board = Board(directory)
+    gates = [seat(board, f"{name}-{i}", lane=lane, token=token + i) for i in range(threads)]
+    met = []
+
+    def work(gate: Gate) -> None:
+        for _ in range(iterations):
+            with gate.iteration():
+                try:
+                    fd = os.open(inside, os.O_CREAT | os.O_EXCL)
+                except FileExistsError:
+                    met.append(gate)
+                    continue
+                if gate.token % 2:
+                    time.sleep(0.0005)
+                os.unlink(inside)
+                os.close(fd)
+
+    pipe.send("ready")
+    pipe.recv()
+    running = [threading.Thread(target=work, args=(gate,)) for gate in gates]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    pipe.send(len(met))
+
+
+def iterate(
+    pipe: Connection, directory: Path, name: str, token: int, seconds: float, gap: float, fields: dict[str, Any]
+) -> None:
+    """Iterations of so many seconds with gaps between, until told to stop; sends how many."""
+    gate = seat(Board(directory), name, token=token, **fields)
+    pipe.send("ready")
+    pipe.recv()
+    done = 0
+    while not pipe.poll():
+        with gate.iteration():
+            time.sleep(seconds)
+        done += 1
+        time.sleep(gap)
+    pipe.send(done)
+
+
+def trial(
+    pipe: Connection, directory: Path, name: str, need: tuple[int, int] | None, more: dict[str, Any] | None = None
+) -> None:
+    """A trial that does as it is told: "iterate", "need P E", "yield", "leave", "old"; answers each."""
+    options = {"capacity": 100, "policy": "FAIR", "remaining": None, "rung": 0, **(more or {})}
+    admission = {key: options.pop(key) for key in ("remaining", "rung")}
+    client = LaneClient("device", name, directory=directory, **options)
+    try:
+        client.admit(None if need is None else Need(*need), **admission)
+    except ValueError as error:
+        pipe.send(repr(error))
+        return
+    pipe.send("admitted")
+    old = client._gate
+    while True:
+        try:
+            match pipe.recv().split():
+                case ["iterate"]:
+                    with client.iteration():
+                        pass
+                    pipe.send("done")
+                case ["need", p, e]:
+                    client.need(Need(int(p), int(e)))
+                    pipe.send("room")
+                case ["progress", remaining, rung]:
+                    client.progress(float(remaining), int(rung))
+                    pipe.send("noted")
+                case ["yield"]:
+                    client.yield_memory()
+                    pipe.send("admitted")
+                case ["old"]:
+                    assert old is not None
+                    with old.iteration():
+                        pass
+                    pipe.send("passed with an old token")
+                case ["leave"]:
+                    client.leave()
+                    pipe.send("left")
+        except StaleToken:
+            pipe.send("stale")
+        except ValueError as error:
+            pipe.send(repr(error))

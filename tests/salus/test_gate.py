@@ -1,0 +1,278 @@
+"""The gate between real processes: one iteration a lane, in the policy's order, and whoever dies holds nobody up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from salus_share import SalusError, StaleToken
+from salus_share import gate as gate_module
+from salus_share.board import SEATS, Board
+from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, seat, until
+
+
+@pytest.fixture
+def directory():
+    with home() as made:
+        Board.create(made, 1 << 30, "FAIR")
+        yield made
+
+
+def test_a_trial_alone_passes_and_is_counted(directory) -> None:
+    board = Board(directory)
+    gate = seat(board, "a", token=1, remaining=5.0)
+    for _ in range(3):
+        with gate.iteration():
+            time.sleep(0.01)
+    found = board.seat(0)
+    assert 0.03 <= found.service < 5
+    assert found.remaining == pytest.approx(5.0 - found.service)
+    assert found.last_turn == 3
+
+
+def test_an_iteration_that_raises_gives_the_lane_back(directory) -> None:
+    board = Board(directory)
+    one, other = seat(board, "a", token=1), seat(board, "b", token=2)
+    with pytest.raises(RuntimeError), one.iteration():
+        raise RuntimeError
+    with other.iteration(), pytest.raises(SalusError, match="already"), other.iteration():
+        pass
+    with one.iteration():
+        pass
+
+
+def test_one_at_a_time_in_a_lane_between_processes_and_threads(directory) -> None:
+    # Lane 0 is shared by two processes of two trials each; lane 1 is one process'.
+    with contextlib.ExitStack() as stack:
+        children = [
+            stack.enter_context(Child(exclude, directory, name, token, lane, 100, 2))
+            for name, token, lane in (("a", 1, 0), ("b", 3, 0), ("c", 5, 1))
+        ]
+        for child in children:
+            assert child.told() == "ready"
+        for child in children:
+            child.tell("go")
+        assert [child.told() for child in children] == [0, 0, 0]
+
+
+def test_lanes_do_not_wait_for_each_other(directory) -> None:
+    board = Board(directory)
+    with Child(hold, directory, "a", 1) as other:
+        assert other.told() == "ready"
+        other.tell("go")
+        assert other.told() == "in"
+        with seat(board, "b", lane=1, token=2).iteration():
+            pass
+
+
+@pytest.mark.parametrize("waiters", [1, 3])
+def test_killed_inside_the_lane_is_free_at_once(directory, waiters) -> None:
+    with contextlib.ExitStack() as stack:
+        holder, *others = [stack.enter_context(Child(hold, directory, f"t{i}", i + 1)) for i in range(waiters + 1)]
+        for child in (holder, *others):
+            assert child.told() == "ready"
+            child.tell("go")
+            if child is holder:
+                assert child.told() == "in"
+        assert all(child.silent(0.1) for child in others)
+        holder.kill()
+        for _ in others:
+            until(lambda: any(not child.silent(0) for child in others))
+            inside = next(child for child in others if not child.silent(0))
+            assert inside.told() == "in"
+            others.remove(inside)
+            assert all(child.silent(0.05) for child in others)
+            inside.tell("enough")
+            assert inside.told() == "out"
+
+
+def test_killed_inside_while_nobody_waited(directory) -> None:
+    with Child(hold, directory, "a", 1) as holder:
+        assert holder.told() == "ready"
+        holder.tell("go")
+        assert holder.told() == "in"
+        holder.kill()
+        holder.process.join()
+        with seat(Board(directory), "b", token=2).iteration():
+            pass
+
+
+def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> None:
+    """The wake-up comes from the kernel, not from the look that a waiter takes now and then."""
+    monkeypatch.setattr(gate_module, "LOOK_S", 1000.0)
+    with Child(hold, directory, "a", 1) as holder:
+        assert holder.told() == "ready"
+        holder.tell("go")
+        assert holder.told() == "in"
+        threading.Timer(0.2, holder.kill).start()
+        with seat(Board(directory), "b", token=2).iteration():
+            pass
+
+
+def test_killed_while_waiting(directory) -> None:
+    board = Board(directory)
+    gate = seat(board, "mine", token=1)
+    with Child(hold, directory, "a", 2) as waiter:
+        assert waiter.told() == "ready"
+        with gate.iteration():
+            waiter.tell("go")
+            assert waiter.silent(0.2)
+            waiter.kill()
+            waiter.process.join()
+        # It was handed the lane, dead; the next pass takes it back.
+        with gate.iteration():
+            pass
+
+
+def test_killed_with_the_boards_lock_while_a_data_loader_lives_on(directory) -> None:
+    with Child(die_with_the_lock, directory) as child:
+        loader = child.told()
+        try:
+            child.process.join()
+            with seat(Board(directory), "a", token=1).iteration():
+                pass
+        finally:
+            os.kill(loader, signal.SIGKILL)
+
+
+def test_fair_between_processes(directory) -> None:
+    with (
+        Child(iterate, directory, "a", 1, 0.004, 0.0, {}) as a,
+        Child(iterate, directory, "b", 2, 0.016, 0.0, {}) as b,
+    ):
+        for child in (a, b):
+            assert child.told() == "ready"
+            child.tell("go")
+        time.sleep(1.0)
+        for child in (a, b):
+            child.tell("stop")
+        assert a.told() > 2 * b.told()
+    service = [found.service for found in Board(directory).seats()]
+    assert max(service) < 1.5 * min(service)
+
+
+def test_a_preferred_trial_keeps_the_lane_while_it_fetches_its_next_batch() -> None:
+    with home() as directory:
+        Board.create(directory, 1 << 30, "SRTF")
+        with (
+            Child(iterate, directory, "short", 1, 0.02, 0.0005, {"remaining": 100.0}) as short,
+            Child(iterate, directory, "long", 2, 0.02, 0.0, {"remaining": 1e6}) as long,
+        ):
+            for child in (long, short):
+                assert child.told() == "ready"
+                child.tell("go")
+            time.sleep(1.0)
+            for child in (short, long):
+                child.tell("stop")
+            assert short.told() > 3 * long.told()
+
+
+def test_a_trial_that_was_told_to_leave_is_refused_with_its_old_token(directory) -> None:
+    board = Board(directory)
+    gate = seat(board, "a", token=1)
+    with gate.iteration(), board.lock():
+        # Told within an iteration: it ends it.
+        assert gate_module.pause(board, gate._policy, 0) == []
+    with pytest.raises(StaleToken, match="token 1"), gate.iteration():
+        pytest.fail("passed")
+    gate.withdraw()
+    assert [found.name for found in board.seats()] == ["a"]
+    seat(board, "a", token=2)
+    with pytest.raises(StaleToken), gate.iteration():
+        pytest.fail("passed")
+
+
+def test_a_trial_that_waits_is_told_too(directory) -> None:
+    board = Board(directory)
+    first, second = seat(board, "a", token=1), seat(board, "b", token=2)
+    refused = []
+
+    def wait() -> None:
+        try:
+            with second.iteration():
+                pass
+        except StaleToken as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=wait)
+    with first.iteration():
+        thread.start()
+        until(lambda: board.seat(1).state == gate_module.READY)
+        with board.lock():
+            woken = gate_module.pause(board, first._policy, 1)
+        for found in woken:
+            gate_module.wake(board, found)
+        thread.join(10)
+    assert len(refused) == 1
+
+
+def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
+    board = Board(directory)
+    first, second = seat(board, "a", token=1), seat(board, "b", token=2)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with first.iteration():
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt), second.iteration():
+                pytest.fail("passed")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    for gate in (first, second, first):
+        with gate.iteration():
+            pass
+
+
+def test_boards_with_other_settings_and_no_board(directory, tmp_path) -> None:
+    Board.create(directory, 1 << 30, "FAIR")
+    with pytest.raises(SalusError, match="same settings"):
+        Board.create(directory, 1 << 29, "FAIR")
+    with pytest.raises(SalusError, match="no board"):
+        Board(tmp_path)
+    (tmp_path / "board").write_bytes(b"\0" * 4096)
+    with pytest.raises(SalusError, match="not a board"):
+        Board(tmp_path)
+
+
+def test_seats_run_out_and_names_are_short(directory) -> None:
+    board = Board(directory)
+    with board.lock():
+        with pytest.raises(SalusError, match="shorter"):
+            board.take_seat("x" * 65, os.getpid())
+        for index in range(SEATS):
+            board.take_seat(str(index), os.getpid())
+        with pytest.raises(SalusError, match="another one"):
+            board.take_seat("one more", os.getpid())
+
+
+@pytest.mark.faults
+def test_kills_at_random_moments(directory) -> None:
+    """Twenty trials of a lane are killed whenever it is; the one that is left goes on."""
+    random.seed(1)
+    gate = seat(Board(directory), "mine", token=1)
+    for turn in range(10):
+        with (
+            Child(iterate, directory, f"a{turn}", 2 * turn + 2, 0.001, 0.0, {}) as a,
+            Child(iterate, directory, f"b{turn}", 2 * turn + 3, 0.002, 0.0, {}) as b,
+        ):
+            for child in (a, b):
+                assert child.told() == "ready"
+                child.tell("go")
+            for child in (a, b):
+                deadline = time.monotonic() + random.uniform(0, 0.2)
+                while time.monotonic() < deadline:
+                    with gate.iteration():
+                        pass
+                child.kill()
+                for _ in range(20):
+                    with gate.iteration():
+                        pass

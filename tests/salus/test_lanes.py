@@ -1,0 +1,193 @@
+"""The lane table: algorithm 2.1 line by line, and the safety condition whatever happens."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from salus_share import Lane, LaneTable, SalusError
+from salus_share.lanes import Place
+
+
+def table(capacity, *jobs, **options):
+    made = LaneTable(capacity, **options)
+    for name, persistent, ephemeral in jobs:
+        assert made.admit(name, persistent, ephemeral) is not None
+    return made
+
+
+def test_step_1_opens_lanes_while_they_fit() -> None:
+    made = table(100, ("a", 10, 20), ("b", 10, 20))
+    assert made.lanes == {0: Lane(20, ("a",)), 1: Lane(20, ("b",))}
+    assert made.reserved == 60
+    # To the last byte.
+    assert made.admit("c", 10, 30) == 2
+    assert made.reserved == 100
+
+
+def test_step_2_takes_the_lane_that_fits_best() -> None:
+    made = table(100, ("a", 10, 40), ("b", 10, 20))
+    assert made.admit("c", 5, 19) == 1
+    assert made.admit("d", 5, 30) == 0
+    assert made.lanes == {0: Lane(40, ("a", "d")), 1: Lane(20, ("b", "c"))}
+
+
+def test_step_2_as_printed_would_break_the_safety_condition() -> None:
+    made = table(100, ("a", 10, 40), ("b", 10, 40))
+    # A lane with L >= E is there, but its P has no room.
+    assert made.admit("c", 1, 40) is None
+    assert made.reserved == 100
+
+
+def test_step_3_grows_the_smallest_lane_that_helps() -> None:
+    made = table(100, ("a", 10, 15), ("b", 10, 30))
+    # A new lane does not fit (65 + 5 + 40), none is that large; lane 0 would grow to 40: 20 + 5 + 30 + 40 fits.
+    assert made.admit("c", 5, 40) == 0
+    assert made.lanes == {0: Lane(40, ("a", "c")), 1: Lane(30, ("b",))}
+    made = table(100, ("a", 10, 15), ("b", 10, 30))
+    # Growing the smallest takes 20 + 5 + 30 + 55; growing the other 20 + 5 + 15 + 55.
+    assert made.admit("c", 5, 55) == 1
+
+
+def test_step_4_waits_and_changes_nothing() -> None:
+    made = table(100, ("a", 40, 20))
+    before = made.lanes, made.reserved
+    assert made.admit("b", 50, 60) is None
+    assert made.admit("c", 101, 0) is None
+    assert (made.lanes, made.reserved) == before
+
+
+def test_a_lane_shrinks_and_is_reclaimed() -> None:
+    made = table(100, ("a", 10, 80))
+    assert made.admit("b", 5, 30) == 0
+    assert made.reserved == 95
+    made.release("a")
+    assert made.lanes == {0: Lane(30, ("b",))}
+    assert made.reserved == 35
+    made.release("b")
+    assert made.lanes == {}
+    assert made.reserved == 0
+    # Its id is not used again.
+    assert made.admit("c", 1, 1) == 1
+
+
+def test_growing_in_place_moving_and_failing() -> None:
+    made = table(100, ("a", 10, 20), ("b", 10, 40))
+    assert made.change("a", 10, 30) == 0
+    assert made.lanes[0].size == 30
+    assert made.change("a", 15, 80) is None
+    assert made.places["a"] == Place(0, 10, 30)
+    assert made.reserved == 90
+    # Its own lane cannot grow to 45 (25 + 40 + 45), but b's can, and hold both.
+    assert made.change("a", 15, 45) == 1
+    assert made.lanes == {1: Lane(45, ("b", "a"))}
+    assert made.change("a", 5, 0) == 1
+
+
+def test_one_lane_only() -> None:
+    made = table(100, ("a", 10, 20), ("b", 10, 40), max_lanes=1)
+    assert made.lanes == {0: Lane(40, ("a", "b"))}
+    with pytest.raises(SalusError, match="max_lanes"):
+        LaneTable(10, max_lanes=0)
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), "5", None, True])
+def test_numbers_that_are_none(bad) -> None:
+    with pytest.raises(SalusError, match="capacity"):
+        LaneTable(bad)
+    made = LaneTable(10)
+    with pytest.raises(SalusError, match="persistent memory of 'a'"):
+        made.admit("a", bad, 1)
+    with pytest.raises(SalusError, match="ephemeral memory of 'a'"):
+        made.admit("a", 1, bad)
+    assert made.reserved == 0
+    assert made.lanes == {}
+
+
+def test_wrong_calls() -> None:
+    made = table(10, ("a", 1, 1))
+    with pytest.raises(SalusError, match="already"):
+        made.admit("a", 1, 1)
+    for call in (made.release, made.mates, lambda job: made.change(job, 1, 1)):
+        with pytest.raises(SalusError, match="not on this device"):
+            call("b")
+    with pytest.raises(SalusError, match="does not fit"):
+        made.put("b", Place(0, 9, 3))
+
+
+def test_fractions_of_a_byte_do_not_pile_up() -> None:
+    made = LaneTable(1.0)
+    for index in range(10):
+        assert made.admit(str(index), 0.1, 0) is (None if index == 9 else index)
+    # Ten times the float 0.1 is more than 1; nine times is not.
+    assert made.reserved == 9 * Fraction(0.1) <= 1
+
+
+class Tables(RuleBasedStateMachine):
+    """Any order of admit, change, release and copy; the books are kept a second time, by their definition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = LaneTable(64)
+        self.needs: dict[str, tuple[int, int]] = {}
+        self.lane: dict[str, int] = {}
+        self.count = 0
+
+    sizes = st.integers(0, 40)
+
+    @rule(p=sizes, e=sizes)
+    def admit(self, p: int, e: int) -> None:
+        self.count += 1
+        name = f"j{self.count}"
+        lane = self.table.admit(name, p, e)
+        if lane is None:
+            largest = [max(self.needs[j][1] for j in jobs) for jobs in self.jobs_by_lane().values()]
+            # Neither a lane of its own, nor any lane grown to hold it.
+            assert all(self.reserved() + p + max(e, size) - size > 64 for size in [0, *largest])
+        else:
+            self.needs[name], self.lane[name] = (p, e), lane
+
+    @precondition(lambda self: self.needs)
+    @rule(data=st.data(), p=sizes, e=sizes)
+    def change(self, data: st.DataObject, p: int, e: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.needs)))
+        lane = self.table.change(name, p, e)
+        if lane is not None:
+            self.needs[name], self.lane[name] = (p, e), lane
+
+    @precondition(lambda self: self.needs)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.needs)))
+        self.table.release(name)
+        del self.needs[name], self.lane[name]
+
+    @rule()
+    def copy(self) -> None:
+        made = self.table.copy()
+        assert (made.lanes, made.reserved) == (self.table.lanes, self.table.reserved)
+        self.table = made
+
+    def jobs_by_lane(self) -> dict[int, list[str]]:
+        lanes: dict[int, list[str]] = {}
+        for job, lane in self.lane.items():
+            lanes.setdefault(lane, []).append(job)
+        return lanes
+
+    def reserved(self) -> int:
+        lanes = self.jobs_by_lane().values()
+        return sum(p for p, _ in self.needs.values()) + sum(max(self.needs[j][1] for j in jobs) for jobs in lanes)
+
+    @invariant()
+    def safety_condition(self) -> None:
+        assert self.table.reserved == self.reserved() <= 64
+        lanes = {i: (lane.size, set(lane.jobs)) for i, lane in self.table.lanes.items()}
+        assert lanes == {i: (max(self.needs[j][1] for j in js), set(js)) for i, js in self.jobs_by_lane().items()}
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,258 @@
+"""Memory that is measured, asked for in time, and held to: by fake meters, and by real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from salus_share import Need, Refused, SalusError, StaleToken
+from salus_share.client import LaneClient
+from salus_share.memory import ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
+from salus_share.trial import SharedTrial
+from tests.salus.processes import Child, home
+
+MB = 1 << 20
+
+
+def test_what_is_asked_for_has_a_margin() -> None:
+    assert Usage(100, 200, 1000).need() == Need(330, 1100)
+    assert ask_for(Usage(100, 200, 1000), None) == Need(330, 1100)
+
+
+def test_more_is_asked_for_before_it_runs_out() -> None:
+    promised = Usage(100, 200, 1000).need()
+    assert ask_for(Usage(100, 200, 1000), promised) is None
+    assert ask_for(Usage(100, 200, 1040), promised) is None
+    assert ask_for(Usage(100, 200, 1060), promised) == Need(330, 1166)
+    assert ask_for(Usage(100, 220, 900), promised) == Need(352, 1100)
+
+
+def test_what_was_far_too_much_is_given_back() -> None:
+    assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
+
+
+def test_after_a_failure_the_share_grows_to_the_whole_device_and_no_further() -> None:
+    assert after_failure(Need(100, 400), 1000) == Need(100, 650)
+    assert after_failure(Need(100, 700), 1000) == Need(100, 900)
+    with pytest.raises(Refused, match="smaller batch"):
+        after_failure(Need(100, 900), 1000)
+    assert after_failure(Need(100, 0), 1000) == Need(100, 50)
+    assert after_failure(Need(0, 0), 1000) == Need(0, 1)
+
+
+def test_which_errors_are_about_memory() -> None:
+    class OutOfMemoryError(RuntimeError):
+        """As torch.cuda's."""
+
+    for error in (
+        MemoryError(),
+        OutOfMemoryError("CUDA"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried"),
+    ):
+        assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+# A trial with a meter that says what it is told
+
+
+class Told:
+    """A meter that is told what to say."""
+
+    def __init__(self) -> None:
+        self.usage = Usage(0, 100, 200)
+        self.limited: list[int] = []
+
+    def reset(self) -> None:
+        pass
+
+    def read(self) -> Usage:
+        return self.usage
+
+    def limit(self, share: int) -> None:
+        self.limited.append(share)
+
+    def lift(self) -> None:
+        self.limited.append(-1)
+
+
+@pytest.fixture
+def directory():
+    with home() as made:
+        yield made
+
+
+def shared(directory, name: str, meter: Told) -> SharedTrial:
+    return SharedTrial(LaneClient("device", name, capacity=1000, directory=directory), meter, 1000)
+
+
+def iterate(trial: SharedTrial, times: int) -> None:
+    for _ in range(times):
+        with trial.iteration():
+            pass
+
+
+def test_an_unknown_trial_has_the_device_until_it_was_measured(directory) -> None:
+    meter = Told()
+    trial = shared(directory, "a", meter)
+    trial.admit()
+    iterate(trial, 3)
+    assert trial.promised == Need(110, 220)
+    assert meter.limited == [1000, 330]
+    trial.leave()
+    assert meter.limited[-1] == -1
+
+
+def test_an_underestimate_grows_at_a_boundary(directory) -> None:
+    meter = Told()
+    trial = shared(directory, "a", meter)
+    trial.admit(Need(110, 220))
+    iterate(trial, 3)
+    assert meter.limited == [330]
+    meter.usage = Usage(0, 100, 215)
+    iterate(trial, 20)
+    assert trial.promised == Need(110, 237)
+    trial.leave()
+
+
+def test_without_room_it_is_told_before_it_fails_and_comes_back_with_more(directory) -> None:
+    meter, other = Told(), LaneClient("device", "b", capacity=1000, directory=directory)
+    trial = shared(directory, "a", meter)
+    trial.admit(Need(110, 220))
+    other.admit(Need(500, 100))
+    meter.usage = Usage(0, 400, 215)
+    iterate(trial, 1)
+    with pytest.raises(StaleToken):
+        iterate(trial, 1)
+    other.leave()
+    trial.yield_memory()
+    assert trial.promised == Need(440, 237)
+    assert meter.limited == [330, 677]
+    iterate(trial, 1)
+    trial.leave()
+
+
+def test_after_an_allocation_failed_it_goes_on_with_a_bigger_share(directory) -> None:
+    meter = Told()
+    trial = shared(directory, "a", meter)
+    trial.admit(Need(110, 220))
+    with pytest.raises(MemoryError), trial.iteration():
+        raise MemoryError
+    trial.grow_after_failure()
+    assert meter.limited == [330, 495]
+    iterate(trial, 1)
+    for _ in range(2):
+        trial.grow_after_failure()
+    assert meter.limited[-1] == 1000
+    with pytest.raises(Refused):
+        trial.grow_after_failure()
+    trial.leave()
+
+
+def test_what_it_asked_for_after_a_failure_is_not_given_back(directory) -> None:
+    meter = Told()
+    meter.usage = Usage(0, 10, 20)  # as if the iteration that failed came later
+    trial = shared(directory, "a", meter)
+    trial.admit(Need(110, 220))
+    trial.grow_after_failure()
+    iterate(trial, 12)
+    assert trial.promised == Need(110, 385)
+    trial.leave()
+
+
+def test_a_number_that_is_none_does_not_start_anything(directory) -> None:
+    with pytest.raises(SalusError, match="bytes"):
+        shared(directory, "a", Told()).admit(Need(-1, 1))
+
+
+# Real memory
+
+
+def measure(pipe) -> None:
+    """P and E of a process that holds 64 MiB and uses 128 MiB more in between; then beyond its limit."""
+    meter = ResidentMeter()
+    held = bytearray(64 * MB)
+    held[::4096] = b"x" * len(held[::4096])
+    meter.reset()
+    first = meter.read()
+    scratch = bytearray(128 * MB)
+    scratch[::4096] = b"x" * len(scratch[::4096])
+    del scratch
+    pipe.send((first, meter.read()))
+    usage = meter.read()
+    meter.limit(usage.framework + usage.model + 100 * MB)
+    fits = bytearray(64 * MB)
+    del fits
+    try:
+        bytearray(128 * MB)
+    except MemoryError as error:
+        pipe.send(is_out_of_memory(error))
+    meter.lift()
+    bytearray(128 * MB)
+    pipe.send("lifted")
+
+
+def test_resident_memory_is_measured_and_limited() -> None:
+    with Child(measure) as child:
+        first, second = child.told()
+        assert 60 * MB < first.model < 80 * MB
+        assert first.ephemeral < 16 * MB
+        assert 60 * MB < second.model < 80 * MB
+        assert 120 * MB < second.ephemeral < 144 * MB
+        assert child.told() is True
+        assert child.told() == "lifted"
+
+
+def losses(directory, name: str, greedy: bool) -> list[float]:
+    """A small real training on a shared device of 2 GiB; ``greedy``: it allocates more at every step."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    capacity = 2 << 30
+    client = LaneClient("device", name, capacity=capacity, directory=directory)
+    trial = SharedTrial(client, ResidentMeter(), capacity)
+    # It says 600 MiB; a greedy one lies.
+    trial.admit(Need(500 * MB, 100 * MB))
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    found, hoard = [], []
+    for _ in range(60):
+        with trial.iteration():
+            x = torch.randn(256, 32)
+            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+            if greedy:
+                while True:
+                    hoard.append(torch.ones(16 * MB // 4))
+    trial.leave()
+    return found
+
+
+def train(pipe, directory, name: str, greedy: bool) -> None:
+    """`losses`, in a process of its own."""
+    try:
+        pipe.send(losses(directory, name, greedy))
+    except (RuntimeError, MemoryError) as error:
+        pipe.send(is_out_of_memory(error))
+        raise SystemExit(3)
+
+
+@pytest.mark.faults
+def test_one_that_allocates_until_it_fails_dies_alone(directory) -> None:
+    with Child(train, directory, "alone", False) as alone:
+        expected = alone.told()
+    assert len(expected) == 60
+    with (
+        Child(train, directory, "a", False) as a,
+        Child(train, directory, "liar", True) as liar,
+        Child(train, directory, "b", False) as b,
+    ):
+        assert liar.told() is True
+        liar.process.join()
+        assert liar.process.exitcode == 3
+        assert a.told() == expected
+        assert b.told() == expected

@@ -1,0 +1,263 @@
+"""The lane service and trials in processes of their own: admission, waiting, leaving, and deaths of either."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from salus_share import Need, Refused, SalusError, StaleToken, policy, service
+from salus_share.board import Board
+from salus_share.client import LaneClient
+from tests.salus.processes import Child, home, kill_service, trial, until
+
+
+@pytest.fixture
+def directory():
+    with home() as made:
+        yield made
+
+
+def client(directory, name: str, **options) -> LaneClient:
+    return LaneClient("device", name, directory=directory, **{"capacity": 100, "policy": "FAIR", **options})
+
+
+def lanes(directory):
+    return {lane: set(found["jobs"]) for lane, found in service.status(directory)["lanes"].items()}
+
+
+def test_admitted_waits_and_leaves(directory) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(30, 40))
+        with a.iteration():
+            pass
+        with Child(trial, directory, "b", (30, 40)) as b:
+            assert b.told() == "admitted"
+            with Child(trial, directory, "c", (20, 50)) as c:
+                until(lambda: service.status(directory)["waiting"] == ["c"])
+                assert lanes(directory) == {"0": {"a", "b"}}
+                assert service.status(directory)["reserved"] == 100
+                assert c.silent(0.1)
+                a.leave()
+                assert c.told() == "admitted"
+        with pytest.raises(SalusError, match="not admitted"), a.iteration():
+            pass
+
+
+def test_an_unknown_need_runs_alone_until_it_is_known(directory) -> None:
+    with client(directory, "a") as a, Child(trial, directory, "b", (10, 10)) as b:
+        assert b.told() == "admitted"
+        with pytest.raises(TimeoutError):
+            a.admit(timeout=0.3)
+        assert service.status(directory)["waiting"] == []
+        b.tell("leave")
+        assert b.told() == "left"
+        a.admit()
+        assert service.status(directory)["reserved"] == 100
+        with Child(trial, directory, "c", (10, 10)) as c:
+            assert c.silent()
+            a.need(Need(20, 30))
+            assert c.told() == "admitted"
+            assert service.status(directory)["reserved"] == 70
+
+
+@pytest.mark.parametrize(
+    ("need", "error"),
+    [(Need(-1, 5), "bytes"), (Need(5, -1), "bytes"), (Need(60, 41), "smaller batch"), (Need(5, float("nan")), "bytes")],
+)
+def test_needs_that_are_none_are_told_and_leave_nothing(directory, need, error) -> None:
+    with client(directory, "a") as a:
+        with pytest.raises(SalusError, match=error):
+            a.admit(need)
+        assert Board(directory).seats() == []
+        a.admit(Need(1, 1))
+        with pytest.raises(SalusError, match="already"):
+            client(directory, "a").admit(Need(1, 1))
+        with pytest.raises(SalusError, match="already"):
+            a.admit(Need(1, 1))
+
+
+def test_one_that_outgrows_the_device_is_refused(directory) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(10, 10))
+        with pytest.raises(StaleToken):
+            a.need(Need(90, 20))
+        with pytest.raises(Refused, match="smaller batch"):
+            a.yield_memory()
+        assert Board(directory).seats() == []
+
+
+def test_a_killed_trials_memory_is_free(directory) -> None:
+    with Child(trial, directory, "a", (50, 50)) as a, Child(trial, directory, "b", (50, 50)) as b:
+        until(lambda: not (a.silent(0) and b.silent(0)))
+        first, second = (b, a) if a.silent(0) else (a, b)
+        assert first.told() == "admitted"
+        assert second.silent(0.1)
+        first.kill()
+        assert second.told() == "admitted"
+
+
+def test_a_waiting_trial_that_is_killed_is_forgotten(directory) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(50, 50))
+        with Child(trial, directory, "b", (50, 50)) as b:
+            until(lambda: service.status(directory)["waiting"] == ["b"])
+            b.kill()
+            until(lambda: service.status(directory)["waiting"] == [])
+
+
+def test_making_room_and_the_old_token(directory) -> None:
+    srtf = {"policy": "SRTF"}
+    with Child(trial, directory, "long", (50, 20), {**srtf, "remaining": 100.0}) as long:
+        assert long.told() == "admitted"
+        long.tell("iterate")
+        assert long.told() == "done"
+        with Child(trial, directory, "shorter", (60, 20), {**srtf, "remaining": 1.0}) as shorter:
+            # It was stopped in the meantime: what it does next, with the token it has, is refused.
+            long.kill(signal.SIGSTOP)
+            until(lambda: service.status(directory)["waiting"] == ["shorter"])
+            long.kill(signal.SIGCONT)
+            for _ in range(2):
+                long.tell("iterate")
+                assert long.told() == "stale"
+            # Its memory is free only when it says so.
+            assert shorter.silent(0.1)
+            long.tell("yield")
+            assert shorter.told() == "admitted"
+            assert long.silent(0.1)
+            shorter.tell("leave")
+            assert shorter.told() == "left"
+        assert long.told() == "admitted"
+        long.tell("old")
+        assert long.told() == "stale"
+        long.tell("iterate")
+        assert long.told() == "done"
+
+
+def test_growing_is_done_in_place_or_told_to_leave(directory) -> None:
+    with Child(trial, directory, "a", (20, 20)) as a, Child(trial, directory, "b", (20, 20)) as b:
+        assert [a.told(), b.told()] == ["admitted", "admitted"]
+        a.tell("need 25 30")
+        assert a.told() == "room"
+        assert service.status(directory)["reserved"] == 95
+        a.tell("need 40 45")
+        assert a.told() == "stale"
+        a.tell("yield")
+        assert a.silent(0.1)
+        b.tell("leave")
+        assert a.told() == "admitted"
+        assert service.status(directory)["reserved"] == 85
+
+
+def test_progress_decides_who_makes_room(directory) -> None:
+    more = {"policy": "HPT"}
+    with Child(trial, directory, "a", (40, 20), more) as a, Child(trial, directory, "b", (40, 20), more) as b:
+        assert [a.told(), b.told()] == ["admitted", "admitted"]
+        b.tell("progress 5 1")
+        assert b.told() == "noted"
+        with Child(trial, directory, "c", (30, 20), {**more, "rung": 1}) as c:
+            # It is promoted as b is; a is not.
+            until(lambda: service.status(directory)["waiting"] == ["c"])
+            b.tell("iterate")
+            assert b.told() == "done"
+            a.tell("iterate")
+            assert a.told() == "stale"
+            a.tell("yield")
+            assert c.told() == "admitted"
+
+
+# The service dies
+
+
+def test_trials_go_on_without_the_service_and_it_comes_back_with_the_same_lanes(directory) -> None:
+    with (
+        Child(trial, directory, "a", (10, 30)) as a,
+        Child(trial, directory, "b", (10, 30)) as b,
+    ):
+        assert [a.told(), b.told()] == ["admitted", "admitted"]
+        with Child(trial, directory, "c", (10, 25)) as c, Child(trial, directory, "waits", (60, 30)) as waits:
+            assert c.told() == "admitted"
+            until(lambda: service.status(directory)["waiting"] == ["waits"])
+            before, reserved = lanes(directory), service.status(directory)["reserved"]
+            kill_service(directory)
+            for child in (a, b, c):
+                child.tell("iterate")
+                assert child.told() == "done"
+            # The one that waits has lost its service, and brings it back.
+            until(lambda: _there(directory) and service.status(directory)["waiting"] == ["waits"])
+            assert lanes(directory) == before
+            assert service.status(directory)["reserved"] == reserved
+            a.tell("need 10 31")
+            assert a.told() == "room"
+            # One leaves while there is none, one dies.
+            kill_service(directory)
+            a.tell("leave")
+            assert a.told() == "left"
+            b.kill()
+            c.tell("need 10 20")
+            assert c.told() == "room"
+            assert waits.told() == "admitted"
+            assert {job for jobs in lanes(directory).values() for job in jobs} == {"c", "waits"}
+
+
+def _there(directory) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(service.status(directory))
+    return False
+
+
+def test_settings_must_agree(directory) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(1, 1))
+        with pytest.raises(SalusError, match="same settings"):
+            client(directory, "b", capacity=101).admit(Need(1, 1))
+        with pytest.raises(SalusError, match="same settings"):
+            client(directory, "b", policy="PACK").admit(Need(1, 1))
+
+
+def test_a_service_that_cannot_start_says_why(directory) -> None:
+    with pytest.raises(SalusError, match="nosuch"):
+        client(directory, "a", policy="nosuch").admit(Need(1, 1))
+
+
+def test_a_users_policy(directory) -> None:
+    name = "tests.salus.test_policies:Last"
+    assert policy(name).name == "last"
+    with client(directory, "a", policy=name) as a:
+        a.admit(Need(1, 1))
+        with a.iteration():
+            pass
+
+
+def test_only_one_service_and_it_ends_by_itself(directory) -> None:
+    command = [sys.executable, "-m", "salus_share.service", "--home", str(directory), "--capacity", "100"]
+    first = subprocess.Popen([*command, "--idle", "0.3"])
+    until(lambda: _there(directory))
+    assert subprocess.run(command, timeout=20).returncode == 0
+    assert service.status(directory)["pid"] == first.pid
+    with client(directory, "a") as a:
+        a.admit(Need(1, 1))
+        time.sleep(0.8)
+        assert first.poll() is None
+    assert first.wait(20) == 0
+    assert not {"board", "service"} & set(os.listdir(directory))
+
+
+@pytest.mark.faults
+def test_the_service_is_killed_again_and_again(directory) -> None:
+    with Child(trial, directory, "a", (10, 30)) as a, Child(trial, directory, "b", (10, 30)) as b:
+        assert [a.told(), b.told()] == ["admitted", "admitted"]
+        before = lanes(directory)
+        for turn in range(10):
+            kill_service(directory)
+            for child in (a, b):
+                child.tell("iterate")
+                assert child.told() == "done"
+                child.tell(f"progress {turn} 0")
+                assert child.told() == "noted"
+            assert lanes(directory) == before

@@ -1,0 +1,253 @@
+"""Trials that share a device by lanes: memory limits packing, one that outgrows its part does so alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune import Checkpoint
+
+import fluidtune
+from fluidtune import FluidTuneError
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.tune.running import Recorder, fit
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150), pytest.mark.usefixtures("no_loggers")]
+
+MB = 1 << 20
+
+
+def lanes(policy: str = "FAIR", memory: int = 2 << 30, packing: int = 2, cpus: int = 1) -> fluidtune.FluidExecutor:
+    return fluidtune.FluidExecutor(devices=f"cpu:{cpus}", max_packing=packing, lanes=policy, device_memory=memory)
+
+
+def events_of(results: Any, name: str) -> list[dict[str, Any]]:
+    log = Path(results.experiment_path) / EVENT_LOG_NAME
+    return [event for event in read_events(log) if event["event"] == name]
+
+
+def touched(size: int) -> bytearray:
+    """Memory that is really there."""
+    block = bytearray(size)
+    block[::4096] = b"x" * len(block[::4096])
+    return block
+
+
+def held(config: dict[str, Any]) -> None:
+    """Holds ``hold`` MiB, uses ``use`` MiB more in every iteration, and notes when each began and ended.
+
+    It does ``n`` iterations; the first trial goes on until others have done ``meet``.
+    """
+    kept = touched(config["hold"] * MB)
+    for at in range(1, 1000):
+        if at > config["n"] and (config["x"] != 1 or others(Path(config["log"])) >= config.get("meet", 0)):
+            break
+        began = time.monotonic()
+        scratch = touched(config["use"] * MB)
+        time.sleep(config.get("pause", 0.05))
+        del scratch
+        with open(config["log"], "a") as log:
+            log.write(f"{config['x']} {began} {time.monotonic()}\n")
+        tune.report({"score": config["x"] + at, "size": len(kept), "pid": os.getpid()})
+
+
+def spans(path: Path) -> list[tuple[str, float, float]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(x, float(began), float(ended)) for x, began, ended in map(str.split, lines)]
+
+
+def others(path: Path) -> int:
+    """Iterations done by trials other than the first."""
+    return sum(1 for x, *_ in spans(path) if x != "1")
+
+
+def overlapping(found: list[tuple[str, float, float]]) -> int:
+    """How many pairs of iterations of different trials were under way at the same time."""
+    return sum(
+        1 for i, a in enumerate(found) for b in found[:i] if a[0] != b[0] and a[1] < b[2] - 1e-4 and b[1] < a[2] - 1e-4
+    )
+
+
+@pytest.mark.usefixtures("ray2")
+def test_as_many_share_a_device_as_its_memory_holds(tmp_path: Path) -> None:
+    # A worker holds some 400 MiB by itself; a third trial of 500 MiB more does not fit into 2 GiB.
+    space = {"x": tune.grid_search([1, 2, 3, 4]), "hold": 500, "use": 1, "n": 8, "log": str(tmp_path / "log")}
+    results = fit("fluid", held, space, tmp_path, executor=lanes(packing=3))
+    assert not results.errors
+    assert [result.metrics["training_iteration"] for result in results] == [8] * 4
+    there: set[str] = set()
+    most, first_alone = 0, True
+    for event in read_events(Path(results.experiment_path) / EVENT_LOG_NAME):
+        if event["event"] == "trial_started":
+            there.add(event["trial"])
+        elif event["event"] in ("trial_ended", "trial_suspended"):
+            there.discard(event["trial"])
+        elif event["event"] == "trial_result" and event["iteration"] == 1 and most < 2:
+            first_alone = first_alone and len(there) == 1
+        most = max(most, len(there))
+    assert first_alone, "packed before anybody knew what a trial needs"
+    assert most == 2
+
+
+@pytest.mark.usefixtures("ray2")
+def test_trials_whose_peaks_do_not_fit_at_once_take_turns(tmp_path: Path) -> None:
+    # 400 + 100 MiB each stay; of two peaks of 900 MiB only one fits beside them.
+    space = {"x": tune.grid_search([1, 2]), "hold": 100, "use": 900, "n": 8, "meet": 8, "log": str(tmp_path / "log")}
+    results = fit("fluid", held, space, tmp_path, executor=lanes(memory=2400 * MB))
+    assert not results.errors
+    found = spans(tmp_path / "log")
+    assert others(tmp_path / "log") == 8
+    # The first trial joins the lane at its first boundary after the other was there; before, it does not wait.
+    second = next(ended for x, _, ended in found if x == "2")
+    joined = next(began for x, began, _ in found if x == "1" and began > second)
+    both = [span for span in found if span[1] >= joined]
+    assert len({x for x, *_ in both}) == 2
+    assert overlapping(both) == 0
+
+
+def steady(config: dict[str, Any]) -> None:
+    """A small real training on one core; its losses are a function of its configuration alone.
+
+    The greedy one allocates until it fails. The others wait for its second attempt half-way.
+    """
+    import torch
+
+    stream = torch.Generator().manual_seed(config["x"])
+    with torch.random.fork_rng():
+        torch.manual_seed(config["x"])
+        model = torch.nn.Linear(32, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    hoard = []
+    for at in range(config["n"]):
+        for _ in range(5):
+            x = torch.randn(256, 32, generator=stream)
+            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        time.sleep(0.05)
+        attempts = Path(config["attempts"])
+        if config["x"] == config["greedy"] and at >= 2:
+            with attempts.open("a") as file:
+                file.write("x")
+            while True:
+                hoard.append(torch.ones(16 * MB // 4))
+        while config["greedy"] and at == config["n"] // 2 and (not attempts.exists() or attempts.stat().st_size < 2):
+            time.sleep(0.02)
+        tune.report({"score": loss.item(), "pid": os.getpid()})
+
+
+def curves(results: Any) -> dict[int, list[float]]:
+    return {result.config["x"]: list(result.metrics_dataframe["score"]) for result in results if not result.error}
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("one_ray")
+def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypatch: Any, one_ray: Any) -> None:
+    monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS")
+    one_ray.use(num_cpus=2)
+    space = {"x": tune.grid_search([1, 2, 3]), "n": 20, "greedy": 0, "attempts": str(tmp_path / "attempts")}
+    alone = curves(
+        fit("fluid", steady, space, tmp_path / "alone", executor=fluidtune.FluidExecutor(devices="cpu:1"), mode="min")
+    )
+    assert [len(alone[x]) for x in (1, 2, 3)] == [20] * 3
+    results = fit("fluid", steady, {**space, "greedy": 3}, tmp_path, executor=lanes(packing=3), mode="min")
+    assert len(results.errors) == 1
+    beside = curves(results)
+    assert beside[1] == alone[1]
+    assert beside[2] == alone[2]
+    lacking = events_of(results, "room_lacking")
+    greedy = {event["trial"] for event in lacking}
+    assert len(greedy) == 1, "a neighbour was disturbed"
+    sizes = [sum(event["memory"]) for event in lacking if "ran out" in event["reason"]]
+    assert sizes and sizes == sorted(sizes), "it came back with less"
+    ended = {event["trial"]: event["t"] for event in events_of(results, "trial_ended")}
+    assert all(lacking[0]["t"] < t for t in ended.values()), "the others were done before it failed for the first time"
+    lost = events_of(results, "worker_lost")
+    assert len(lost) <= len(sizes), lost
+
+
+def grows(config: dict[str, Any]) -> None:
+    """The second trial needs much more from its third iteration on; goes on from its checkpoints.
+
+    The first is there until the second is done.
+    """
+    start = 0
+    checkpoint = tune.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as directory:
+            start = int(Path(directory, "at").read_text())
+    kept = []
+    for at in range(start + 1, 1000):
+        over = Path(config["scratch"], f"2-{config['n']}").exists()
+        if at > config["n"] and (config["x"] == 2 or over):
+            break
+        time.sleep(0.05)
+        if config["x"] == 2 and at >= 3 and not kept:
+            kept.append(touched(400 * MB))
+        directory = Path(config["scratch"], f"{config['x']}-{at}")
+        directory.mkdir(exist_ok=True)
+        (directory / "at").write_text(str(at))
+        report = {"score": float(at), "began": start, "pid": os.getpid()}
+        tune.report(report, checkpoint=Checkpoint.from_directory(str(directory)))
+
+
+@pytest.mark.usefixtures("ray2")
+def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigger_one(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    space = {"x": tune.grid_search([1, 2]), "n": 14, "scratch": str(tmp_path / "scratch")}
+    told = Recorder()
+    results = fit("fluid", grows, space, tmp_path, executor=lanes(memory=2400 * MB), run={"callbacks": [told]})
+    assert not results.errors
+    for x, iterations in told.iterations().items():
+        assert iterations == list(range(1, len(iterations) + 1)), f"trial {x} skipped or repeated one"
+    by_x = {result.config["x"]: result for result in results}
+    assert by_x[1].metrics["began"] == 0
+    assert by_x[2].metrics["began"] >= 2, "it began anew instead of at its checkpoint"
+    assert by_x[2].metrics["training_iteration"] == 14
+    assert {event["trial"] for event in events_of(results, "room_lacking")} == {by_x[2].metrics["trial_id"]}
+
+
+@pytest.mark.usefixtures("ray2")
+def test_trials_go_on_when_the_lane_service_is_killed(tmp_path: Path) -> None:
+    space = {"x": tune.grid_search([1, 2, 3]), "hold": 50, "use": 1, "n": 20, "meet": 20, "log": str(tmp_path / "log")}
+
+    class Killer(tune.Callback):
+        killed = 0
+
+        def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+            import psutil
+
+            if result["training_iteration"] not in (9, 12) or len(spans(tmp_path / "log")) < 12:
+                return
+            for process in psutil.process_iter(["cmdline"]):
+                line = process.info["cmdline"] or []
+                # Those of this job's own workers only.
+                parents = {str(parent.pid) for parent in process.parents()}
+                if "salus_share.service" in line and str(os.getpid()) in parents | {str(process.ppid())}:
+                    process.kill()
+                    self.killed += 1
+
+    killer = Killer()
+    results = fit("fluid", held, space, tmp_path, executor=lanes(packing=2), run={"callbacks": [killer]})
+    assert killer.killed
+    assert not results.errors
+    done = Counter(x for x, *_ in spans(tmp_path / "log"))
+    assert (done["2"], done["3"]) == (20, 20) and done["1"] >= 20
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_settings_that_cannot_work_are_named() -> None:
+    with pytest.raises(FluidTuneError, match="FIFO, PACK, SRTF, FAIR, HPT"):
+        fluidtune.FluidExecutor(lanes="ROUND-ROBIN")
+    with pytest.raises(FluidTuneError, match="add lanes"):
+        fluidtune.FluidExecutor(device_memory=1 << 30)
+    with pytest.raises(FluidTuneError, match="at least 1"):
+        fluidtune.FluidExecutor(lanes="FAIR", device_memory=-1)
+    with pytest.raises(FluidTuneError, match="no memory to divide"):
+        fluidtune.FluidExecutor(devices="emulated:2", lanes="FAIR")
