@@ -10,7 +10,6 @@ reports nothing twice), and an elastic loop finds its `ElasticSession`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
 import time
@@ -19,13 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
-from pyarrow.fs import FileSelector, FileType
-from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
 from fluidtune.cluster import emulated
+from fluidtune.cluster.commits import commit_stores, fingerprint, heirs_store
 from fluidtune.cluster.gpu import GpuProbe
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
@@ -120,54 +118,6 @@ class Info:
     gpus: list[str] = field(default_factory=list)
 
 
-class _StorageFiles:
-    """A trial's place in Tune's storage (a local path, S3, ...), for its commits."""
-
-    def __init__(self, storage: Any):
-        self._fs = storage.storage_filesystem
-        base = getattr(self._fs, "base_fs", self._fs)
-        self._local = base.type_name == "local"
-
-    def write_bytes(self, path: str, data: bytes) -> None:
-        self._fs.create_dir(os.path.dirname(path))
-        # A rename is atomic on a local disk; an object store shows an object only when it is whole.
-        target = f"{path}.{os.getpid()}.tmp" if self._local else path
-        with self._fs.open_output_stream(target) as stream:
-            stream.write(data)
-        if target != path:
-            self._fs.move(target, path)
-
-    def folders(self, path: str) -> list[str]:
-        """The paths of the folders in a folder; none if it is not there."""
-        infos = self._fs.get_file_info(FileSelector(path, allow_not_found=True))
-        return [info.path for info in infos if info.type == FileType.Directory]
-
-    def read_bytes(self, path: str) -> bytes:
-        with self._fs.open_input_stream(path) as stream:
-            return stream.readall()
-
-
-def commit_path(storage: Any) -> str:
-    """Where a trial's commits lie: inside the trial's own directory in Tune's storage."""
-    return os.path.join(storage.trial_fs_path, ".fluid_commit")
-
-
-def delete_commits(storage: Any) -> None:
-    """The trial will never come back."""
-    with contextlib.suppress(FileNotFoundError):
-        storage.storage_filesystem.delete_dir(commit_path(storage))
-
-
-def fingerprint(config: dict[str, Any]) -> str:
-    """A commit belongs to one configuration; a trial that was given another one must not resume from it."""
-    plain = {key: value for key, value in config.items() if not key.startswith("__")}
-    try:
-        data = cloudpickle.dumps(sorted(plain.items()))
-    except Exception:
-        data = repr(sorted(plain)).encode()
-    return hashlib.sha1(data).hexdigest()
-
-
 def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
     """This worker's part in the trial, in use by the process from now on."""
     if spec.emulation is not None:
@@ -191,6 +141,11 @@ def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> Elas
     return session
 
 
+def _storage(spec: LoadSpec) -> Any | None:
+    """Where the trial's commits go; None if it makes none."""
+    return None if spec.emulation is not None else spec.kwargs.get("storage")
+
+
 def _use_none(emulating: bool) -> None:
     if emulating:
         emulated.use(None)
@@ -198,27 +153,6 @@ def _use_none(emulating: bool) -> None:
     from fluidtune.elastic import use
 
     use(None)
-
-
-def _commits(spec: LoadSpec) -> list[CommitStore]:
-    """The trial's own store, then those of followers that ever outlived its leader; none where nothing is stored."""
-    storage = spec.kwargs.get("storage")
-    if storage is None or spec.emulation is not None:
-        return []
-    from fluidtune.elastic import CommitStore
-
-    files, own = _StorageFiles(storage), commit_path(storage)
-    return [CommitStore(path, files=files) for path in (own, *files.folders(own))]
-
-
-def _heir(spec: LoadSpec, worker: str) -> CommitStore | None:
-    """Where a follower commits in place of a leader that died."""
-    storage = spec.kwargs.get("storage")
-    if storage is None or spec.emulation is not None:
-        return None
-    from fluidtune.elastic import CommitStore
-
-    return CommitStore(os.path.join(commit_path(storage), f"heir-{worker}"), files=_StorageFiles(storage))
 
 
 class Worker:
@@ -263,7 +197,8 @@ class Worker:
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
-        stores = _commits(spec)
+        storage = _storage(spec)
+        stores = [] if storage is None else commit_stores(storage)
         resume = self._resume = self._newest(stores, mark)
         self._session = _session(
             spec,
@@ -453,11 +388,12 @@ class Worker:
         self._baseline.loaded()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
+        storage = _storage(spec)
         session = self._session = _session(
             spec,
             self._name,
             leader=False,
-            commits=_heir(spec, self._name),
+            commits=None if storage is None else heirs_store(storage, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
         trainable = self._trainable = trainable_cls(**kwargs)

@@ -26,6 +26,7 @@ from ray.tune.trainable import FunctionTrainable
 from ray.util.metrics import Counter, Gauge
 
 import fluidtune
+from fluidtune.cluster.commits import delete_commits
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
@@ -33,7 +34,7 @@ from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.gpu import SAMPLE_S
 from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
-from fluidtune.cluster.worker import Info, Outcome, delete_commits, overrides_checkpointing
+from fluidtune.cluster.worker import Info, Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.packing import MOST_PACKED

@@ -23,9 +23,10 @@ from fluidtune.tune.run import Run
 
 
 class Resizer:
-    """``spec``: what a worker needs to host a run. ``recover``: called when a run lost one of its workers."""
+    """``spec``: what a worker needs to host a run. ``recover``: called when a run lost one of its workers; the last
+    argument is the device of one that died."""
 
-    def __init__(self, crew: Crew, spec: Callable[[Run], LoadSpec], recover: Callable[[Run, str], None]):
+    def __init__(self, crew: Crew, spec: Callable[[Run], LoadSpec], recover: Callable[[Run, str, int | None], None]):
         self._crew = crew
         self._spec = spec
         self._recover = recover
@@ -114,7 +115,8 @@ class Resizer:
             if run.mends and (died or value is None) and not others_enter:
                 self._go_on_without(run, worker)
             else:
-                self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}")
+                lost = worker.device if died else None
+                self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}", lost)
 
     def _go_on_without(self, run: Run, lost: PooledWorker) -> None:
         """The others go on by themselves; the engine decides anew how wide the trial shall be.
