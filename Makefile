@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test suite fast lint oldest horovod horovod-wheel clean
+.PHONY: demo test fast lint oldest horovod test-horovod clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -18,16 +18,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
-# Lint, the whole test suite on the newest Ray, and the Tune tests on the oldest. Horovod is compiled meanwhile, in the
-# time that they leave over, and its own tests come last; without cmake and a C++ compiler they are left out.
-test: lint
-	$(MAKE) --jobs=2 --keep-going suite horovod-wheel
-	$(BIN)/python -m tools.horovod --optional
-	$(BIN)/python -m pytest -m horovod
-
-suite: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults and not horovod" -n auto
-	$(BIN)/python -m pytest -m "(ray or faults) and not horovod"
+# Lint, the whole test suite on the newest Ray, and the Tune tests on the oldest.
+test: lint fast
+	$(BIN)/python -m pytest -m "ray or faults"
 	$(MAKE) oldest
 
 # What needs no Ray, on all cores.
@@ -47,8 +40,9 @@ oldest:
 horovod: $(STAMP)
 	$(BIN)/python -m tools.horovod
 
-horovod-wheel: $(STAMP)
-	$(BIN)/python -m tools.horovod --optional --background
+# Its own tests; `make test` leaves them out where it is not installed, and says so.
+test-horovod: horovod
+	$(BIN)/python -m pytest -m horovod
 
 clean:
 	rm -rf $(VENV) .venv-oldest demo

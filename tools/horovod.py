@@ -1,9 +1,5 @@
 """`make horovod`: build Horovod's wheel from its source on PyPI, look at what was built, and install it.
 
-    python -m tools.horovod                build (once), check, install into this Python's environment
-    python -m tools.horovod --background   only build (once) and check, in the time that others leave over
-    ... --optional                         where there is no compiler say so and do nothing
-
 The released source does not compile against today's torch, and its processes abort when a member dies at the wrong
 moment; `MENDS` is all that is changed, and docs/horovod.md says why. The wheel lies in a cache outside the source
 tree (``$XDG_CACHE_HOME/fluidtune`` or ``~/.cache/fluidtune``), under all that it depends on: a second run only
@@ -12,7 +8,6 @@ looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in t
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import importlib.metadata
@@ -247,12 +242,6 @@ def main() -> None:
 
 
 def run() -> None:
-    options = argparse.ArgumentParser(description="Build Horovod once, check it, install it here.")
-    options.add_argument("--optional", action="store_true", help="where it cannot be built, say so and succeed")
-    options.add_argument("--background", action="store_true", help="build at the lowest priority, and install nothing")
-    args = options.parse_args()
-    if args.background and hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("horovod: torch must be installed first; `make horovod` does that")
     place = cache()
@@ -263,15 +252,10 @@ def run() -> None:
         wheel = next(place.glob("*.whl"), None)
         if wheel is None:
             trouble = missing()
-            if trouble is not None and args.optional:
-                say(f"{trouble}: its tests are left out")
-                return
             if trouble is not None:
                 raise SystemExit(f"horovod: {trouble}")
             wheel = build(place)
             say(f"built in {time.monotonic() - started:.0f} s")
-    if args.background:
-        return
     mark = place / "installed" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     if installed() != f"{VERSION}+{LOCAL_VERSION}" or not mark.exists():
         pip("install", "-q", *PACKAGES)
