@@ -27,7 +27,7 @@ from fluidtune.cluster.commits import commit_stores, fingerprint, heirs_store
 from fluidtune.cluster.gpu import GpuProbe
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
-from fluidtune.elastic import GroupLost, Left, LoopThread, Reform
+from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
 from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
 from salus_share.errors import StaleToken
@@ -119,24 +119,34 @@ class Info:
 
 
 def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
-    """This worker's part in the trial, in use by the process from now on."""
+    """This worker's part in the trial, in use by the process from now on.
+
+    Of a leader that begins anew it is dormant until the loop asks for it.
+    """
     if spec.emulation is not None:
         device = int(os.environ[DEVICE_VARIABLE])
         emulating = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
         emulated.use(emulating)
         return emulating  # type: ignore[return-value]  # it has all that is used of one here
-    # Here and not above: a worker on an emulated device needs no torch.
-    from fluidtune.elastic import ElasticSession, use
-    from fluidtune.elastic.backends import backend_class
+    host = ray.util.get_node_ip_address()
 
-    session = ElasticSession(
-        trial=spec.trial,
-        worker=worker,
-        leader=leader,
-        backend=backend_class(spec.backend)(host=ray.util.get_node_ip_address(), device=spec.device),
-        device=spec.device,
-        **resuming,
-    )
+    def make() -> ElasticSession:
+        # Here and not above: a worker whose trials are not elastic needs no torch.
+        from fluidtune.elastic import ElasticSession
+        from fluidtune.elastic.backends import backend_class
+
+        backend = backend_class(spec.backend)(host=host, device=spec.device)
+        return ElasticSession(
+            trial=spec.trial, worker=worker, leader=leader, backend=backend, device=spec.device, **resuming
+        )
+
+    if leader and resuming["resume"] is None:
+        dormant = DormantSession(make)
+        await_call(dormant)
+        return dormant  # type: ignore[return-value]  # it has all that is used of one that is not elastic
+    from fluidtune.elastic import use
+
+    session = make()
     use(session)
     return session
 
@@ -150,9 +160,11 @@ def _use_none(emulating: bool) -> None:
     if emulating:
         emulated.use(None)
         return
-    from fluidtune.elastic import use
+    await_call(None)
+    if "fluidtune.elastic.session" in sys.modules:
+        from fluidtune.elastic import use
 
-    use(None)
+        use(None)
 
 
 class Worker:

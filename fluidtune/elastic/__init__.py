@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .dormant import DormantSession, await_call
 from .errors import GroupLost, Left
 from .host import LoopThread, Outcome
 from .reform import Reform
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Commit",
     "CommitStore",
+    "DormantSession",
     "ElasticSession",
     "Files",
     "GroupLost",
@@ -43,6 +45,7 @@ __all__ = [
     "LoopThread",
     "Outcome",
     "Reform",
+    "await_call",
     "current",
     "epochs",
     "mean",

@@ -124,9 +124,9 @@ class CommitStore:
         before it.
         """
         self._join()
-        import torch  # here, for processes that commit nothing
-
         for _, payload in sorted(self._whole(), reverse=True):
+            import torch  # here, for processes that commit nothing
+
             return Commit(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False))
         return None
 

@@ -20,6 +20,7 @@ import torch
 
 from .backends.base import CollectiveBackend
 from .commits import Commit, CommitStore
+from .dormant import await_call, pending
 from .errors import GroupLost, Left
 from .loader import Share
 from .mending import MENDED, muster
@@ -515,5 +516,9 @@ def use(session: ElasticSession | None) -> None:
 
 
 def current() -> ElasticSession | None:
-    """The session in use in this process, or None."""
+    """The session in use in this process, or None. A dormant one wakes."""
+    dormant = pending()
+    if dormant is not None:
+        await_call(None)
+        use(dormant.wake())
     return _session
