@@ -14,7 +14,6 @@ from ray import tune
 
 import fluidtune
 from benchmarks.common import ROOT
-from examples import digits_horovod
 
 pytestmark = [pytest.mark.ray, pytest.mark.horovod]
 
@@ -45,6 +44,8 @@ def under_horovodrun(tmp_path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(420)
 def test_the_example_gives_the_same_under_horovodrun_and_as_a_trial(tmp_path: Path, ray2: None) -> None:
+    from examples import digits_horovod  # needs Horovod
+
     theirs = under_horovodrun(tmp_path)
     assert [row["workers"] for row in theirs] == [2] * EPOCHS
     grid = fluidtune.Tuner(
@@ -61,6 +62,8 @@ def test_the_example_gives_the_same_under_horovodrun_and_as_a_trial(tmp_path: Pa
 
 
 def test_the_torch_backend_tells_a_horovod_script_what_it_needs(tmp_path: Path, ray2: None) -> None:
+    from examples import digits_horovod  # needs Horovod
+
     grid = fluidtune.Tuner(
         digits_horovod.trial,
         param_space={**digits_horovod.ONCE, "epochs": EPOCHS},
