@@ -229,6 +229,8 @@ class Engine:
         number = state.next_number()
         if trial is None:
             trial = Trial(event.trial, group, event.kind, share, event.iterations, number, target=event.iterations)
+            trial.traits = event.traits
+            state.likeness.add(event.traits)
             state.trials[event.trial] = trial
         elif trial.status in ("paused", "ended"):
             trial.group, trial.asked_share = group, share
@@ -286,6 +288,9 @@ class Engine:
         if not packed or (settled and width > 0):
             news = trial.speed.record(width, event.seconds)
             trial.group.pool.record(trial.name, trial.speed, width)
+            seconds = trial.speed.seconds(1) if width == 1 and trial.speed.count(1) else None
+            if seconds is not None and state.likeness.record(trial.name, trial.traits, seconds):
+                state.added = None  # who goes first is another matter now
         trial.done += 1
         if trial.iterations is not None:
             trial.iterations = max(0.0, trial.iterations - 1)

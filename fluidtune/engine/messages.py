@@ -14,6 +14,9 @@ from typing import Literal
 #: suspended and resumed through its own checkpoint. ``elastic``: resizes in place.
 Kind = Literal["plain", "checkpointing", "elastic"]
 
+#: Searched-over hyperparameters of a trial, (name, value).
+Traits = tuple[tuple[str, str], ...]
+
 #: Why Tune let go of a trial. A paused trial comes back with a later `TrialAdded`.
 Ending = Literal["paused", "stopped", "failed"]
 
@@ -74,7 +77,8 @@ class TrialAdded(Event):
 
     ``iterations``: iterations left until the end of its budget, None when nobody knows.
     ``share``: what the script asked for of one device: 1.0, less, or a whole number of devices; a trial
-    that asks for several gets exactly that many and is never resized.
+    that asks for several gets exactly that many and is never resized. ``traits``: its searched-over
+    hyperparameters, (name, value); trials with the same ones take about as long (`likeness`).
     """
 
     trial: str
@@ -82,6 +86,7 @@ class TrialAdded(Event):
     kind: Kind = "plain"
     iterations: float | None = None
     share: float = 1.0
+    traits: Traits = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fluidtune.engine.devices import Devices
+from fluidtune.engine.likeness import Likeness
 from fluidtune.engine.messages import Release
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.speed import TRUSTED, Pool, scaled, widest_paying
@@ -105,6 +106,8 @@ class State:
         self.check_back: dict[str, None] = {}
         #: Speeds over all groups.
         self.pool = Pool()
+        #: What hyperparameters say about speeds.
+        self.likeness = Likeness()
         #: Number for the next trial added or sent to the front.
         self._next_number = 0
 
@@ -140,7 +143,8 @@ class State:
         if widths:
             nearest = min(widths, key=lambda width: abs(width - 1))
             return (trial.speed.seconds(nearest) or 0.0) / pool.ratio(nearest)
-        others = pool.base()
+        alike = self.likeness.estimate(trial.traits)
+        others = pool.base() if alike is None else alike
         return 1.0 if others is None else others
 
     def height(self, trial: Trial) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fluidtune.engine.messages import Kind
+from fluidtune.engine.messages import Kind, Traits
 from fluidtune.engine.speed import Pool, Speed
 
 #: ``suspending``: still on its device, told to leave. ``paused``: Tune took it, and may add it again.
@@ -64,6 +64,8 @@ class Trial:
     resizing_to: tuple[int, ...] | None = None
     #: The part of each device that it was given: 1.0, or 1/p on a device for p. 0.0 iff it has no devices.
     share: float = 0.0
+    #: Its searched-over hyperparameters.
+    traits: Traits = ()
     #: Width that StaticFluid gave it, None before; only read while it waits in a synchronous group.
     planned: float | None = None
     #: It waits before all others, since it lost its worker or was told to suspend.

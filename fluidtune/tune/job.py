@@ -238,7 +238,8 @@ class Job:
         kind = self.kind_of(trial)
         share = self.layout.share_of(trial.placement_group_factory.bundles[0])
         self._log.write("trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left)
-        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share))
+        traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
+        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
         return events
 
     def kind_of(self, trial: Trial) -> m.Kind:

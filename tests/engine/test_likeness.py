@@ -1,0 +1,64 @@
+"""Seconds per iteration foretold from hyperparameters."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, Start, TrialAdded, TrialEnded
+from fluidtune.engine.likeness import GROWTH, REMEMBERED, Likeness
+
+COST = {"width": {"32": 0.2, "64": 0.6, "96": 1.1}, "batch": {"64": 1.0, "128": 0.8}}
+
+
+def trial(k: int, rng: random.Random) -> tuple[tuple[tuple[str, str], ...], float]:
+    width, batch = rng.choice(list(COST["width"])), rng.choice(list(COST["batch"]))
+    traits = (("lr", str(rng.random())), ("width", width), ("batch", batch), ("epochs", "9"))
+    return traits, COST["width"][width] * COST["batch"][batch]
+
+
+def test_what_makes_trials_slow_is_found_among_what_does_not() -> None:
+    rng, likeness = random.Random(0), Likeness()
+    trials = [trial(k, rng) for k in range(40)]
+    for traits, _ in trials:
+        likeness.add(traits)
+    assert likeness.estimate(trials[0][0]) is None
+    for k, (traits, seconds) in enumerate(trials[:20]):
+        likeness.record(f"t{k}", traits, seconds)
+    for traits, seconds in trials[20:]:
+        assert likeness.estimate(traits) == pytest.approx(seconds, rel=0.25)
+    # An own learning rate says nothing, nor does what all have in common.
+    assert likeness.estimate((("lr", trials[0][0][0][1]), ("epochs", "9"))) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("abc"), st.floats(1e-6, 1e6)), max_size=400))
+def test_it_forgets_and_is_computed_anew_seldom(heard: list[tuple[int, str, float]]) -> None:
+    likeness = Likeness()
+    for name in "abc" * 2:
+        likeness.add((("kind", name),))
+    news = sum(likeness.record(str(k), (("kind", kind),), seconds) for k, kind, seconds in heard)
+    assert len(likeness._measured) <= REMEMBERED
+    assert GROWTH ** (news - 2) <= max(1, len(heard))
+    for kind in "abc":
+        estimate = likeness.estimate((("kind", kind),))
+        assert estimate is None or 1e-7 < estimate < 1e7
+
+
+def test_the_longest_go_first_once_that_is_known() -> None:
+    engine = Engine()
+    engine.handle(DeviceGained(0), GroupAnnounced("all"), now=0.0)
+    order = ["small", "large", "small", "small", "large", "large", "small", "large"]
+    added = [TrialAdded(f"t{k}", "all", iterations=3.0, traits=(("size", size),)) for k, size in enumerate(order)]
+    running = [i.trial for i in engine.handle(*added, now=0.0) if isinstance(i, Start)]
+    started = []
+    while running:
+        name = running.pop()
+        started.append(order[int(name[1:])])
+        seconds = 1.0 if started[-1] == "large" else 0.1
+        for _ in range(3):
+            engine.handle(Result(name, seconds, 1.0), now=0.0)
+        running += [i.trial for i in engine.handle(TrialEnded(name, "stopped"), now=0.0) if isinstance(i, Start)]
+    assert started == ["small", "large", "large", "large", "large", "small", "small", "small"]
