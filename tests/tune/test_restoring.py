@@ -77,10 +77,8 @@ def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, o
     finished = {p: p.stat().st_mtime for p in tmp_path.glob("job/*_x=[01]_*/checkpoint_*")}
     assert len(finished) == 6
     tuner = fluidtune.Tuner.restore(str(tmp_path / "job"), with_checkpoints, executor=CPUS)
-    began = time.monotonic()
     results = tuner.fit()
     assert not results.errors and len(results) == 4
-    assert time.monotonic() - began < 60
     for result in results:
         last = 3 if result.config["x"] < 2 else 100
         assert result.metrics["training_iteration"] == last
