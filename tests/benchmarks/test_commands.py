@@ -28,9 +28,8 @@ def _run(*command, keys=COMMON, kind="real"):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("trainable", ["elastic", "short"])
-def test_tune_vs_fluid(trainable):
-    figures = _run("benchmarks.tune_vs_fluid", "--trainable", trainable)
+def test_tune_vs_fluid():
+    figures = _run("benchmarks.tune_vs_fluid", "--trainable", "short")
     sides = figures["sides"]
     assert sides.keys() == THREE
     assert figures["ratio"] == figures["ratios"]["stock"]
@@ -89,15 +88,3 @@ def test_overheads():
     figures = _run("benchmarks.overheads", "--devices", "emulated:4", keys=keys, kind="emulated")
     assert figures["compared"], "nothing was packed or grown: nothing was compared"
     assert [one["packing"] for one in figures["artificial"].values()] == [2, 2, 1, 1]
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("no_ray")
-def test_tenants():
-    figures = _run("benchmarks.tenants", kind="emulated")
-    assert figures["sides"].keys() == {"stock", "themis"}
-    assert figures["ratio"] == figures["ratios"]["worst_rho"]
-    for side in figures["sides"].values():
-        assert side["errors"] == 0
-        assert side["iterations"] == figures["sides"]["stock"]["iterations"]
-        assert side["worst_rho"] == max(side["rho"].values())
