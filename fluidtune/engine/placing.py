@@ -131,10 +131,6 @@ def _plan(state: State) -> None:
     loads = [state.load(trial) for trial in trials]
     d = max((state.widest(trial) for trial in trials), default=1)
     widths = static_fluid(loads, len(state.devices), c=state.fitting_packing, d=d)
-    for group in {trial.group.name: trial.group for trial in trials}.values():
-        group.work = 0.0
-    for trial, load in zip(trials, loads, strict=True):
-        trial.group.work += load.height / len(state.devices)
     for trial in trials:
         if trial.status == "waiting":
             trial.planned = float(widths[trial.name])

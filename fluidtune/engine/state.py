@@ -20,6 +20,8 @@ from fluidtune.planning import TrialLoad
 
 #: Results that must come in before a resize is tried again that did not do what was asked.
 COOLDOWN = 3
+#: An iteration of what follows a group counts so much of one before: each rung waits for its last trial.
+TAIL = 1.1
 
 
 @dataclass
@@ -152,13 +154,8 @@ class State:
         return self.iterations_left(trial) * self.base(trial)
 
     def path(self, trial: Trial) -> float:
-        """Seconds until the end of what follows its group, should it be among the best.
-
-        That begins when the whole group is done: not before the trial itself, nor before the devices have done
-        the group's work.
-        """
-        group, height = trial.group, self.height(trial)
-        return max(height, group.work) + group.tail * self.base(trial) if group.tail else height
+        """The same until the end of what follows its group, should it be among the best."""
+        return (self.iterations_left(trial) + TAIL * trial.group.tail) * self.base(trial)
 
     def seconds_left(self, trial: Trial, width: float) -> float:
         """Seconds left at ``width``: measured there, else by its own beta, else by its group's ratio; 0: for ever."""

@@ -36,8 +36,6 @@ class Group:
     live: dict[str, None] = field(default_factory=dict)
     #: How many of ``live`` do not wait.
     running: int = 0
-    #: Seconds that all devices together need for what is left of it, when StaticFluid was last computed.
-    work: float = 0.0
     #: Starts that other groups got since the last one of this, while it had something waiting.
     passed: int = 0
 

@@ -207,15 +207,3 @@ def test_who_has_most_to_do_until_the_end_goes_first_what_follows_its_group_incl
     )
     assert [i.trial for i in started if isinstance(i, Start)] == ["short"]
     assert engine.waiting == ("long",)
-
-
-def test_what_follows_a_group_begins_when_all_of_it_is_done() -> None:
-    engine = Engine()
-    engine.handle(DeviceGained(0), DeviceGained(1), GroupAnnounced("last"), GroupAnnounced("early", tail=8.0), now=0.0)
-    started = engine.handle(
-        *[TrialAdded(f"long{k}", "last", iterations=11.0) for k in range(2)],
-        *[TrialAdded(f"short{k}", "early", iterations=1.0) for k in range(9)],
-        now=0.0,
-    )
-    # Its nine trials take two devices 4.5 s, and 8 s follow: one trial of it alone would only have 9 s to go.
-    assert [i.trial for i in started if isinstance(i, Start)] == ["short0", "short1"]
