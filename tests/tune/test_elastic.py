@@ -32,6 +32,9 @@ class Restless:
         self._held: tuple[int, ...] = ()
         self._resizing = False
 
+    def tenants(self, device: int) -> tuple[str, ...]:
+        return ()
+
     def handle(self, *events: m.Event, now: float) -> list[m.Instruction]:
         out: list[m.Instruction] = []
         for event in events:
