@@ -34,8 +34,18 @@ def _horovod() -> str | None:
     return None if importlib.util.find_spec("horovod") else "horovod is not installed here"
 
 
+def _pb2() -> str | None:
+    from ray.tune.schedulers.pb2 import PB2
+
+    try:
+        PB2(hyperparam_bounds={"x": [0.0, 1.0]})
+    except RuntimeError as error:
+        return f"this Ray's PB2 says: {error}"
+    return None
+
+
 #: marker -> why its tests cannot run here, None when they can.
-_NEEDS = {"gpu": _gpu, "mps": _mps, "horovod": _horovod}
+_NEEDS = {"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2}
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()
 

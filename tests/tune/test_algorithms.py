@@ -69,7 +69,10 @@ def test_synchronous_pbt_exploits_and_explores_the_same(tmp_path: Path) -> None:
     "scheduler",
     [
         lambda: population(False),
-        lambda: PB2("training_iteration", perturbation_interval=2, hyperparam_bounds={"x": [0.0, 8.0]}),
+        pytest.param(
+            lambda: PB2("training_iteration", perturbation_interval=2, hyperparam_bounds={"x": [0.0, 8.0]}),
+            marks=pytest.mark.pb2,
+        ),
         lambda: MedianStoppingRule("training_iteration", grace_period=2, min_samples_required=1),
     ],
     ids=["pbt", "pb2", "median"],

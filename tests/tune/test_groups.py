@@ -76,7 +76,6 @@ def test_every_algorithm_has_its_adapter_and_a_stranger_is_a_stream():
             ASHAScheduler(),
             MedianStoppingRule(),
             pbt,
-            PB2(hyperparam_bounds={"lr": [0.1, 0.2]}),
         )
     }
     assert names == {"FIFOAdapter", "HyperBandAdapter", "ASHAAdapter", "MedianStoppingAdapter", "PBTAdapter"}
@@ -86,6 +85,11 @@ def test_every_algorithm_has_its_adapter_and_a_stranger_is_a_stream():
 
     assert type(adapter_for(Mine())) is Adapter
     assert adapter_for(Mine()).membership(trial({"training_iteration": 5})) == Membership("all", False, 5)
+
+
+@pytest.mark.pb2
+def test_pb2_is_a_pbt():
+    assert type(adapter_for(PB2(hyperparam_bounds={"lr": [0.1, 0.2]}))).__name__ == "PBTAdapter"
 
 
 def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
