@@ -13,7 +13,7 @@ from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Lost
 from themis_bridge.bids import Valuation
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
+pytestmark = pytest.mark.ray
 PATIENCE_S = 60.0
 
 
@@ -33,12 +33,16 @@ class Process:
 
 
 @pytest.fixture
-def control():
+def control(one_ray):
     from themis_bridge.shell import control
 
+    # A cluster of its own: what an arbiter leaves behind is no other test's business.
+    one_ray.stop()
+    one_ray.use(num_cpus=2)
     control.start("CPU", lease_s=60.0, notice_s=5.0, pace_s=0.5)
     yield control
     control.stop()
+    one_ray.stop()
 
 
 def wait_for(what):
