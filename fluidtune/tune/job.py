@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.tune.experiment import Trial
@@ -42,10 +42,12 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
-from fluidtune.tune.shared import LeasedDevices, Progress
 from fluidtune.tune.silence import Silence
 from salus_share.board import home
 from salus_share.telemetry import DeviceSample
+
+if TYPE_CHECKING:
+    from fluidtune.tune.shared import LeasedDevices
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,9 @@ class Job:
         if settings.arbiter is None:
             self.reservation = Reservation(self.layout)
         else:
+            # Here and not above: a job of its own needs neither Themis nor its solver.
+            from fluidtune.tune.shared import LeasedDevices, Progress
+
             app = controller._storage.experiment_dir_name
             most = self.layout.count if spec and spec.count else None
             work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
