@@ -12,6 +12,12 @@ from salus_share.telemetry import DeviceSample, Telemetry
 SAMPLE_S = 2.0
 
 
+def torch_on_gpu(torch: Any = None) -> Any | None:
+    """torch, if this process computes on a GPU with it. ``torch``: the module, if not the one that is imported."""
+    torch = torch or sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
 class GpuProbe:
     """One worker's look at the GPU that it trains on. ``telemetry``: None opens NVML when it is first needed."""
 
@@ -24,9 +30,9 @@ class GpuProbe:
 
         ``torch``: the module, if not the one that this process has imported.
         """
-        torch = torch or sys.modules.get("torch")
         now = time.monotonic()
-        if now < self._next or torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        torch = torch_on_gpu(torch) if now >= self._next else None
+        if torch is None:
             return None
         self._next = now + SAMPLE_S
         if self._telemetry is None:

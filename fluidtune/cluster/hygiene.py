@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from fluidtune.cluster.gpu import torch_on_gpu
 from fluidtune.cluster.lanes import is_lane_service
 
 #: What a trial may leave resident beyond the process' size when it was first loaded, bytes.
@@ -103,7 +104,7 @@ class Baseline:
             torch.use_deterministic_algorithms(self._torch["deterministic"])
         if torch.get_num_threads() != self._torch["threads"]:
             torch.set_num_threads(self._torch["threads"])
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch_on_gpu(torch) is not None:
             torch.cuda.empty_cache()
 
     def _leftovers(self) -> str | None:
@@ -126,8 +127,8 @@ class Baseline:
             grown = self._process.memory_info().rss - self._rss
             if grown > MEMORY_ALLOWANCE:
                 return f"memory left behind: {grown >> 20} MiB more than when it was new"
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch = torch_on_gpu()
+        if torch is not None:
             held = torch.cuda.memory_allocated()
             if held > GPU_MEMORY_ALLOWANCE:
                 return f"GPU memory left behind: {held >> 20} MiB"

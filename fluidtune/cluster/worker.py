@@ -24,16 +24,16 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune import startup
 from fluidtune.cluster import emulated
 from fluidtune.cluster.commits import commit_stores, fingerprint, heirs_store
-from fluidtune.cluster.gpu import GpuProbe
+from fluidtune.cluster.gpu import GpuProbe, torch_on_gpu
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
-from fluidtune.engine.messages import Kind
 from fluidtune.tune import compat
 from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore, ElasticSession
+    from fluidtune.engine.messages import Kind
     from salus_share.telemetry import DeviceSample
 
 
@@ -339,8 +339,8 @@ class Worker:
         assert self._spec is not None
         if self._spec.emulation is not None:
             return self._spec.emulation.profile.memory
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        torch = torch_on_gpu()
+        if torch is None:
             return None
         device = torch.cuda.current_device()
         needed: float = torch.cuda.max_memory_reserved(device)
