@@ -77,22 +77,26 @@ def ratios(sides: Mapping[str, Mapping[str, Any]], ours: str, key: str) -> dict[
     return {name: side[key] / sides[ours][key] for name, side in sides.items() if name != ours}
 
 
+def environment() -> dict[str, str]:
+    """Of a process that finds this repository, and no Ray cluster that is another's."""
+    found = dict(os.environ)
+    found["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [found.get("PYTHONPATH")])])
+    found.pop("RAY_ADDRESS", None)
+    return found
+
+
 def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = False) -> float:
     """Run a command to its end. Returns its wall time in seconds.
 
     ``show``: its output goes to stderr as it comes. Raises RuntimeError with the end of the output if it fails
     or takes longer than ``timeout`` seconds; nothing that it started is then left.
     """
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    # A side must not find the cluster of another.
-    environment.pop("RAY_ADDRESS", None)
     with tempfile.TemporaryFile("w+") as output:
         started = time.perf_counter()
         process = subprocess.Popen(
             list(command),
             cwd=ROOT,
-            env=environment,
+            env=environment(),
             stdout=sys.stderr if show else output,
             stderr=sys.stderr if show else subprocess.STDOUT,
             start_new_session=True,

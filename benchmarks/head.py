@@ -6,7 +6,6 @@ Only processes with the environment that `head` returns can connect: where Ray a
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks.common import ROOT, kill_tree
+from benchmarks.common import environment, kill_tree
 
 _SCRIPT = """
 import json, sys, ray
@@ -37,12 +36,10 @@ class Head:
 @contextmanager
 def head(**resources: float) -> Iterator[Head]:
     """``resources``: ``num_cpus`` and ``num_gpus`` that Ray is to believe in. RuntimeError if it does not come up."""
-    environment = dict(os.environ, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    environment.pop("RAY_ADDRESS", None)
+    settings = {**environment(), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     process = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, json.dumps(resources)],
-        env=environment,
+        env=settings,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -58,7 +55,7 @@ def head(**resources: float) -> Iterator[Head]:
                 break
         if not address:
             raise RuntimeError("Ray did not start")
-        yield Head(address, environment, process.pid)
+        yield Head(address, settings, process.pid)
         process.stdin.close()
         process.wait(30)
     finally:

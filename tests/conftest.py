@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import time
@@ -31,7 +30,9 @@ def _mps() -> str | None:
 
 
 def _horovod() -> str | None:
-    return None if importlib.util.find_spec("horovod") else "horovod is not installed here"
+    from fluidtune.elastic.backends.horovod_there import horovod_missing
+
+    return horovod_missing()
 
 
 def _pb2() -> str | None:
