@@ -77,12 +77,12 @@ class Crew:
 
     def take(self, device: int, others: tuple[int, ...], then: Callable[[PooledWorker], None]) -> None:
         """Call ``then`` with a worker of the device that sees ``others`` too; at once, or when one has cleaned up."""
-        if not self.job.ready(device, others):
+        if not self.job.workers.ready(device, others):
             self._wanting.append((device, others, then))
             return
-        worker, fresh = self.job.take(device, others)
+        worker, fresh = self.job.workers.take(device, others)
         if fresh:
-            self.track(worker.actor.info.remote(), lambda value: self.job.worker_known(worker, value))
+            self.track(worker.actor.info.remote(), lambda value: self.job.workers.known(worker, value))
         then(worker)
 
     def serve(self) -> None:
@@ -96,17 +96,17 @@ class Crew:
 
         ``then`` is called when it has, or is dead.
         """
-        if not self.job.alive(worker):
+        if not self.job.workers.alive(worker):
             if then is not None:
                 then()
             return
         self.cleaning += 1
         worker.cleaning = time.monotonic()
-        self.job.watch(worker, within)
+        self.job.workers.watch(worker, within)
 
         def cleaned(value: Any) -> None:
             self.cleaning -= 1
-            self.job.cleaned(worker, value)
+            self.job.workers.cleaned(worker, value)
             if then is not None:
                 then()
 
@@ -114,7 +114,7 @@ class Crew:
 
     def lost(self, worker: PooledWorker, error: Exception) -> None:
         """The worker's process is dead; perhaps its device is gone with it."""
-        self.job.worker_lost(worker, first_line(error))
+        self.job.workers.lost(worker, first_line(error))
         if isinstance(error, DeviceRevoked):
             self.job.reservation.revoked(worker.device)
         self.poll(force=True)

@@ -33,8 +33,7 @@ from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.gpu import SAMPLE_S
 from fluidtune.cluster.lanes import LaneSettings, Ticket
-from fluidtune.cluster.pool import PooledWorker, WorkerPool
-from fluidtune.cluster.worker import Info, Outcome, overrides_checkpointing
+from fluidtune.cluster.worker import Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.packing import MOST_PACKED
@@ -43,6 +42,7 @@ from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.run import Run
 from fluidtune.tune.silence import Silence
+from fluidtune.tune.workers import Workers
 from salus_share.board import home
 from salus_share.telemetry import DeviceSample
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A worker of a trial that lost another one is killed when it has not cleaned up within this time, seconds.
-CLEAN_BROKEN_S = 30.0
 #: Tune is not asked to save its state more often than this, seconds.
 SAVE_EVERY_S = 5.0
 
@@ -106,7 +104,6 @@ class Job:
             most = self.layout.count if spec and spec.count else None
             work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
-        self.pool = WorkerPool(self.layout, self.reservation, self.name)
         #: The policy of devices that several trials share, None: shared by count alone, or never.
         self.lanes = settings.lanes if self.layout.packing > 1 else None
         self._device_memory = settings.device_memory
@@ -123,7 +120,6 @@ class Job:
         self._kinds: dict[str, m.Kind] = {}
         self._in_use: dict[str, tuple[int, ...]] = {}
         self._started = time.time()
-        self._watched: dict[str, float] = {}
         #: Trials that ended for good since Tune last saved the experiment's state, and when it may be asked to again.
         self._unsaved: list[Trial] = []
         self._settle_at = 0.0
@@ -132,6 +128,7 @@ class Job:
         self._logged: set[str] = set()
         directory = self._directory(controller)
         self._log = EventLog(directory / EVENT_LOG_NAME)
+        self.workers = Workers(self.layout, self.reservation, self.name, self._log)
         self._busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
@@ -140,7 +137,6 @@ class Job:
         self._gpu_memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
         #: When each device was last looked at: its trials all do.
         self._looked: dict[int, float] = {}
-        self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
 
     @staticmethod
     def _directory(controller: Any) -> Path:
@@ -178,7 +174,7 @@ class Job:
         came, gone = self.reservation.poll()
         events: list[m.Event] = []
         for device in gone:
-            self.pool.clear(device)
+            self.workers.clear(device)
             self._log.write("device_lost", device=device)
             events.append(m.DeviceLost(device))
         for device, node in self._nodes(came).items():
@@ -190,7 +186,7 @@ class Job:
     def in_use(self, device: int) -> bool:
         """Whether anything of this job runs on the device, or may: the engine may not have heard of it yet."""
         tenants = self.engine.devices.get(device)
-        return tenants is None or bool(tenants) or self.pool.busy(device)
+        return tenants is None or bool(tenants) or self.workers.busy(device)
 
     def _nodes(self, came: dict[int, str]) -> dict[int, str]:
         """Emulated devices are on emulated nodes, whatever real one their workers run on."""
@@ -271,7 +267,7 @@ class Job:
         Tune saves every ten seconds or so by itself; a driver killed in between would not know them finished.
         """
         now = time.monotonic()
-        self._kill_overdue(now)
+        self.workers.kill_overdue(now)
         self._name_silent(now)
         if not self._unsaved or now < self._settle_at:
             return
@@ -414,86 +410,11 @@ class Job:
     def log(self, event: str, **fields: Any) -> None:
         self._log.write(event, **fields)
 
-    # --- workers
-
-    def ready(self, device: int, others: tuple[int, ...]) -> bool:
-        """Whether `take` can serve now."""
-        return self.pool.ready(device, alone=bool(others))
-
-    def take(self, device: int, others: tuple[int, ...]) -> tuple[PooledWorker, bool]:
-        """A worker of the device; True when it is a new process. ``others``: further GPUs that it must see."""
-        warm = self.pool.idle(device) and not others
-        visible = None
-        if others and self.layout.kind == "gpu":
-            visible = [self.gpu_id(d) for d in (device, *others)]
-        return self.pool.take(device, time.time(), visible), not warm
-
-    def gpu_id(self, device: int) -> str:
-        """The id of the GPU that a device's placement group holds, asked of a worker inside it."""
-        for worker in self.pool.workers.values():
-            if worker.device == device and worker.gpus:
-                return worker.gpus[0]
-        probe = self.pool.take(device, time.time())
-        info: Info = ray.get(probe.actor.info.remote())
-        self.pool.discard(probe)
-        return info.gpus[0] if info.gpus else str(device)
-
-    def worker_known(self, worker: PooledWorker, value: Any) -> None:
-        if isinstance(value, Info):
-            worker.pid, worker.gpus = value.pid, value.gpus
-            self._log.write(
-                "worker_started",
-                worker=worker.name,
-                device=worker.device,
-                pid=value.pid,
-                seconds=time.time() - worker.asked,
-            )
-
-    def alive(self, worker: PooledWorker) -> bool:
-        return worker.name in self.pool.workers
-
-    @property
-    def patience(self) -> float:
-        """Seconds that a stopped trial's worker may take to clean up: stock Tune's own limit."""
-        return float(os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S", "600"))
-
-    def watch(self, worker: PooledWorker, within: float) -> None:
-        """Kill the worker if it has not cleaned up within so many seconds."""
-        self._watched.setdefault(worker.name, time.monotonic() + within)
-
-    def _kill_overdue(self, now: float) -> None:
-        for name, deadline in list(self._watched.items()):
-            if now > deadline:
-                del self._watched[name]
-                worker = self.pool.workers.get(name)
-                if worker is not None and worker.busy:
-                    self._replace(worker, "it did not clean up in time")
-
-    def cleaned(self, worker: PooledWorker, value: Any) -> None:
-        """A worker has unloaded a trial: it is free, or it is replaced."""
-        self._watched.pop(worker.name, None)
-        if not self.alive(worker):
-            return
-        if value is None:
-            self.pool.give_back(worker)
-        else:
-            self._replace(worker, str(value))
-
-    def _replace(self, worker: PooledWorker, reason: str) -> None:
-        self._log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:500])
-        self.pool.discard(worker)
-
-    def worker_lost(self, worker: PooledWorker, reason: str) -> None:
-        if self.alive(worker):
-            self._log.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:500])
-            self._losses.inc(1, {"job": self.name})
-            self.pool.discard(worker)
-
     # --- the end
 
     def close(self, trials: Iterable[Trial]) -> None:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
-        self.pool.close()
+        self.workers.close()
         self.reservation.remove()
         if self.emulation is not None:
             os.unlink(self.emulation.board)

@@ -26,9 +26,10 @@ from fluidtune.cluster.worker import LoadSpec, Outcome
 from fluidtune.engine import messages as m
 from fluidtune.tune import compat
 from fluidtune.tune.crew import Crew, first_line
-from fluidtune.tune.job import CLEAN_BROKEN_S, Job
+from fluidtune.tune.job import Job
 from fluidtune.tune.resizing import Resizer
 from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
+from fluidtune.tune.workers import CLEAN_BROKEN_S
 
 
 def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager | None:
@@ -218,7 +219,7 @@ class FluidActorManager:
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED else "paused"
-            self._unload(run, self._job.patience)
+            self._unload(run, self._job.workers.patience)
             self._job.ended(run.trial, ending)
             self._crew.events.append(m.TrialEnded(run.id, ending))
         self._released.clear()
@@ -248,7 +249,7 @@ class FluidActorManager:
 
         def load(worker: PooledWorker) -> None:
             if run.placement is not placement:
-                self._job.pool.give_back(worker)  # the trial ended while it waited for a worker
+                self._job.workers.give_back(worker)  # the trial ended while it waited for a worker
                 return
             run.leader = worker
             future = worker.actor.load.remote(run.trainable_ref, self._spec(run))
@@ -392,7 +393,7 @@ class FluidActorManager:
                 self._crew.events.append(m.TrialEnded(run.id, "paused"))
                 self._crew.events.extend(self._job.arrival(run.trial))
 
-        self._unload(run, self._job.patience, moved)
+        self._unload(run, self._job.workers.patience, moved)
 
     # --- losses
 
@@ -477,4 +478,4 @@ class FluidActorManager:
             self._crew.clean(worker, within)
         for worker in followers.values():
             # It cleans up when its loop has ended, see Resizer.
-            self._job.watch(worker, within)
+            self._job.workers.watch(worker, within)

@@ -18,8 +18,8 @@ from fluidtune.cluster.worker import LoadSpec
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
 from fluidtune.tune.crew import Crew
-from fluidtune.tune.job import CLEAN_BROKEN_S
 from fluidtune.tune.run import Run
+from fluidtune.tune.workers import CLEAN_BROKEN_S
 
 
 class Resizer:
@@ -49,7 +49,7 @@ class Resizer:
 
         def join(worker: PooledWorker) -> None:
             if run.generation != generation or worker.device not in run.awaited:
-                self._crew.job.pool.give_back(worker)  # the resize was called off meanwhile
+                self._crew.job.workers.give_back(worker)  # the resize was called off meanwhile
                 return
             run.joining[worker.device] = worker
             future = worker.actor.join.remote(run.trainable_ref, self._spec(run))
