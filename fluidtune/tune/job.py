@@ -40,6 +40,7 @@ from fluidtune.engine.packing import MOST_PACKED
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
+from fluidtune.tune.endings import Endings
 from fluidtune.tune.run import Run
 from fluidtune.tune.silence import Silence
 from fluidtune.tune.workers import Workers
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from fluidtune.tune.shared import LeasedDevices
 
 logger = logging.getLogger(__name__)
-
-#: Tune is not asked to save its state more often than this, seconds.
-SAVE_EVERY_S = 5.0
 
 
 class Job:
@@ -120,9 +118,7 @@ class Job:
         self._kinds: dict[str, m.Kind] = {}
         self._in_use: dict[str, tuple[int, ...]] = {}
         self._started = time.time()
-        #: Trials that ended for good since Tune last saved the experiment's state, and when it may be asked to again.
-        self._unsaved: list[Trial] = []
-        self._settle_at = 0.0
+        self._endings = Endings(lambda: controller.checkpoint(force=True, wait=True), self._delete_commits)
         self.silence = Silence()
         #: Trials that this driver has started.
         self._logged: set[str] = set()
@@ -259,21 +255,14 @@ class Job:
     def ended(self, trial: Trial, ending: m.Ending) -> None:
         """Tune let go of the trial; when it is for good, its commits go as soon as Tune has saved that it ended."""
         if ending != "paused":
-            self._unsaved.append(trial)
+            self._endings.add(trial)
 
-    def settle(self) -> None:
-        """Have Tune save its state after trials ended, rarely enough to cost little.
-
-        Tune saves every ten seconds or so by itself; a driver killed in between would not know them finished.
-        """
+    def settle(self, cleaning: bool) -> None:
+        """What is due from time to time. ``cleaning``: whether a worker still cleans up after a trial."""
         now = time.monotonic()
         self.workers.kill_overdue(now)
         self._name_silent(now)
-        if not self._unsaved or now < self._settle_at:
-            return
-        self._controller.checkpoint(force=True, wait=True)
-        self._settle_at = time.monotonic() + max(SAVE_EVERY_S, 50 * (time.monotonic() - now))
-        self._delete_commits()
+        self._endings.settle(cleaning)
 
     def _name_silent(self, now: float) -> None:
         for silent in self.silence.overdue(now):
@@ -299,11 +288,9 @@ class Job:
             self._starting = starting
             self._controller.update_max_pending_trials(self._pending + starting)
 
-    def _delete_commits(self) -> None:
-        for trial in self._unsaved:
-            if self.kind_of(trial) == "elastic":
-                delete_commits(trial.storage)
-        self._unsaved.clear()
+    def _delete_commits(self, trial: Trial) -> None:
+        if self.kind_of(trial) == "elastic":
+            delete_commits(trial.storage)
 
     def commits(self, run: Run) -> bool:
         """The trial goes on from wherever it is unloaded."""
@@ -423,7 +410,7 @@ class Job:
                 # Of this node; on others their lane services leave a log and two lock files, empty.
                 shutil.rmtree(home(self._lanes_of(device)), ignore_errors=True)
         # Tune has saved its final state before it cleans up.
-        self._delete_commits()
+        self._endings.close()
         trials = list(trials)
         metric = self._scheduler.metric
         values = {

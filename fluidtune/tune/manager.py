@@ -211,7 +211,7 @@ class FluidActorManager:
                 self._carry_out(instruction)
         self._crew.serve()
         self._job.ask_ahead(sum(1 for run in self._runs.values() if run.placement is not None and not run.live))
-        self._job.settle()
+        self._job.settle(cleaning=self._crew.cleaning > 0)
 
     def _tell_released(self) -> None:
         for run in self._released:

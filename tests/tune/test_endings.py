@@ -1,0 +1,64 @@
+"""What is done after trials ended for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fluidtune.tune.endings import SAVE_EVERY_S, Endings
+
+
+class Storage:
+    """Notes what was done, in order."""
+
+    def __init__(self, fails: bool = False):
+        self.done: list[str] = []
+        self.now = 100.0
+        self._fails = fails
+
+    def save(self) -> None:
+        self.done.append("save")
+
+    def delete(self, trial: Any) -> None:
+        self.done.append(f"delete {trial}")
+        if self._fails:
+            raise OSError("directory not empty")
+
+
+def endings(storage: Storage) -> Any:
+    return Endings(storage.save, storage.delete, lambda: storage.now)
+
+
+def test_commits_are_kept_while_a_worker_still_cleans_up() -> None:
+    storage = Storage()
+    ended = endings(storage)
+    ended.add("a")
+    ended.settle(cleaning=True)
+    assert storage.done == ["save"]
+    ended.settle(cleaning=False)
+    assert storage.done == ["save", "delete a"]
+
+
+def test_nothing_is_deleted_before_its_end_is_saved() -> None:
+    storage = Storage()
+    ended = endings(storage)
+    ended.add("a")
+    ended.settle(cleaning=False)
+    ended.add("b")
+    storage.now += SAVE_EVERY_S / 2
+    ended.settle(cleaning=False)
+    assert storage.done == ["save", "delete a"]
+    storage.now += SAVE_EVERY_S
+    ended.settle(cleaning=False)
+    assert storage.done[2:] == ["save", "delete b"]
+
+
+def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    storage = Storage(fails=True)
+    ended = endings(storage)
+    ended.add("a")
+    ended.close()
+    ended.close()
+    assert storage.done == ["delete a"]
+    assert "stay where they are: directory not empty" in caplog.text
