@@ -9,7 +9,7 @@ moment at which a place to run became free for it to the arrival of its first re
 (N cores) is free when ``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the
 order of first results takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and
 every side sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen:
-launches say something for `grid` only.)
+launches say something for `grid` only, and where a place holds one trial: on no emulated devices.)
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def main() -> None:
         "device_seconds": sum(found.metrics["time_total_s"] for found in grid),
         "errors": len(grid.errors),
     }
-    if args.algorithm == "grid":
+    if args.algorithm == "grid" and args.trainable != "emulated":
         measured["launches"] = watch.launches(args.cpus)
     with open(args.out, "w") as file:
         json.dump(measured, file)
