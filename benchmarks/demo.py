@@ -40,12 +40,22 @@ def results(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def stock_iterations(run: Path) -> list[dict[str, Any]]:
-    """When each iteration of a run under stock Ray Tune began and ended, from Tune's results."""
-    return [
-        {"trial": trial, "start": row["timestamp"] - row["time_this_iter_s"], "end": row["timestamp"]}
-        for trial, rows in results(run).items()
-        for row in rows
-    ]
+    """When each iteration of a run under stock Ray Tune began and ended, from Tune's results.
+
+    Tune keeps whole seconds. So that no iteration of a trial begins before the one before it has ended, results that
+    follow each other at once are placed end to end.
+    """
+    found = []
+    for trial, rows in results(run).items():
+        over = 0.0
+        for row in rows:
+            seconds = row["time_this_iter_s"]
+            start = row["timestamp"] - seconds
+            if start < over + 1:
+                start = over
+            over = start + seconds
+            found.append({"trial": trial, "start": start, "end": over})
+    return found
 
 
 def fluid_iterations(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

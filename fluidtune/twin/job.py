@@ -7,11 +7,12 @@ otherwise; a synchronous one would not.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from fluidtune.engine import Kind
@@ -44,13 +45,13 @@ class Costs:
     """What is not training, seconds.
 
     ``begin``: from the start of the job to its first worker's request. ``cold``: a new worker process, when it is
-    the only one; ``queue``: what each further one adds that is started at the same time. ``warm``: from an
-    instruction to the first iteration in a worker that is there. ``turn``: between two iterations.
+    the only one; ``at_once``: how many of them can start at a time and take no longer. ``warm``: from an instruction
+    to the first iteration in a worker that is there. ``turn``: between two iterations.
     """
 
     begin: float = 0.0
     cold: float = 0.0
-    queue: float = 0.0
+    at_once: float = math.inf
     warm: float = 0.0
     turn: float = 0.0
 
@@ -156,24 +157,33 @@ def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> d
     for listed in stages.values():
         for one, two in pairwise(listed):
             following[one.group][two.group] += 1
+    # What a trial is told when it is added again after a move is only what was left.
     lengths: dict[str, float] = {}
     for listed in stages.values():
         for stage in listed:
             if stage.told is not None:
-                lengths.setdefault(stage.group, stage.told)
+                lengths[stage.group] = max(lengths.get(stage.group, 0.0), stage.told)
     out = {}
     for trial, listed in stages.items():
         parts: list[Stage] = []
-        for stage in listed:
-            left = stage
-            while synchronous.get(left.group) and left.told is not None and left.iterations > left.told >= 1:
-                parts.append(replace(left, iterations=int(left.told)))
-                after = following[left.group].most_common(1)
-                name = after[0][0] if after else f"{left.group}+"
-                rest = left.iterations - int(left.told)
-                left = Stage(name, rest, lengths.get(name, float(rest)))
+        waiting = deque(listed)
+        while waiting:
+            stage = waiting.popleft()
+            if not synchronous.get(stage.group) or stage.told is None or not stage.iterations > stage.told >= 1:
+                parts.append(stage)
+                continue
+            parts.append(replace(stage, iterations=int(stage.told)))
+            rest = stage.iterations - int(stage.told)
+            after = following[stage.group].most_common(1)
+            name = after[0][0] if after else f"{stage.group}+"
+            if waiting and waiting[0].group == name:
+                # It was moved in the middle of that rung.
+                moved = waiting.popleft()
+                told = None if moved.told is None else moved.told + rest
+                waiting.appendleft(replace(moved, iterations=moved.iterations + rest, told=told))
+            else:
+                waiting.appendleft(Stage(name, rest, lengths.get(name, float(rest))))
                 synchronous = {**synchronous, name: True}
-            parts.append(left)
         out[trial] = _joined(parts)
     return out
 
@@ -196,9 +206,7 @@ def _costs(events: list[Event], begun: float) -> Costs:
     workers = sorted((e["t"], e["t"] - e["seconds"]) for e in events if e["event"] == "worker_started")
     begin = max(0.0, min(asked for _, asked in workers) - begun) if workers else 0.0
     cold = min((there - asked for there, asked in workers), default=0.0)
-    # The gaps between those that were asked for while the one before was not there yet.
-    gaps = [two - one for (one, _), (two, asked) in pairwise(workers) if asked < one]
-    queue = mean(gaps) if gaps else 0.0
+    at_once = _at_once(workers, cold)
     last: dict[str, float] = {}
     fresh: set[str] = set()
     cold_until = max((event["t"] for event in events if event["event"] == "worker_started"), default=0.0)
@@ -219,4 +227,19 @@ def _costs(events: list[Event], begun: float) -> Costs:
         elif event["event"] == "resized":
             last.pop(trial, None)
     turn = median(turns) if turns else 0.0
-    return Costs(begin, cold, queue, median(warms) if warms else turn, turn)
+    return Costs(begin, cold, at_once, median(warms) if warms else turn, turn)
+
+
+def _at_once(workers: list[tuple[float, float]], cold: float) -> float:
+    """How many processes started as fast together as ``cold`` says of one; ``workers``: (there, asked) of each."""
+    bursts: list[list[float]] = []
+    for there, asked in sorted(workers, key=lambda worker: worker[1]):
+        if bursts and asked < bursts[-1][1]:
+            bursts[-1][1] = max(bursts[-1][1], there)
+            bursts[-1][2] += 1
+        else:
+            bursts.append([asked, there, 1])
+    crowded = [(end - begin, started) for begin, end, started in bursts if started > 1]
+    if not crowded:
+        return math.inf
+    return max(1.0, sum(started for _, started in crowded) * cold / sum(seconds for seconds, _ in crowded))

@@ -16,6 +16,7 @@ from itertools import count
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.twin.job import Job, Work
+from fluidtune.twin.starts import Starts
 
 #: Devices of one node.
 NODE = 8
@@ -90,7 +91,8 @@ class Twin:
         self._kind: m.Kind = "plain"
         #: Warm workers that are free and all there are, by device.
         self._idle: Counter[int] = Counter()
-        self._cold_free = 0.0
+        costs = job.costs
+        self._starts = Starts(costs.cold, costs.at_once, self._at, lambda: self.now)
         #: By device, who trains there (by its first device).
         self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)
@@ -198,10 +200,9 @@ class Twin:
             progress = self._trials[instruction.trial]
             first = instruction.devices[0]
             run = progress.run = _Run(instruction.trial, (first,))
-            ready = self._worker(first)
+            self._worker(first, lambda: self._iterate(run))
             if len(instruction.devices) > 1:
                 self._resize(run, instruction.devices)
-            self._at(ready, lambda: self._iterate(run))
         elif isinstance(instruction, m.Resize):
             found = self._trials[instruction.trial].run
             assert found is not None
@@ -211,24 +212,29 @@ class Twin:
             if found is not None:
                 found.suspend = True
 
-    def _worker(self, device: int) -> float:
-        """Seconds until a worker of the device serves: a warm one, or a new one in the queue of those to start."""
-        costs = self.job.costs
+    def _worker(self, device: int, then: Callable[[], None]) -> None:
+        """Call ``then`` when a worker of the device serves: a warm one, or a new one."""
         if self._idle[device]:
             self._idle[device] -= 1
-            return costs.warm
-        self._cold_free = max(self._cold_free + costs.queue, self.now + costs.cold)
-        return self._cold_free - self.now
+            self._at(self.job.costs.warm, then)
+        else:
+            self._starts.begin(then)
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
         run.wanted, run.joined = devices, False
-        ready = max((self._worker(device) for device in devices if device not in run.devices), default=0.0)
+        missing = [device for device in devices if device not in run.devices]
+        awaited = len(missing)
 
         def joined() -> None:
-            if run.wanted == devices:
+            nonlocal awaited
+            awaited -= 1
+            if awaited <= 0 and run.wanted == devices:
                 run.joined = True
 
-        self._at(ready, joined)
+        for device in missing:
+            self._worker(device, joined)
+        if not missing:
+            self._at(0.0, joined)
 
     # Iterations
 

@@ -1,7 +1,10 @@
 """What the benchmarks compute from what was recorded, without running one."""
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
+
+import pytest
 
 from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.job import Watch
@@ -69,6 +72,17 @@ def test_iterations_of_a_fluid_run_lie_on_the_devices_held():
         {"trial": "a", "start": 2.5, "end": 3.0, "device": [1]},
         {"trial": "a", "start": 3.75, "end": 4.0, "device": [1, 0]},
     ]
+
+
+def test_iterations_of_a_stock_trial_that_follow_each_other_do_not_overlap(tmp_path):
+    """Tune keeps whole seconds: iterations of 1.4 s end at 10, 11, 12, 14; then the trial waits."""
+    (tmp_path / "a").mkdir()
+    rows = [{"timestamp": end, "time_this_iter_s": 1.4} for end in (10, 11, 12, 14, 30)]
+    (tmp_path / "a" / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = stock_iterations(tmp_path)
+    assert sum(one["end"] - one["start"] for one in found) == pytest.approx(5 * 1.4)
+    assert all(two["start"] >= one["end"] for one, two in pairwise(found))
+    assert found[-1]["end"] == pytest.approx(30, abs=1)
 
 
 def test_iterations_of_a_stock_run_come_from_tunes_results(tmp_path):

@@ -41,10 +41,10 @@ def test_a_rung_waits_for_all_of_the_one_before():
 
 
 def test_what_is_not_training_is_counted():
-    costs = Costs(begin=1.0, cold=2.0, queue=0.5, warm=0.1, turn=0.01)
+    costs = Costs(begin=1.0, cold=2.0, at_once=1.0, warm=0.1, turn=0.01)
     job = grid(4, 2, ALONE, max_packing=1, kind="plain", costs=costs)
-    # Two cold workers, the second half a second later; then each takes a second trial, warm.
-    assert Twin(job, 2).run() == pytest.approx(1 + 2.5 + 2.01 + 0.1 + 2.01)
+    # Two cold workers that slow each other down; then each takes a second trial, warm.
+    assert Twin(job, 2).run() == pytest.approx(1 + 4.0 + 2.01 + 0.1 + 2.01)
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,6 +110,28 @@ def test_a_job_is_read_off_a_log_and_an_unpaused_promotion_is_split():
     assert (job.kind, job.devices, job.seconds) == ("elastic", 1, 8.0)
     assert job.max_packing is None
     assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
+
+
+def test_a_trial_moved_in_the_middle_of_a_rung_it_came_to_without_a_pause_has_one_stage_there():
+    events = log()
+    moved = next(k for k, event in enumerate(events) if event.get("trial") == "b" and event["event"] == "trial_result")
+    at = events[moved + 1]["t"]
+    again = {"t": at, "event": "trial_added", "trial": "b", "group": "rung1", "kind": "elastic", "iterations": 1}
+    events.insert(moved + 2, again)
+    job = read_job(events)
+    stages = {work.trial: [(stage.group, stage.iterations, stage.told) for stage in work.stages] for work in job.works}
+    assert stages["b"] == [("rung0", 1, 1), ("rung1", 2, 2)]
+    assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
+
+
+def test_what_starts_of_processes_cost_is_read_off_a_log():
+    events = log()
+    # Two that started together in 3 s, and one by itself in 2.
+    for there, seconds in ((4.5, 3.0), (4.6, 3.0), (8.5, 2.0)):
+        events.append({"t": there, "event": "worker_started", "worker": "w", "device": 0, "seconds": seconds})
+    costs = read_job(events).costs
+    assert costs.cold == 2.0
+    assert costs.at_once == pytest.approx(2 * 2.0 / 3.1)
 
 
 def test_a_log_without_a_trial_is_no_job():
