@@ -75,6 +75,42 @@ MENDS = (
         "    horovod_global.initialization_done = false;\n    horovod_global.initialization_failed = false;\n"
         "    horovod_global.background_thread =",
     ),
+    # ... nor may they wait for one that died before it had connected: without this, for 150 s. Python, which knows of
+    # the death, calls it off.
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.h",
+        "class Pair : public ::gloo::transport::Pair",
+        "// Nobody waits to be connected any more\nextern std::atomic<bool> calledOff;\n\n"
+        "class Pair : public ::gloo::transport::Pair",
+    ),
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.h",
+        """      auto done = cv_.wait_for(lock, relTime, pred);
+""",
+        """      const auto deadline = std::chrono::steady_clock::now() + relTime;
+      auto done = pred();
+      while (!done && !calledOff && std::chrono::steady_clock::now() < deadline) {
+        done = cv_.wait_for(lock, std::chrono::milliseconds(20), pred);
+      }
+""",
+    ),
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "static void setSocketBlocking(",
+        "std::atomic<bool> calledOff{false};\n\nstatic void setSocketBlocking(",
+    ),
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        '#include "gloo/transport/tcp/device.h"\n',
+        '#include "gloo/transport/tcp/device.h"\n#include "gloo/transport/tcp/pair.h"\n\n'
+        'extern "C" void horovod_call_off_init(bool off) { gloo::transport::tcp::calledOff = off; }\n\n',
+    ),
+    # A server that is gone is not asked again for 1.5 s
+    (
+        "horovod/common/gloo/http_store.h",
+        "#define RETRY_WAITING_TIME_MILLSEC 500",
+        "#define RETRY_WAITING_TIME_MILLSEC 50",
+    ),
     # Who notices that a member died hangs up on all, so that the others do not wait 30 s for it
     (
         "horovod/common/operations.cc",
