@@ -8,6 +8,7 @@ looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in t
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import importlib.metadata
@@ -34,6 +35,22 @@ MENDS = (
     # torch's headers are C++20
     ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    # A third of the work: neither debug information nor headers that are not used
+    (
+        "CMakeLists.txt",
+        'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")',
+        'set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")',
+    ),
+    (
+        "horovod/torch/adapter_v2.h",
+        "#include <torch/extension.h>\n#include <torch/torch.h>\n",
+        "#include <torch/types.h>\n",
+    ),
+    (
+        "horovod/torch/mpi_ops_v2.cc",
+        "#include <torch/extension.h>\n#include <torch/torch.h>\n",
+        "#include <torch/csrc/utils/pybind.h>\n#include <torch/types.h>\n",
+    ),
     # A member that dies while a group forms must fail the others' initialisation, not abort their processes (as
     # it is built here: without MPI) ...
     (
@@ -74,6 +91,42 @@ MENDS = (
         "    horovod_global.initialization_done = false;\n    horovod_global.background_thread =",
         "    horovod_global.initialization_done = false;\n    horovod_global.initialization_failed = false;\n"
         "    horovod_global.background_thread =",
+    ),
+    # ... nor may they wait for one that died before it had connected: without this, for 150 s. Python, which knows of
+    # the death, calls it off.
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.h",
+        "class Pair : public ::gloo::transport::Pair",
+        "// Nobody waits to be connected any more\nextern std::atomic<bool> calledOff;\n\n"
+        "class Pair : public ::gloo::transport::Pair",
+    ),
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.h",
+        """      auto done = cv_.wait_for(lock, relTime, pred);
+""",
+        """      const auto deadline = std::chrono::steady_clock::now() + relTime;
+      auto done = pred();
+      while (!done && !calledOff && std::chrono::steady_clock::now() < deadline) {
+        done = cv_.wait_for(lock, std::chrono::milliseconds(20), pred);
+      }
+""",
+    ),
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "static void setSocketBlocking(",
+        "std::atomic<bool> calledOff{false};\n\nstatic void setSocketBlocking(",
+    ),
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        '#include "gloo/transport/tcp/device.h"\n',
+        '#include "gloo/transport/tcp/device.h"\n#include "gloo/transport/tcp/pair.h"\n\n'
+        'extern "C" void horovod_call_off_init(bool off) { gloo::transport::tcp::calledOff = off; }\n\n',
+    ),
+    # A server that is gone is not asked again for 1.5 s
+    (
+        "horovod/common/gloo/http_store.h",
+        "#define RETRY_WAITING_TIME_MILLSEC 500",
+        "#define RETRY_WAITING_TIME_MILLSEC 50",
     ),
     # Who notices that a member died hangs up on all, so that the others do not wait 30 s for it
     (
@@ -242,6 +295,9 @@ def main() -> None:
 
 
 def run() -> None:
+    options = argparse.ArgumentParser(description="Build Horovod once, check it, install it here.")
+    options.add_argument("--optional", action="store_true", help="where it cannot be built, say so and succeed")
+    args = options.parse_args()
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("horovod: torch must be installed first; `make horovod` does that")
     place = cache()
@@ -252,6 +308,9 @@ def run() -> None:
         wheel = next(place.glob("*.whl"), None)
         if wheel is None:
             trouble = missing()
+            if trouble is not None and args.optional:
+                say(f"{trouble}: its tests are left out")
+                return
             if trouble is not None:
                 raise SystemExit(f"horovod: {trouble}")
             wheel = build(place)

@@ -9,6 +9,8 @@ from .errors import GroupLost
 
 #: How long a leader waits for those of a broken group that live, seconds: who computes notices at the end of it.
 MUSTER_S = 10.0
+#: How often one broken group is mended, in which others may die meanwhile; then the host must help.
+MOST_MENDS = 8
 #: A mended group's generation is its predecessor's plus so much: below every one that the host will choose.
 MENDED = 0.001
 
@@ -22,10 +24,12 @@ def muster(
     follower whose leader is gone, or goes on without it.
     """
     if worker == members[0]:
-        left = _present(backend, members, generation)
+        ranks = _present(backend, len(members), generation)
+        backend.keep(generation, ranks)
+        left = (worker, *(members[rank] for rank in ranks))
         backend.call(generation, left)
         return left
-    backend.announce(address, generation, members.index(worker))
+    backend.stay(address, generation, members.index(worker))
     if not backend.called(address, generation, MUSTER_S + backend.form_timeout):
         raise GroupLost(f"the leader of generation {backend.generation} did not go on")
     left = backend.members(address, generation)
@@ -34,14 +38,11 @@ def muster(
     return left
 
 
-def _present(backend: CollectiveBackend, members: tuple[str, ...], generation: float) -> tuple[str, ...]:
-    """Leader: itself, and those that say within `MUSTER_S` that they are there, or until the rest is dead."""
-    others = dict(enumerate(members[1:], start=1))
-    before = backend.generation
+def _present(backend: CollectiveBackend, world: int, generation: float) -> list[int]:
+    """Leader: the others' ranks that say within `MUSTER_S` that they are there, or until the rest is dead."""
     deadline = time.monotonic() + MUSTER_S
     while True:
-        here = [rank for rank in others if backend.announced(generation, [rank])]
-        dead = [rank for rank in others if backend.alive(before, rank) is False and rank not in here]
-        if len(here) + len(dead) == len(others) or time.monotonic() > deadline:
-            return (members[0], *(others[rank] for rank in here))
+        stays = {rank: backend.staying(generation, rank) for rank in range(1, world)}
+        if None not in stays.values() or time.monotonic() > deadline:
+            return [rank for rank, there in stays.items() if there]
         time.sleep(0.005)

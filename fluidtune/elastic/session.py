@@ -23,7 +23,7 @@ from .commits import Commit, CommitStore
 from .dormant import await_call, pending
 from .errors import GroupLost, Left
 from .loader import Share
-from .mending import MENDED, muster
+from .mending import MENDED, MOST_MENDS, muster
 from .orders import Order, Position, State, Wishes
 from .reform import Address, Reform
 from .state import TrialState
@@ -253,18 +253,24 @@ class ElasticSession:
     def mend(self) -> None:
         """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
 
-        The caller puts the last commit back. Raises GroupLost in a follower whose leader is gone or went on
-        without it.
+        Again with fewer, if one dies meanwhile. The caller puts the last commit back. Raises GroupLost in a follower
+        whose leader is gone or went on without it, and when the host must help.
         """
         started = time.perf_counter()
-        self._backend.dissolve()
-        self._over = self.share = None
-        generation = round(self._backend.generation + MENDED, 3)
-        assert self._address is not None
-        members = muster(self._backend, self._address, self._members, self.worker, generation)
-        if self.leader:
-            self._drop_wish_for(set(self._members) - set(members))
-        self._join(members, generation)
+        for last in [False] * (MOST_MENDS - 1) + [True]:
+            self._backend.dissolve()
+            self._over = self.share = None
+            generation = round(self._backend.generation + MENDED, 3)
+            assert self._address is not None
+            members = muster(self._backend, self._address, self._members, self.worker, generation)
+            if self.leader:
+                self._drop_wish_for(set(self._members) - set(members))
+            try:
+                self._join(members, generation)
+                break
+            except GroupLost:
+                if last:
+                    raise
         self._next_step = self._epoch + 1
         self.last_reform = (generation, time.perf_counter() - started)
 
@@ -420,13 +426,13 @@ class ElasticSession:
     def _join(self, members: tuple[str, ...], generation: float) -> None:
         """Form this generation and take the leader's state; ``members`` have all been in the trial before."""
         rank, world = members.index(self.worker), len(members)
+        self._members = members  # also if one dies now: the others go on among these
         assert self._address is not None
         try:
             self._backend.form(self._address, generation, rank, world)
         except GroupLost as error:  # alone now, but no trial: nothing may go on
             self._over = error
             raise
-        self._members = members
         here = Position(self._loop, self._epoch, self._iteration)
         if world > 1:
             self._receive(self._backend.broadcast_object(here))

@@ -108,12 +108,22 @@ class Devices:
         self._unset_open(device)
         self.packing[device] = 1
 
-    def pick_idle(self, forbid: str | None = None, avoid: str | None = None, roomiest: bool = False) -> int | None:
+    def pick_idle(
+        self,
+        forbid: str | None = None,
+        avoid: str | None = None,
+        roomiest: bool = False,
+        homes: tuple[int, ...] = (),
+    ) -> int | None:
         """An idle device, not on node ``forbid``, and not on ``avoid`` if it can be helped.
 
-        The lowest number, so that nodes fill up one by one; with ``roomiest`` the lowest on the node with the
-        most idle devices. One that is not cold, if it can be helped.
+        The first of ``homes`` that is one, whatever else is wished. Else the lowest number, so that nodes fill up
+        one by one; with ``roomiest`` the lowest on the node with the most idle devices. One that is not cold, if it
+        can be helped.
         """
+        for device in homes:
+            if device in self.idle and self.node[device] != forbid:
+                return device
         if roomiest and self.idle:
             nodes = [(-len(idle), self._first(idle)) for node, idle in self.idle_on.items() if idle and node != forbid]
             return min(nodes)[1] if nodes else None

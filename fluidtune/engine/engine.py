@@ -292,6 +292,7 @@ class Engine:
             if seconds is not None and state.likeness.record(trial.name, trial.traits, seconds):
                 state.added = None  # who goes first is another matter now
         trial.done += 1
+        trial.homes = ()
         if trial.iterations is not None:
             trial.iterations = max(0.0, trial.iterations - 1)
         if trial.name in state.wide:
@@ -339,7 +340,7 @@ class Engine:
         if event.device in devices.node:
             devices.cold.add(event.device)
         if not event.left:
-            return self._lose(trial, now)
+            return self._lose(trial, now, alive=event.alive)
         trial.has_lost = True
         return self._state.settle(trial, event.left)
 
@@ -403,8 +404,16 @@ class Engine:
             )
         return not fits
 
-    def _lose(self, trial: Trial, now: float, gone: int | None = None) -> list[Instruction]:
-        """The trial gives up its devices and waits at the front. ``gone``: a device there is no more."""
+    def _lose(
+        self, trial: Trial, now: float, *, gone: int | None = None, alive: int | None = None
+    ) -> list[Instruction]:
+        """The trial gives up its devices and waits at the front.
+
+        ``gone``: a device there is no more. ``alive``: one on which it has a living worker for sure.
+        """
+        cold = self._state.devices.cold
+        homes = dict.fromkeys((alive, *trial.devices, *trial.homes))
+        trial.homes = tuple(device for device in homes if device is not None and device not in cold)
         devices = tuple(device for device in self._state.vacate(trial, now) if device != gone)
         trial.first = trial.has_lost = True
         trial.number = self._state.next_number()

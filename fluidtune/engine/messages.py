@@ -152,11 +152,13 @@ class WorkerLost(Event):
     """A worker process of the trial died, its devices did not: it must start again from its last commit.
 
     ``left``: or it goes on by itself, with the workers on these devices. ``device``: the dead worker's, if known.
+    ``alive``: that of a worker which lives for sure, the one that told of it.
     """
 
     trial: str
     left: tuple[int, ...] = ()
     device: int | None = None
+    alive: int | None = None
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[t
         wanted = min(int(planned(state, trial)), state.widest(trial), 1 + spare)
         if state.change_pays(trial, 1, wanted):
             extra = wanted - 1
-    device = state.devices.pick_idle(hold, state.hold, roomiest=extra > 0)
+    device = state.devices.pick_idle(hold, state.hold, roomiest=extra > 0, homes=trial.homes)
     if device is not None:
         return (device, *state.devices.pick_near(device, extra, hold)), packing
     device = state.pick_share(trial, hold)

@@ -322,6 +322,7 @@ class State:
         if trial.name in self.waiting:
             self.waiting.remove(trial.name)
         trial.group.live.pop(trial.name, None)
+        trial.homes = ()
         self.batch.pop(trial.name, None)
         if not paused:
             self.claims.pop(trial.name, None)

@@ -68,6 +68,9 @@ class Trial:
     planned: float | None = None
     #: It waits before all others, since it lost its worker or was told to suspend.
     first: bool = False
+    #: Where workers of it may still live since it lost one, likeliest first: it goes on at once there. Empty again
+    #: when it has done an iteration.
+    homes: tuple[int, ...] = ()
     #: It has done an iteration since it last started: until then it may still be loading, and nobody feels it.
     settled: bool = False
     #: It was started at least once, so that it gets Resume and late answers about it are possible.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -25,6 +26,16 @@ class DeviceRevoked(RayActorError):
     """What held the worker's device is removed: no worker can live there any more."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Want:
+    """A worker of ``device``, that sees ``others`` too, is wanted: see `Crew.take`."""
+
+    device: int
+    others: tuple[int, ...]
+    then: Callable[[PooledWorker], None]
+    died: Callable[[], None] | None
+
+
 class Crew:
     """Belongs to one manager; ``job`` owns the processes."""
 
@@ -34,8 +45,8 @@ class Crew:
         self.events: list[m.Event] = []
         #: Ray futures and who handles them: (value or exception) -> None.
         self._futures: dict[Any, Callable[[Any], None]] = {}
-        #: Who waits for a worker that is still cleaning up: (device, further devices, what to do with the worker).
-        self._wanting: list[tuple[int, tuple[int, ...], Callable[[PooledWorker], None]]] = []
+        #: Who waits for a worker that is still cleaning up.
+        self._wanting: list[_Want] = []
         #: Workers that have been told to clean up and have not answered.
         self.cleaning = 0
         self._polled = 0.0
@@ -75,10 +86,19 @@ class Crew:
 
     # --- workers
 
-    def take(self, device: int, others: tuple[int, ...], then: Callable[[PooledWorker], None]) -> None:
-        """Call ``then`` with a worker of the device that sees ``others`` too; at once, or when one has cleaned up."""
+    def take(
+        self,
+        device: int,
+        others: tuple[int, ...],
+        then: Callable[[PooledWorker], None],
+        died: Callable[[], None] | None = None,
+    ) -> None:
+        """Call ``then`` with a worker of the device that sees ``others`` too; at once, or when one has cleaned up.
+
+        ``died``: called instead if that worker dies before, as a new process takes seconds; None: wait for it.
+        """
         if not self.job.workers.ready(device, others):
-            self._wanting.append((device, others, then))
+            self._wanting.append(_Want(device, others, then, died))
             return
         worker, fresh = self.job.workers.take(device, others)
         if fresh:
@@ -88,8 +108,8 @@ class Crew:
     def serve(self) -> None:
         """Give those that wait for a worker the ones that are free now."""
         wanting, self._wanting = self._wanting, []
-        for device, others, then in wanting:
-            self.take(device, others, then)
+        for want in wanting:
+            self.take(want.device, want.others, want.then, want.died)
 
     def clean(self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None) -> None:
         """Have the worker unload its trial; ``within``: seconds after which it is killed instead.
@@ -118,6 +138,10 @@ class Crew:
         if isinstance(error, DeviceRevoked):
             self.job.reservation.revoked(worker.device)
         self.poll(force=True)
+        for want in list(self._wanting):
+            if want.device == worker.device and want.died is not None:
+                self._wanting.remove(want)
+                want.died()
 
     # --- devices
 

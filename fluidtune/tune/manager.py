@@ -246,6 +246,11 @@ class FluidActorManager:
     def _place(self, run: Run) -> None:
         """Load the trial into a worker of its first device."""
         placement = run.placement = object()
+        first = run.devices[0]
+
+        def died() -> None:
+            if run.placement is placement:
+                self._recover(run, "the worker that it was to go on in died", died=first)
 
         def load(worker: PooledWorker) -> None:
             if run.placement is not placement:
@@ -256,7 +261,7 @@ class FluidActorManager:
             self._crew.track(future, partial(self._loaded, run, worker))
 
         # Several devices and not elastic: one process that sees them all.
-        self._crew.take(run.devices[0], run.devices[1:] if run.kind != "elastic" else (), load)
+        self._crew.take(first, run.devices[1:] if run.kind != "elastic" else (), load, died)
 
     def _spec(self, run: Run) -> LoadSpec:
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
@@ -334,7 +339,7 @@ class FluidActorManager:
             self._worker_died(run, run.leader, value)
             return
         if isinstance(value, Outcome) and value.lost:
-            self._recover(run, f"its group broke: {value.lost}")
+            self._recover(run, f"its group broke: {value.lost}", alive=run.devices[0])
             return
         if isinstance(value, Outcome) and value.lack is not None:
             self._lacks(run, value.lack)
@@ -421,15 +426,18 @@ class FluidActorManager:
         if run.deaths >= MAX_DEATHS or run.misses >= MAX_MISSES:
             self._fail(run, error)
         else:
-            self._recover(run, f"its worker died: {first_line(error)}", None if worker is None else worker.device)
+            self._recover(run, f"its worker died: {first_line(error)}", died=None if worker is None else worker.device)
 
-    def _recover(self, run: Run, reason: str, device: int | None = None) -> None:
-        """Take the trial off what is left of its workers; the engine gives it new devices."""
+    def _recover(self, run: Run, reason: str, died: int | None = None, alive: int | None = None) -> None:
+        """Take the trial off what is left of its workers; the engine gives it new devices.
+
+        ``died``: the device of a worker that is dead, ``alive``: of one that lives, if that is known.
+        """
         if run.tracked not in self._runs:
             return
         self._detach(run, reason)
         self._crew.poll(force=True)
-        self._crew.events.append(m.WorkerLost(run.id, device=device))
+        self._crew.events.append(m.WorkerLost(run.id, device=died, alive=alive))
 
     def _detach(self, run: Run, reason: str) -> None:
         """The trial has no workers any more; what Tune waits for will be asked again of the next ones."""

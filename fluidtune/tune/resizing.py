@@ -23,10 +23,10 @@ from fluidtune.tune.workers import CLEAN_BROKEN_S
 
 
 class Resizer:
-    """``spec``: what a worker needs to host a run. ``recover``: called when a run lost one of its workers; the last
-    argument is the device of one that died."""
+    """``spec``: what a worker needs to host a run. ``recover``: called when a run lost one of its workers, with why
+    and ``died`` or ``alive``: the device of one that is dead, or of one that lives."""
 
-    def __init__(self, crew: Crew, spec: Callable[[Run], LoadSpec], recover: Callable[[Run, str, int | None], None]):
+    def __init__(self, crew: Crew, spec: Callable[[Run], LoadSpec], recover: Callable[..., None]):
         self._crew = crew
         self._spec = spec
         self._recover = recover
@@ -114,9 +114,10 @@ class Resizer:
             others_enter = run.followers.keys() - {*run.devices, worker.device}
             if run.mends and (died or value is None) and not others_enter:
                 self._go_on_without(run, worker)
+            elif died:
+                self._recover(run, f"worker {worker.name} died", died=worker.device)
             else:
-                lost = worker.device if died else None
-                self._recover(run, f"worker {worker.name} {'died' if died else f'left: {value}'}", lost)
+                self._recover(run, f"worker {worker.name} left: {value}", alive=worker.device)
 
     def _go_on_without(self, run: Run, lost: PooledWorker) -> None:
         """The others go on by themselves; the engine decides anew how wide the trial shall be.

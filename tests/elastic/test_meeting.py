@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import urllib.error
@@ -9,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from fluidtune.elastic.backends.pulses import Pulses, hello
+from fluidtune.elastic.backends.pulses import Pulse, Pulses
 from fluidtune.elastic.backends.rendezvous import Rendezvous
 
 
@@ -29,8 +30,9 @@ def soon(look, expected):
 
 def test_a_follower_lives_as_long_as_its_connection(pulses):
     assert pulses.alive((1, 1)) is None
-    first = hello(("127.0.0.1", pulses.port), (1, 1), 5.0)
-    second = hello(("127.0.0.1", pulses.port), (1.001, 2), 5.0)
+    first, second = (Pulse(("127.0.0.1", pulses.port), 5.0) for _ in range(2))
+    first.at((1, 1))
+    second.at((1.001, 2))
     soon(lambda: pulses.alive((1, 1)), True)
     soon(lambda: pulses.alive((1.001, 2)), True)
     first.close()
@@ -41,11 +43,35 @@ def test_a_follower_lives_as_long_as_its_connection(pulses):
     second.close()
 
 
+def test_a_stranger_at_the_door_does_no_harm(pulses):
+    follower = Pulse(("127.0.0.1", pulses.port), 5.0)
+    with socket.create_connection(("127.0.0.1", pulses.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\n\xff\n\n")
+        follower.at((1, 1))
+        soon(lambda: pulses.alive((1, 1)), True)
+    follower.close()
+
+
+def test_a_follower_that_takes_another_place_never_looks_dead(pulses):
+    follower = Pulse(("127.0.0.1", pulses.port), 5.0)
+    follower.at((1, 2))
+    soon(lambda: pulses.alive((1, 2)), True)
+    pulses.move({(1, 2): (1.001, 1)})
+    assert pulses.alive((1.001, 1)) is True
+    follower.at((1.001, 1))
+    follower.at((2, 1))
+    soon(lambda: pulses.alive((2, 1)), True)
+    assert pulses.alive((1, 2)) is pulses.alive((1.001, 1)) is True
+    follower.close()
+    soon(lambda: pulses.alive((2, 1)), False)
+    assert pulses.alive((1, 2)) is pulses.alive((1.001, 1)) is False
+
+
 def test_a_leader_that_is_gone_is_an_error():
     made = Pulses("127.0.0.1")
     made.close()
     with pytest.raises(OSError):
-        hello(("127.0.0.1", made.port), (1, 1), 1.0)
+        Pulse(("127.0.0.1", made.port), 1.0)
 
 
 @pytest.fixture

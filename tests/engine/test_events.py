@@ -109,6 +109,55 @@ def test_a_trial_that_lost_its_first_worker_starts_where_another_is_warm():
     assert bench(plain("b"))[0].devices == (0,)  # only while nobody has been there since
 
 
+def wide(width: int, devices: int) -> Bench:
+    """Trial a on the last ``width`` devices; nobody has been on the others."""
+    bench = Bench(devices)
+    bench(*(plain(f"p{d}", 1) for d in range(devices - width)))
+    bench(elastic("a"))
+    bench(Resized("a", tuple(range(devices - width, devices)), 0.1), Result("a", 1.0, width))
+    bench(*(TrialEnded(f"p{d}", "stopped") for d in range(devices - width)))
+    return bench
+
+
+@pytest.mark.parametrize("alive", [2, 3])
+def test_a_trial_whose_group_broke_goes_on_where_a_worker_lives_for_sure(alive):
+    """The one that lives is heard before the death of the other: nobody knows yet which device is cold."""
+    bench = wide(2, 4)
+    assert first(bench(WorkerLost("a", alive=alive))) == alive
+    bench.engine.validate_state()
+
+
+def test_a_trial_that_lost_a_worker_goes_on_where_another_of_its_own_lives_and_not_where_nobody_does():
+    assert first(wide(2, 4)(WorkerLost("a", device=2))) == 3
+    assert first(wide(2, 4)(WorkerLost("a", device=3))) == 2
+    assert first(wide(3, 4)(DeviceLost(1))) == 2
+
+
+def test_two_lost_in_a_row_whatever_is_heard_first():
+    bench = wide(3, 4)
+    assert first(bench(WorkerLost("a", device=1))) == 2
+    # It was to go on there, in a worker that is dead as well; the third lives.
+    assert first(bench(WorkerLost("a", device=2))) == 3
+    # That one, too: then there is no better device than any other.
+    assert first(bench(WorkerLost("a", device=3))) == 0
+    bench = wide(3, 4)
+    assert first(bench(WorkerLost("a", alive=3))) == 3
+    assert first(bench(WorkerLost("a", device=3))) == 1
+
+
+def test_where_a_trial_lost_a_worker_does_not_matter_when_it_has_gone_on():
+    bench = wide(2, 3)
+    assert first(bench(WorkerLost("a", alive=2))) == 2
+    bench(Result("a", 1.0, 1))
+    assert first(bench(WorkerLost("a", device=2))) == 0
+
+
+def first(out) -> int:
+    (resumed,) = [instruction for instruction in out if isinstance(instruction, Resume)]
+    assert resumed.trial == "a"
+    return resumed.devices[0]
+
+
 def test_worker_lost_while_it_waits_already():
     bench = Bench(1)
     bench(plain("a"))

@@ -186,12 +186,15 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.trials[name].held
 
     @precondition(lambda self: self.those("running", "suspending"))
-    @rule(pick=PICK)
-    def lose_worker(self, pick):
+    @rule(pick=PICK, which=PICK, known=st.sampled_from(["none", "dead", "alive"]))
+    def lose_worker(self, pick, which, known):
         running = self.those("running", "suspending")
         name = running[pick % len(running)]
+        held = self.trials[name].held
+        device = held[which % len(held)]
         self.stop(self.trials[name], "waiting")
-        out = self.send(WorkerLost(name))
+        told = {"dead": {"device": device}, "alive": {"alive": device}}.get(known, {})
+        out = self.send(WorkerLost(name, **told))
         assert isinstance(out[0], Release) and out[0].trial == name
 
     @rule(node=st.integers(0, 2))

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ..errors import GroupLost
 from ..reform import Address
-from .pulses import Place, Pulses, hello
+from .pulses import Pulse, Pulses
 
 #: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
 PATIENCE = 86_400.0
@@ -56,7 +56,7 @@ class CollectiveBackend(ABC):
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._pulses: Pulses | None = None  # the leader's
-        self._pulse: tuple[Place, socket.socket] | None = None  # a follower's
+        self._pulse: Pulse | None = None  # a follower's
 
     # -- rendezvous, the same for every library --
 
@@ -85,7 +85,7 @@ class CollectiveBackend(ABC):
         there.
         """
         with self._guard("announcing a joiner"):
-            self._say_hello(address, generation, rank)
+            self._show(address, generation, rank)
             self._store(address).set(f"{generation}/ready/{rank}", b"1")
 
     def announced(self, generation: float, ranks: list[int]) -> bool:
@@ -101,10 +101,29 @@ class CollectiveBackend(ABC):
         assert self._pulses is not None, "only the leader knows"
         return self._pulses.alive((generation, rank))
 
+    def stay(self, address: Address, generation: float, rank: int) -> None:
+        """Follower ``rank`` of a group that broke: it is there to go on as this generation. See `staying`."""
+        with self._guard("staying with the leader"):
+            self._store(address).set(f"{generation}/stays/{rank}", b"1")
+
+    def staying(self, generation: float, rank: int) -> bool | None:
+        """Leader of a group that broke: does this follower go on? None while it has not said so; False: it is dead."""
+        if self.alive(self.generation, rank) is False:
+            return False
+        with self._guard("looking who stays"):
+            return self._store(self.serve()).check([f"{generation}/stays/{rank}"]) or None
+
     def call(self, generation: float, members: tuple[str, ...] = ()) -> None:
         """Leader: the generation forms now, of these workers (where they cannot know that otherwise)."""
         with self._guard("calling joiners"):
             self._store(self.serve()).set(f"{generation}/call", pickle.dumps(members))
+
+    def keep(self, generation: float, ranks: list[int]) -> None:
+        """Leader: these followers of a group that broke are 1, 2 .. of this generation: it is seen if they die before
+        they come to it.
+        """
+        assert self._pulses is not None, "only the leader knows"
+        self._pulses.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
 
     def members(self, address: Address, generation: float) -> tuple[str, ...]:
         """Whom the leader has called."""
@@ -140,7 +159,7 @@ class CollectiveBackend(ABC):
             with self._guard(f"forming generation {generation}"):
                 # First see that all are there: a library's own patience is not always ours to set
                 if rank > 0:
-                    self._say_hello(address, generation, rank)
+                    self._show(address, generation, rank)
                 self._meet(store, rank, world)
                 self._form(dist.PrefixStore("group", store), rank, world)
                 if self._pulses is not None:
@@ -174,7 +193,7 @@ class CollectiveBackend(ABC):
         if self._pulses is not None:
             self._pulses.close()
         if self._pulse is not None:
-            self._pulse[1].close()
+            self._pulse.close()
         self._served = self._joined = self._pulses = self._pulse = None
 
     # -- collectives: in place, blocking, GroupLost when a peer is gone --
@@ -236,14 +255,12 @@ class CollectiveBackend(ABC):
 
     # -- inside --
 
-    def _say_hello(self, address: Address, generation: float, rank: int) -> None:
-        """Follower: let the leader see that this process lives, until it says hello in another generation."""
-        place, before = (generation, rank), self._pulse
-        if before is None or before[0] != place:
-            port = int(self._store(address).get("pulses"))
-            self._pulse = place, hello((address[0], port), place, self.form_timeout)
-            if before is not None:
-                before[1].close()
+    def _show(self, address: Address, generation: float, rank: int) -> None:
+        """Follower: let the leader see that this process, which has this place, lives."""
+        store = self._store(address)
+        if self._pulse is None:
+            self._pulse = Pulse((address[0], int(store.get("pulses"))), self.form_timeout)
+        self._pulse.at((generation, rank))
 
     def _meet(self, store: dist.Store, rank: int, world: int) -> None:
         """Return when all members are here. RuntimeError when one is not in time, or died on the way."""
@@ -279,6 +296,9 @@ class CollectiveBackend(ABC):
                     timeout=timedelta(seconds=self.form_timeout),
                 )
             self._joined = (address, store)
+            if self._pulse is not None:  # another leader's
+                self._pulse.close()
+                self._pulse = None
         return self._joined[1]
 
     @contextmanager

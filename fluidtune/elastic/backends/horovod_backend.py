@@ -20,6 +20,9 @@ from .horovod_there import require_horovod
 from .rendezvous import Rendezvous
 from .torch_backend import interface_of
 
+#: Seconds between looks at who died while a group forms.
+_LOOK_S = 0.02
+
 
 class HorovodBackend(CollectiveBackend):
     """Collectives are Horovod's. FluidTuneError if it is not installed."""
@@ -55,12 +58,10 @@ class HorovodBackend(CollectiveBackend):
             self._server = Rendezvous(self.host, places)
             store.set("rendezvous", f"{self.host} {self._server.port}".encode())
         host, port = store.get("rendezvous").decode().split()
-        if self._server is None:
-            self._start(rank, world, host, int(port))
-            return
+        _call_off(False)
         formed = threading.Event()
         watch = threading.Thread(
-            target=self._call_off_if_one_dies, args=(self._server, world, formed), name="fluid-forming", daemon=True
+            target=self._call_off_if_one_dies, args=(store, world, formed), name="fluid-forming", daemon=True
         )
         watch.start()
         try:
@@ -69,11 +70,24 @@ class HorovodBackend(CollectiveBackend):
             formed.set()
             watch.join()
 
-    def _call_off_if_one_dies(self, server: Rendezvous, world: int, formed: threading.Event) -> None:
-        """Horovod would wait 30 s for an address that does not come."""
-        while not formed.wait(0.01):
-            if self._dead(world) is not None:
-                server.call_off()
+    def _call_off_if_one_dies(self, store: dist.Store, world: int, formed: threading.Event) -> None:
+        """Horovod would wait 30 s for an address that does not come, and 150 s for a connection.
+
+        The leader sees who dies and tells the others; a leader that is gone tells it, too.
+        """
+        while not formed.wait(_LOOK_S):
+            if self._server is None:
+                try:
+                    off = store.check(["off"])
+                except RuntimeError:
+                    off = True
+            else:
+                off = self._dead(world) is not None
+                if off:
+                    store.set("off", b"1")
+                    self._server.call_off()
+            if off:
+                _call_off(True)
                 return
 
     def _dissolve(self) -> None:
@@ -136,6 +150,18 @@ class HorovodBackend(CollectiveBackend):
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def _call_off(off: bool) -> None:
+    """An ``hvd.init`` of this process that waits for others fails at once; False: the next may wait again.
+
+    Does nothing where Horovod was not built by `tools.horovod`.
+    """
+    from horovod.torch.mpi_ops import _basics
+
+    library = _basics.MPI_LIB_CTYPES
+    if hasattr(library, "horovod_call_off_init"):
+        library.horovod_call_off_init(off)
 
 
 def _name(what: str, tensor: torch.Tensor) -> str:

@@ -26,10 +26,6 @@ from ..session import ElasticSession, current
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
-#: How often a leader tries to mend one broken group, in which others may die meanwhile; then the host must help.
-_MENDS = 8
-
-
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """``hvd.elastic.run``: decorates the function that trains; its first argument is the state.
 
@@ -132,14 +128,11 @@ class _Run:
             raise HostsUpdatedInterrupt(False)
 
     def _mend(self) -> None:
-        for last in [False] * (_MENDS - 1) + [True]:
-            try:
-                self._session.mend()
-                break
-            except GroupLost:
-                if not self._session.leader:
-                    self._session.bequeath()
-                if last or not self._session.leader:
-                    raise
+        try:
+            self._session.mend()
+        except GroupLost:
+            if not self._session.leader:
+                self._session.bequeath()
+            raise
         # Not before: a sampler asks for the size of the group
         self._state.restore()
