@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
@@ -29,12 +30,12 @@ class Spec:
     phases: list[list[JobInfo]]
     links: dict[str, float] = field(default_factory=lambda: dict(GUESSES))
 
-    @property
+    @cached_property
     def budget(self) -> float:
         """B, GPU seconds."""
         return sum(job.work for jobs in self.phases for job in jobs)
 
-    @property
+    @cached_property
     def demand(self) -> int:
         return max(sum(job.max_gpus for job in jobs) for jobs in self.phases)
 
