@@ -18,11 +18,12 @@ from functools import singledispatchmethod
 from typing import Any
 
 from themis_bridge import messages as m
-from themis_bridge.books import App, Round, Settings
+from themis_bridge.books import App, Settings
 from themis_bridge.errors import ThemisError
 from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
+from themis_bridge.rounds import Round
 
 
 class Arbiter:
@@ -201,39 +202,25 @@ class Arbiter:
 
     @_take.register
     def _(self, event: m.RhoAnswer) -> None:
-        turn = self._current(event)
-        if turn is None or turn.bidders:
-            self.late += 1
+        turn = self._awaiting(event)
+        if turn is None:
             return
-        report = event.report
         try:
-            if not math.isfinite(report.rho) or report.rho < 0:
-                raise ThemisError(f"rho={report.rho!r}; expected a finite number >= 0")
-            if report.useful < 0 or report.gang < 1:
-                raise ThemisError(f"{report.useful!r} GPUs in gangs of {report.gang!r} of use; expected whole numbers")
+            turn.take_report(event.app, event.report)
         except (ThemisError, TypeError) as error:
             self._refuse(turn, event, str(error))
             return
-        self.apps[event.app].rho = report.rho
-        turn.reports[event.app] = report
+        self.apps[event.app].rho = event.report.rho
 
     @_take.register
     def _(self, event: m.BidAnswer) -> None:
-        turn = self._current(event)
-        if turn is None or event.app not in turn.bidders or event.app in turn.out:
-            self.late += 1
+        turn = self._awaiting(event)
+        if turn is None:
             return
         try:
-            if event.bid.app != event.app:
-                raise ThemisError(f"it bids in the name of {event.bid.app!r}")
-            event.bid.check(frozenset(turn.offer))
-            room = self._room(event.app, turn)
-            if max(map(len, event.bid.rho)) > room:
-                raise ThemisError(f"the bid is over its quota; it may bid for {room} GPUs")
+            turn.take_bid(event.app, event.bid, self._room(event.app, turn))
         except (ThemisError, TypeError, AttributeError) as error:
             self._refuse(turn, event, str(error))
-            return
-        turn.bids[event.app] = event.bid
 
     @_take.register
     def _(self, event: m.Release) -> None:
@@ -294,10 +281,7 @@ class Arbiter:
             if lease.heir == name:
                 lease.heir = None
         if self.round is not None:
-            self.round.asked.pop(name, None)
-            self.round.reports.pop(name, None)
-            self.round.bids.pop(name, None)
-            self.round.bidders = [app for app in self.round.bidders if app != name]
+            self.round.forget(name)
         self._soon()
 
     def _close(self, lease: Lease) -> None:
@@ -327,11 +311,11 @@ class Arbiter:
         if turn is None:
             self._begin()
             return
-        over = self.clock >= turn.deadline
+        if not turn.answered and self.clock < turn.deadline:
+            return
         if not turn.bidders:
-            if over or turn.asked.keys() <= turn.reports.keys() | turn.out:
-                self._offer(turn)
-        elif over or set(turn.bidders) <= turn.bids.keys() | turn.out:
+            self._offer(turn)
+        else:
             self._clear(turn)
 
     def _begin(self) -> None:
@@ -339,14 +323,16 @@ class Arbiter:
         if not offer or not self.apps or self.clock < self._next:
             return
         self.rounds += 1
-        self._next = self.clock + self._retry
+        ends = any(gpu in offer for gpu in (lease.gpu for lease in self.leases))
+        # What is free and nobody wanted can wait for the next change; a lease must be settled before it ends.
+        self._next = self.clock + (self._retry if ends else self.settings.pace_s)
         asked = {name: app.session for name, app in self.apps.items()}
         self.round = Round(self.rounds, self.clock + self.settings.answer_s, asked, offer)
         for name, session in asked.items():
             self._out.append(m.AskRho(name, session, self.rounds, self.contention(name), len(self.gpus)))
 
     def _offer(self, turn: Round) -> None:
-        turn.offer = {gpu: place for gpu, place in turn.offer.items() if gpu in self._offerable()}
+        turn.narrow(self._offerable())
         situation = self._situation(turn)
         turn.bidders = self._policy.bidders(situation) if turn.offer and turn.reports else []
         if not turn.bidders:
@@ -368,15 +354,9 @@ class Arbiter:
             )
 
     def _clear(self, turn: Round) -> None:
-        still = self._offerable()
-        turn.offer = {gpu: place for gpu, place in turn.offer.items() if gpu in still}
-        here = frozenset(turn.offer)
-        bids = {}
-        for app, bid in turn.bids.items():
-            # A GPU that vanished meanwhile takes its rows with it.
-            bids[app] = replace(bid, rho={row: rho for row, rho in bid.rho.items() if row <= here})
+        turn.narrow(self._offerable())
         situation = self._situation(turn)
-        self._settle(turn, self._policy.decide(situation, bids) if turn.offer else Outcome())
+        self._settle(turn, self._policy.decide(situation, turn.bids) if turn.offer else Outcome())
 
     def _settle(self, turn: Round, outcome: Outcome) -> None:
         """Make leases of an outcome: renew, promise what its holder has to leave, grant what is free."""
@@ -460,11 +440,12 @@ class Arbiter:
         lease = self.leases.grant(gpu, app, expires, leftover)
         self._out.append(m.Reserve(gpu, app, lease.token))
 
-    def _current(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
-        turn = self.round
-        if turn is None or event.round != turn.number or turn.asked.get(event.app) != event.session:
-            return None
-        return turn
+    def _awaiting(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
+        """The round, if it waits for this answer."""
+        if self.round is not None and self.round.awaits(event):
+            return self.round
+        self.late += 1
+        return None
 
     def _refuse(self, turn: Round, event: m.AppEvent, why: str) -> None:
         turn.out.add(event.app)

@@ -12,11 +12,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
-from themis_bridge.packing import Market, Row
+from themis_bridge.packing import Market, Table
 
 #: Relative difference under which two rho count as equal.
 EQUAL = 1e-9
@@ -53,22 +57,22 @@ class Bid:
 
     def _check_order(self) -> None:
         """More GPUs must not be worse: the app could leave some idle."""
-        numbers: dict[Any, int] = {}
-        rows = []
+        by_size: dict[int, list[tuple[Gpus, float]]] = defaultdict(list)
         for row, rho in self.rho.items():
-            mask = 0
-            for gpu in row:
-                mask |= 1 << numbers.setdefault(gpu, len(numbers))
-            rows.append((mask, rho, len(row)))
-        rows.sort(key=lambda row: -row[1])
-        # Only a row with a lower rho can be a subset that contradicts.
-        for i, (mask, rho, size) in enumerate(rows):
-            for other, better, fewer in rows[i + 1 :]:
-                if fewer < size and not other & ~mask and better < rho * (1 - EQUAL):
-                    raise ThemisError(
-                        f"the bid of app {self.app!r} is inconsistent: rho={better!r} with {fewer} GPUs and "
-                        f"{rho!r} with {size} that include them; more GPUs must not be worse"
-                    )
+            by_size[len(row)].append((row, rho))
+        least, smaller = math.inf, list[tuple[Gpus, float]]()
+        for size in sorted(by_size):
+            for row, rho in by_size[size]:
+                if least >= rho * (1 - EQUAL):
+                    continue  # no smaller row is better
+                for other, better in smaller:
+                    if better < rho * (1 - EQUAL) and other < row:
+                        raise ThemisError(
+                            f"the bid of app {self.app!r} is inconsistent: rho={better!r} with {len(other)} GPUs and "
+                            f"{rho!r} with {size} that include them; more GPUs must not be worse"
+                        )
+            smaller += by_size[size]
+            least = min(least, *(rho for _, rho in by_size[size]))
 
 
 @dataclass(frozen=True)
@@ -122,16 +126,16 @@ def clear_auction(
         return Clearing({}, {}, {}, offer, 0.0, 0.0, True)
     layout = _Single(bids) if where is None else _Shaped(offer, where)
     tables = [_table(bid, layout) for bid in bids]
-    market = Market([[row for row, _ in table] for table in tables], layout.capacity, seconds)
+    market = Market([table for table, _ in tables], layout.capacity, seconds)
     best = market.best()
-    won = {bid.app: table[i][1] for bid, table, i in zip(bids, tables, best.rows, strict=True)}
+    won = {bid.app: rows[i] for bid, (_, rows), i in zip(bids, tables, best.rows, strict=True)}
     value, exact = best.value, best.bound <= best.value
     payment = {}
     for number, bid in enumerate(bids):
         payment[bid.app] = 1.0
         if won[bid.app]:
-            others = best.value - tables[number][best.rows[number]][0].value
-            absent = market.without(number, best.rows)
+            others = best.value - float(tables[number][0].values[best.rows[number]])
+            absent = market.without(number, best)
             exact = exact and absent.bound <= absent.value
             payment[bid.app] = min(1.0, math.exp(others - absent.value))
     placed = layout.place(bids, won)
@@ -151,7 +155,7 @@ def relaxed_value(bids: Iterable[Bid], gpus: Iterable[Any], *, where: Mapping[An
     """The optimum of the auction's linear relaxation: no allocation, whole or in parts, is worth more."""
     bids = list(bids)
     layout = _Single(bids) if where is None else _Shaped(frozenset(gpus), where)
-    return Market([[row for row, _ in _table(bid, layout)] for bid in bids], layout.capacity).relaxed()
+    return Market([_table(bid, layout)[0] for bid in bids], layout.capacity).relaxed()
 
 
 def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
@@ -165,17 +169,17 @@ def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
     return frozenset(layout.densest(won)[:size])
 
 
-def _table(bid: Bid, layout: _Single | _Shaped) -> list[tuple[Row, Gpus]]:
-    """The rows worth solving for: none that uses as much as another and is worth no more."""
-    rows = sorted(
-        ((Row(-math.log(rho), layout.uses(row, bid.gang)), row) for row, rho in bid.rho.items()),
-        key=lambda pair: (-pair[0].value, len(pair[1]), sorted(map(str, pair[1]))),
-    )
-    kept: list[tuple[Row, Gpus]] = []
-    for row, gpus in rows:
-        if not any(all(row.uses.get(r, 0) >= amount for r, amount in better.uses.items()) for better, _ in kept):
-            kept.append((row, gpus))
-    return kept
+def _table(bid: Bid, layout: _Single | _Shaped) -> tuple[Table, list[Gpus]]:
+    """The rows worth solving for, and their GPUs: none that uses as much as another and is worth no more."""
+    rows = sorted(bid.rho, key=lambda row: (bid.rho[row], len(row)))
+    uses = layout.uses(rows, bid.gang)
+    # better[i, j]: row i comes before row j and uses no more of anything.
+    better = np.triu(np.ones((len(rows), len(rows)), dtype=bool), 1)
+    for amounts in uses.T:
+        better &= amounts[:, None] <= amounts[None, :]
+    kept = np.flatnonzero(~better.any(axis=0))
+    values = np.array([-math.log(bid.rho[rows[i]]) for i in kept])
+    return Table(values, uses[kept]), [rows[i] for i in kept]
 
 
 class _Single:
@@ -191,8 +195,12 @@ class _Single:
         self._resource = {gpu: numbers.setdefault(tuple(rows), len(numbers)) for gpu, rows in inside.items()}
         self.capacity = [1] * len(numbers)
 
-    def uses(self, row: Gpus, gang: int) -> dict[int, int]:
-        return {self._resource[gpu]: 1 for gpu in row}
+    def uses(self, rows: Sequence[Gpus], gang: int) -> np.ndarray:
+        """rows x resources: how much of each a row takes."""
+        uses = np.zeros((len(rows), len(self.capacity)), dtype=np.int64)
+        for i, row in enumerate(rows):
+            uses[i, [self._resource[gpu] for gpu in row]] = 1
+        return uses
 
     def place(self, bids: Sequence[Bid], won: Mapping[str, Gpus]) -> dict[str, Gpus]:
         return dict(won)
@@ -226,76 +234,108 @@ class _Shaped:
 
     def __init__(self, offer: Gpus, where: Mapping[Any, Gpu]):
         self._where = where
+        #: (kind, machine) -> its GPUs on offer.
         self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
         for gpu in sorted(offer, key=lambda gpu: (where[gpu].slot, str(gpu))):
             self._free[where[gpu].kind, where[gpu].machine].append(gpu)
-        self._resource: dict[tuple[str, int], int] = {}
+        self._places = list(self._free)
+        self._number = {gpu: number for number, place in enumerate(self._places) for gpu in self._free[place]}
+        sizes = np.array([len(self._free[place]) for place in self._places], dtype=np.int64)
+        #: Of each resource the numbers of the places of one kind of GPU, and the size of a piece.
+        self._resources: list[tuple[np.ndarray, int]] = []
         self.capacity: list[int] = []
-        for (kind, _), free in self._free.items():
+        for kind in dict.fromkeys(kind for kind, _ in self._places):
+            own = np.array([number for number, place in enumerate(self._places) if place[0] == kind])
             size = 1
-            while size <= len(free):
-                if (kind, size) not in self._resource:
-                    self._resource[kind, size] = len(self.capacity)
-                    self.capacity.append(0)
-                self.capacity[self._resource[kind, size]] += len(free) // size * size
+            while size <= sizes[own].max():
+                self._resources.append((own, size))
+                self.capacity.append(int((sizes[own] // size * size).sum()))
                 size *= 2
 
     def pieces(self, row: Gpus, gang: int) -> Counter[tuple[str, int]]:
         """(kind, size) -> how many pieces."""
-        counts = Counter((self._where[gpu].kind, self._where[gpu].machine) for gpu in row)
+        counts = Counter(self._places[self._number[gpu]] for gpu in row)
         found: Counter[tuple[str, int]] = Counter()
         for (kind, _), count in counts.items():
             for size, number in shape([count], gang).items():
                 found[kind, size] += number
         return found
 
-    def uses(self, row: Gpus, gang: int) -> dict[int, int]:
-        pieces = self.pieces(row, gang)
-        uses = {}
-        for (kind, size), resource in self._resource.items():
-            amount = sum(s * number for (k, s), number in pieces.items() if k == kind and s >= size)
-            if amount:
-                uses[resource] = amount
+    def uses(self, rows: Sequence[Gpus], gang: int) -> np.ndarray:
+        """rows x resources: GPUs of the row's pieces of at least that size."""
+        lengths = [len(row) for row in rows]
+        numbers = np.fromiter(map(self._number.__getitem__, chain.from_iterable(rows)), np.int64, sum(lengths))
+        cells = np.repeat(np.arange(len(rows)), lengths) * len(self._places) + numbers
+        counts = np.bincount(cells, minlength=len(rows) * len(self._places)).reshape(len(rows), -1)
+        uses = np.zeros((len(rows), len(self.capacity)), dtype=np.int64)
+        for resource, (own, size) in enumerate(self._resources):
+            if size <= gang:
+                uses[:, resource] = (counts[:, own] // size * size).sum(axis=1)
         return uses
 
     def place(self, bids: Sequence[Bid], won: Mapping[str, Gpus]) -> dict[str, Gpus]:
         """Real GPUs for every winner's pieces: its own row's where they are free, else the tightest fit."""
         free = {place: list(gpus) for place, gpus in self._free.items()}
         got: dict[str, list[Any]] = {bid.app: [] for bid in bids}
-        todo: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        todo: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
         for bid in bids:
             for (kind, size), number in self.pieces(won[bid.app], bid.gang).items():
-                todo[size] += [(bid.app, kind)] * number
+                todo[size].append((bid.app, kind, number))
         for size in sorted(todo, reverse=True):
             elsewhere = []
-            for app, kind in todo[size]:
-                if not self._at_home(app, kind, size, won[app], free, got):
-                    elsewhere.append((app, kind))
-            for app, kind in elsewhere:
-                fits = [place for place, gpus in free.items() if place[0] == kind and len(gpus) >= size]
-                racks = {self._where[gpu].rack for gpu in got[app]}
-                far = {place: self._where[free[place][0]].rack not in racks for place in fits}
-                place = min((far[p], len(free[p]) % size, len(free[p]), p) for p in fits)[-1]
-                got[app] += free[place][:size]
-                del free[place][:size]
+            for app, kind, number in todo[size]:
+                there = self._take_at_home(kind, size, number, won[app], free)
+                got[app] += there
+                elsewhere.append((app, kind, number - len(there) // size))
+            rooms = self._rooms(free)
+            for app, kind, number in elsewhere:
+                for _ in range(number):
+                    got[app] += self._take_tightest(kind, size, got[app], free, rooms)
         return {app: frozenset(gpus) for app, gpus in got.items()}
 
-    @staticmethod
-    def _at_home(
-        app: str,
+    def _take_at_home(
+        self, kind: str, size: int, most: int, row: Gpus, free: dict[tuple[str, str], list[Any]]
+    ) -> list[Any]:
+        """Up to ``most`` pieces among the GPUs of the row itself."""
+        taken: list[Any] = []
+        for number in sorted({self._number[gpu] for gpu in row}):
+            place = self._places[number]
+            if place[0] == kind:
+                own = [gpu for gpu in free[place] if gpu in row]
+                own = own[: min(len(own) // size, most - len(taken) // size) * size]
+                taken += own
+                free[place] = [gpu for gpu in free[place] if gpu not in own]
+        return taken
+
+    def _rooms(self, free: dict[tuple[str, str], list[Any]]) -> dict[tuple[str, str, int], list[tuple[str, str]]]:
+        """(kind, rack, GPUs free) -> the places that are so, a heap."""
+        rooms: dict[tuple[str, str, int], list[tuple[str, str]]] = defaultdict(list)
+        for place, gpus in free.items():
+            if gpus:
+                heappush(rooms[place[0], self._where[gpus[0]].rack, len(gpus)], place)
+        return rooms
+
+    def _take_tightest(
+        self,
         kind: str,
         size: int,
-        row: Gpus,
+        got: Sequence[Any],
         free: dict[tuple[str, str], list[Any]],
-        got: dict[str, list[Any]],
-    ) -> bool:
-        for place, gpus in free.items():
-            own = [gpu for gpu in gpus if gpu in row] if place[0] == kind else []
-            if len(own) >= size:
-                got[app] += own[:size]
-                free[place] = [gpu for gpu in gpus if gpu not in set(own[:size])]
-                return True
-        return False
+        rooms: dict[tuple[str, str, int], list[tuple[str, str]]],
+    ) -> list[Any]:
+        """One piece where it leaves least over, in the racks of what the app ``got`` already if there is room."""
+        racks = {self._where[gpu].rack for gpu in got}
+        fits = [
+            (rack not in racks, room % size, room, places[0], rack)
+            for (of, rack, room), places in rooms.items()
+            if of == kind and room >= size and places
+        ]
+        _, _, room, place, rack = min(fits)
+        heappop(rooms[kind, rack, room])
+        taken, free[place] = free[place][:size], free[place][size:]
+        if free[place]:
+            heappush(rooms[kind, rack, room - size], place)
+        return taken
 
     def densest(self, won: Gpus) -> list[Any]:
         """Machines with most of the GPUs first, so that a cut at any point leaves them together."""

@@ -1,4 +1,4 @@
-"""What an arbiter keeps: its settings, the apps it knows, the round in progress. Plain data; `arbiter` decides."""
+"""What an arbiter keeps beside leases: its settings and the apps it knows. Plain data; `arbiter` decides."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from themis_bridge import messages as m
-from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu
 
 
 @dataclass(frozen=True)
@@ -70,18 +67,3 @@ class App:
     crowd: float = 0.0
     #: The last rho it reported; None before its first answer.
     rho: float | None = None
-
-
-@dataclass
-class Round:
-    """A round in progress. ``bidders`` is empty in its first phase."""
-
-    number: int
-    deadline: float
-    asked: dict[str, str]
-    offer: dict[str, Gpu]
-    reports: dict[str, m.Report] = field(default_factory=dict)
-    bidders: list[str] = field(default_factory=list)
-    bids: dict[str, Bid] = field(default_factory=dict)
-    #: Apps whose answer was refused.
-    out: set[str] = field(default_factory=set)

@@ -8,7 +8,7 @@ or a capacity means is the auction's affair.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import highspy
@@ -20,12 +20,12 @@ from themis_bridge.errors import ThemisError
 EQUAL = 1e-9
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a bidder's table. ``uses``: resource -> how much of it."""
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One bidder's rows, the best one first. ``values``: of each row. ``uses``: rows x resources, how much of each."""
 
-    value: float
-    uses: Mapping[int, int]
+    values: np.ndarray
+    uses: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -38,48 +38,48 @@ class Choice:
 
 
 class Market:
-    """Bidders' tables over common resources, best row first. Every table has a row that uses nothing.
+    """Bidders' tables over common resources. Every table has a row that uses nothing.
 
-    ``seconds``: after so long one solution is given up as it stands; its `bound` then says how good it is.
+    ``capacity``: of each resource. ``seconds``: after so long one solution is given up as it stands; its `bound` then
+    says how good it is.
     """
 
-    def __init__(self, tables: Sequence[Sequence[Row]], capacity: Sequence[int], seconds: float = 10.0):
-        self._tables = tables
-        self._capacity = capacity
+    def __init__(self, tables: Sequence[Table], capacity: Sequence[int], seconds: float = 10.0):
         self._seconds = seconds
-        self._empty = [next(i for i, row in enumerate(table) if not row.uses) for table in tables]
-        self._first = np.cumsum([0] + [len(table) for table in tables])
-        self._columns = [(bidder, i) for bidder, table in enumerate(tables) for i in range(len(table))]
-        self._values = np.array([tables[b][i].value for b, i in self._columns])
-        uses = [tables[b][i].uses for b, i in self._columns]
-        self._lp = _relaxation(self._values, [b for b, _ in self._columns], uses, len(tables), capacity)
-        self._solver = _quiet(self._lp)
-        self._needs = [sum(row.values()) for row in uses]
+        self._capacity = np.array(capacity, dtype=np.int64)
+        sizes = [len(table.values) for table in tables]
+        #: Columns of the program: all rows of the first bidder, then those of the second, ...
+        self._first = np.cumsum([0, *sizes])
+        self._bidder = np.repeat(np.arange(len(tables)), sizes)
+        self._values = np.concatenate([table.values for table in tables])
+        self._uses = np.concatenate([table.uses for table in tables])
+        #: Of each bidder the column of the row that uses nothing.
+        self._empty = self._first[:-1] + [int(np.argmin(table.uses.any(axis=1))) for table in tables]
+        self._solver = _quiet(self._program(np.arange(len(self._values))))
 
     def best(self) -> Choice:
         """The best choice of all bidders."""
         return self._solve(None, self._empty)
 
-    def without(self, bidder: int, start: Sequence[int]) -> Choice:
+    def without(self, bidder: int, start: Choice) -> Choice:
         """The best choice of the others. ``start``: a choice that is possible once ``bidder`` has left."""
-        lower = list(start)
-        lower[bidder] = self._empty[bidder]
-        columns = np.arange(self._first[bidder], self._first[bidder + 1], dtype=np.int32)
-        keep = self._first[bidder] + self._empty[bidder]
-        upper = (columns == keep).astype(float)
-        self._solver.changeColsBounds(len(columns), columns, np.zeros(len(columns)), upper)
-        choice = self._solve(bidder, lower)
-        self._solver.changeColsBounds(len(columns), columns, np.zeros(len(columns)), np.ones(len(columns)))
+        columns = self._first[:-1] + start.rows
+        empty = columns[bidder] = self._empty[bidder]
+        own = np.arange(self._first[bidder], self._first[bidder + 1], dtype=np.int32)
+        none, all_ = np.zeros(len(own)), np.ones(len(own))
+        self._solver.changeColsBounds(len(own), own, none, (own == empty).astype(float))
+        choice = self._solve(bidder, columns)
+        self._solver.changeColsBounds(len(own), own, none, all_)
         # Its empty row is worth something to itself; the others' sum is asked for.
-        own = self._tables[bidder][self._empty[bidder]].value
-        return Choice(choice.rows, choice.value - own, choice.bound - own)
+        value = float(self._values[empty])
+        return Choice(choice.rows, choice.value - value, choice.bound - value)
 
     def relaxed(self) -> float:
         """The best sum of values if rows could be chosen in parts."""
         self._solver.run()
         return float(-self._solver.getInfo().objective_function_value)
 
-    def _solve(self, absent: int | None, start: Sequence[int]) -> Choice:
+    def _solve(self, absent: int | None, start: np.ndarray) -> Choice:
         solver = self._solver
         solver.run()
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
@@ -88,132 +88,102 @@ class Market:
         share = np.asarray(solution.col_value)
         reduced = np.asarray(solution.col_dual)
         bound = -solver.getInfo().objective_function_value
-        rows = self._rounded(share, start, absent)
-        value = self._value(rows)
-        if value >= bound - EQUAL:
-            return Choice(tuple(rows), value, value)
-        # A row whose reduced cost is more than the gap is in no better choice.
-        open_ = (reduced < bound - value + EQUAL) | (share > 1 - EQUAL)
-        for b, i in enumerate(rows):
-            open_[self._first[b] + i] = True
+        there = np.ones(len(share), dtype=bool)
         if absent is not None:
-            open_[self._first[absent] : self._first[absent + 1]] = False
-            open_[self._first[absent] + self._empty[absent]] = True
-        return self._branch(np.flatnonzero(open_), rows, value, bound)
+            there[self._first[absent] : self._first[absent + 1]] = False
+            there[self._empty[absent]] = True
+        near = [self._improved(columns, there) for columns in (self._rounded(share), start)]
+        columns = max(near, key=self._value)
+        value = self._value(columns)
+        if value >= bound - EQUAL:
+            return self._choice(columns, value)
+        # A row whose reduced cost is more than the gap is in no better choice.
+        open_ = there & ((reduced < bound - value + EQUAL) | (share > 1 - EQUAL))
+        open_[columns] = True
+        return self._branch(np.flatnonzero(open_), columns, value, bound)
 
-    def _branch(self, open_: np.ndarray, rows: list[int], value: float, bound: float) -> Choice:
-        columns = [self._columns[j] for j in open_]
-        uses = [self._tables[b][i].uses for b, i in columns]
-        lp = _relaxation(self._values[open_], [b for b, _ in columns], uses, len(self._tables), self._capacity)
-        lp.integrality_ = [highspy.HighsVarType.kInteger] * len(columns)
+    def _branch(self, open_: np.ndarray, columns: np.ndarray, value: float, bound: float) -> Choice:
+        """The best choice among the open columns. ``columns``: a choice among them, worth ``value``."""
+        lp = self._program(open_)
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * len(open_)
         solver = _quiet(lp)
         solver.setOptionValue("mip_rel_gap", 0.0)
         solver.setOptionValue("mip_abs_gap", EQUAL / 2)
         solver.setOptionValue("mip_feasibility_tolerance", 1e-9)
         solver.setOptionValue("time_limit", self._seconds)
         known = highspy.HighsSolution()
-        chosen = {(b, i) for b, i in enumerate(rows)}
-        known.col_value = [1.0 if column in chosen else 0.0 for column in columns]
+        known.col_value = np.isin(open_, columns).astype(float)
         solver.setSolution(known)
         solver.run()
         info = solver.getInfo()
-        found = list(rows)
         share = np.asarray(solver.getSolution().col_value)
-        for j in np.flatnonzero(share > 0.5):
-            found[columns[j][0]] = columns[j][1]
-        if not self._possible(found) or self._value(found) < value:
-            found = rows
+        found = columns.copy()
+        for column in open_[share > 0.5]:
+            found[self._bidder[column]] = column
+        if (self._left(found) < 0).any() or self._value(found) < value:
+            found = columns
         best = self._value(found)
         if solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
-            return Choice(tuple(found), best, best)
-        return Choice(tuple(found), best, min(bound, max(best, -info.mip_dual_bound)))
+            return self._choice(found, best)
+        return self._choice(found, min(bound, max(best, -info.mip_dual_bound)))
 
-    def _rounded(self, share: np.ndarray, start: Sequence[int], absent: int | None) -> list[int]:
-        """A possible choice near the relaxation's, then improved greedily; never worse than ``start`` improved."""
-        rows = list(self._empty)
-        left = list(self._capacity)
-        for j in np.argsort(-share, kind="stable"):
-            if share[j] < 1e-6:
+    def _rounded(self, share: np.ndarray) -> np.ndarray:
+        """A possible choice near the relaxation's."""
+        columns = self._empty.copy()
+        left = self._capacity.copy()
+        for column in np.argsort(-share, kind="stable"):
+            if share[column] < 1e-6:
                 break
-            b, i = self._columns[j]
-            if rows[b] == self._empty[b] and self._fits(self._tables[b][i], left):
-                rows[b] = i
-                for resource, amount in self._tables[b][i].uses.items():
-                    left[resource] -= amount
-        self._improve(rows, absent)
-        other = list(start)
-        self._improve(other, absent)
-        return rows if self._value(rows) >= self._value(other) else other
+            bidder = self._bidder[column]
+            if columns[bidder] == self._empty[bidder] and (self._uses[column] <= left).all():
+                columns[bidder] = column
+                left -= self._uses[column]
+        return columns
 
-    def _improve(self, rows: list[int], absent: int | None) -> None:
-        """Swap single rows for better ones that fit, until none does."""
-        left = list(self._capacity)
-        for b, i in enumerate(rows):
-            for resource, amount in self._tables[b][i].uses.items():
-                left[resource] -= amount
-        improved = True
-        while improved:
-            improved = False
-            for b, table in enumerate(self._tables):
-                if b == absent:
-                    continue
-                now = table[rows[b]]
-                for resource, amount in now.uses.items():
-                    left[resource] += amount
-                best = rows[b]
-                for i, row in enumerate(table):
-                    if row.value <= now.value + EQUAL:
-                        break
-                    if self._fits(row, left):
-                        best = i
-                        break
-                improved = improved or best != rows[b]
-                rows[b] = best
-                for resource, amount in table[best].uses.items():
-                    left[resource] -= amount
+    def _improved(self, columns: np.ndarray, there: np.ndarray) -> np.ndarray:
+        """Swap single rows for others that are ``there`` and fit, the greatest gain first, until none gains."""
+        columns = columns.copy()
+        left = self._left(columns)
+        while True:
+            gain = np.where(there, self._values - self._values[columns][self._bidder], 0.0)
+            better = np.flatnonzero(gain > EQUAL)
+            fits = (self._uses[better] - self._uses[columns][self._bidder[better]] <= left).all(axis=1)
+            if not fits.any():
+                return columns
+            better = better[fits]
+            best = better[np.argmax(gain[better])]
+            bidder = self._bidder[best]
+            left += self._uses[columns[bidder]] - self._uses[best]
+            columns[bidder] = best
 
-    @staticmethod
-    def _fits(row: Row, left: Sequence[int]) -> bool:
-        return all(left[resource] >= amount for resource, amount in row.uses.items())
+    def _left(self, columns: np.ndarray) -> np.ndarray:
+        left: np.ndarray = self._capacity - self._uses[columns].sum(axis=0)
+        return left
 
-    def _possible(self, rows: Sequence[int]) -> bool:
-        left = list(self._capacity)
-        for b, i in enumerate(rows):
-            for resource, amount in self._tables[b][i].uses.items():
-                left[resource] -= amount
-        return min(left, default=0) >= 0
+    def _value(self, columns: np.ndarray) -> float:
+        return math.fsum(self._values[columns])
 
-    def _value(self, rows: Sequence[int]) -> float:
-        return math.fsum(self._tables[b][i].value for b, i in enumerate(rows))
+    def _choice(self, columns: np.ndarray, bound: float) -> Choice:
+        rows = tuple((columns - self._first[:-1]).tolist())
+        return Choice(rows, self._value(columns), bound)
 
-
-def _relaxation(
-    values: np.ndarray,
-    bidders: Sequence[int],
-    uses: Sequence[Mapping[int, int]],
-    count: int,
-    capacity: Sequence[int],
-) -> highspy.HighsLp:
-    """Minimise -values; each bidder has exactly one row, each resource its capacity."""
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(values), count + len(capacity)
-    lp.col_cost_ = -values
-    lp.col_lower_, lp.col_upper_ = np.zeros(len(values)), np.ones(len(values))
-    lp.row_lower_ = np.array([1.0] * count + [-highspy.kHighsInf] * len(capacity))
-    lp.row_upper_ = np.array([1.0] * count + [float(amount) for amount in capacity])
-    start, index, value = [0], [], []
-    for bidder, row in zip(bidders, uses, strict=True):
-        index.append(bidder)
-        value.append(1.0)
-        for resource, amount in row.items():
-            index.append(count + resource)
-            value.append(float(amount))
-        start.append(len(index))
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_ = np.array(start, dtype=np.int32)
-    lp.a_matrix_.index_ = np.array(index, dtype=np.int32)
-    lp.a_matrix_.value_ = np.array(value)
-    return lp
+    def _program(self, columns: np.ndarray) -> highspy.HighsLp:
+        """Minimise -values over some columns; each bidder has exactly one row, each resource its capacity."""
+        count, width = len(self._empty), len(columns)
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = width, count + len(self._capacity)
+        lp.col_cost_ = -self._values[columns]
+        lp.col_lower_, lp.col_upper_ = np.zeros(width), np.ones(width)
+        lp.row_lower_ = np.concatenate([np.ones(count), np.full(len(self._capacity), -highspy.kHighsInf)])
+        lp.row_upper_ = np.concatenate([np.ones(count), self._capacity])
+        uses = self._uses[columns]
+        column, resource = np.nonzero(uses)
+        order = np.argsort(np.concatenate([np.arange(width), column]), kind="stable")
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(1 + np.count_nonzero(uses, axis=1))]).astype(np.int32)
+        lp.a_matrix_.index_ = np.concatenate([self._bidder[columns], count + resource])[order].astype(np.int32)
+        lp.a_matrix_.value_ = np.concatenate([np.ones(width), uses[column, resource]])[order]
+        return lp
 
 
 def _quiet(lp: highspy.HighsLp) -> highspy.Highs:

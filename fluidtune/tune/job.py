@@ -244,11 +244,11 @@ class Job:
         return self._kinds.get(trial.trainable_name, "plain")
 
     def align_logs(self, run: Run) -> None:
-        """Before Tune starts a trial that has reported already: its log files must not lose or repeat anything."""
+        """Before Tune starts a trial: its log files must not lose or repeat what was reported."""
         if run.id in self._logged:
             if run.trial.checkpoint:
                 logs.upload(run.trial)
-        elif run.delivered:
+        else:
             logs.take_over(run.trial, run.delivered)
         self._logged.add(run.id)
 

@@ -1,20 +1,25 @@
 """Keeps a trial's log files whole when it is started again.
 
 Tune's JSON and CSV loggers append to a local file that is uploaded to the trial's storage now and then. When a
-trial with a checkpoint starts again they first copy the storage's older file over the local one, and when one
-without starts under a new driver they begin an empty file: either way iterations that were reported are gone
-from the log, or come twice. Before Tune starts such a trial, both places get what Tune knows to be reported.
+trial with a checkpoint starts again they first copy the storage's older file over the local one. When one without
+starts under a new driver they begin an empty file or, on the same Ray, append to all that the dead driver wrote.
+Either way iterations that were reported are gone from the log, or come twice. Before Tune starts such a trial, both
+places get what Tune knows to be reported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow.fs
 from ray.tune.experiment import Trial
 from ray.tune.result import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE, TRAINING_ITERATION
+
+_HERE = pyarrow.fs.LocalFileSystem()
 
 
 def upload(trial: Trial) -> None:
@@ -28,17 +33,32 @@ def upload(trial: Trial) -> None:
 
 
 def take_over(trial: Trial, reported: int) -> None:
-    """A new driver continues the trial: its log is what the storage has, up to iteration ``reported``."""
-    for name, keep in ((EXPR_RESULT_FILE, _json_lines), (EXPR_PROGRESS_FILE, _csv_rows)):
-        try:
-            with trial.storage.storage_filesystem.open_input_stream(_remote(trial, name)) as stream:
-                text = stream.readall().decode(errors="replace")
-        except FileNotFoundError:
+    """A new driver starts the trial: its log is what the last one wrote, up to iteration ``reported``."""
+    keeping: dict[str, Callable[[list[str], int], list[str]]]
+    keeping = {EXPR_RESULT_FILE: _json_lines, EXPR_PROGRESS_FILE: _csv_rows}
+    for name, keep in keeping.items():
+        local = os.path.join(trial.local_path, name)
+        if not reported:
+            # The storage's file, if there is one, is overwritten by the new one.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(local)
             continue
+        found = [keep(text.splitlines(keepends=True), reported) for text in _written(trial, name)]
+        if not found:
+            continue
+        kept = max(found, key=len)
         os.makedirs(trial.local_path, exist_ok=True)
-        with open(os.path.join(trial.local_path, name), "w") as file:
-            file.writelines(keep(text.splitlines(keepends=True), reported))
+        with open(local, "w") as file:
+            file.writelines(kept)
         _copy_up(trial, name)
+
+
+def _written(trial: Trial, name: str) -> Iterator[str]:
+    """What there is of a log file: in the trial's storage, and in the driver's own folder, which may have more."""
+    local = os.path.join(trial.local_path, name)
+    for files, path in ((trial.storage.storage_filesystem, _remote(trial, name)), (_HERE, local)):
+        with contextlib.suppress(FileNotFoundError), files.open_input_stream(path) as stream:
+            yield stream.readall().decode(errors="replace")
 
 
 def _json_lines(lines: list[str], reported: int) -> list[str]:
@@ -74,6 +94,6 @@ def _copy_up(trial: Trial, name: str) -> None:
     pyarrow.fs.copy_files(
         os.path.join(trial.local_path, name),
         _remote(trial, name),
-        source_filesystem=pyarrow.fs.LocalFileSystem(),
+        source_filesystem=_HERE,
         destination_filesystem=storage.storage_filesystem,
     )

@@ -196,8 +196,13 @@ def main() -> None:
             command += ["--rounds", str(options.rounds), "--seed", str(options.seed)]
             sys.exit(subprocess.run(command, env=dict(cluster.environment)).returncode)
     address, pid = options.inside
-    with tempfile.TemporaryDirectory(prefix="themis-kills-") as root:
-        print(run(options.rounds, options.seed, Path(root), Head(address, dict(os.environ), int(pid))))
+    root = Path(tempfile.mkdtemp(prefix="themis-kills-"))
+    try:
+        print(run(options.rounds, options.seed, root, Head(address, dict(os.environ), int(pid))))
+    except BaseException:
+        print(f"what the jobs left is in {root}", file=sys.stderr)
+        raise
+    shutil.rmtree(root)
 
 
 if __name__ == "__main__":

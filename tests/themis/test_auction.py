@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,14 +149,13 @@ def test_any_market_of_real_apps(apps, sizes):
 def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
     where = machines(*sizes)
     layout = _Shaped(frozenset(where), where)
-    bids, won, left = [], {}, list(layout.capacity)
+    bids, won, left = [], {}, np.array(layout.capacity)
     for number in range(data.draw(st.integers(1, 6))):
         row = data.draw(st.frozensets(st.sampled_from(sorted(where)), min_size=1))
         gang = data.draw(st.sampled_from([1, 2, 4, 8]))
-        uses = layout.uses(row, gang)
-        if all(left[r] >= amount for r, amount in uses.items()):
-            for r, amount in uses.items():
-                left[r] -= amount
+        (uses,) = layout.uses([row], gang)
+        if (uses <= left).all():
+            left -= uses
             bids.append(Bid(f"a{number}", {NONE: 1.0}, gang))
             won[f"a{number}"] = row
     placed = layout.place(bids, won)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
@@ -29,12 +30,12 @@ class Spec:
     phases: list[list[JobInfo]]
     links: dict[str, float] = field(default_factory=lambda: dict(GUESSES))
 
-    @property
+    @cached_property
     def budget(self) -> float:
         """B, GPU seconds."""
         return sum(job.work for jobs in self.phases for job in jobs)
 
-    @property
+    @cached_property
     def demand(self) -> int:
         return max(sum(job.max_gpus for job in jobs) for jobs in self.phases)
 
@@ -66,7 +67,8 @@ class TwinApp:
         self.attained = self.placed = 0.0
         self.finished: float | None = None
         self._phases = [Phase(jobs) for jobs in spec.phases]
-        self._index = 0
+        #: Index of the one that runs.
+        self.phase = 0
         self._left = 1.0
         self._frozen_until = spec.arrives
         self._error = error
@@ -82,7 +84,7 @@ class TwinApp:
         """How long a whole run of the present phase takes on what is held."""
         if not self.held:
             return math.inf
-        return self._phases[self._index].time(*self._placement(self._true))
+        return self._phases[self.phase].time(*self._placement(self._true))
 
     def _placement(self, slowdowns: Slowdowns) -> tuple[list[int], float]:
         counts = list(Counter(gpu.machine for gpu in self.held.values()).values())
@@ -94,15 +96,15 @@ class TwinApp:
         if self.held:
             passed = now - self.now
             self.attained += passed * len(self.held)
-            ideal = self._phases[self._index].time([len(self.held)], 1.0)
+            ideal = self._phases[self.phase].time([len(self.held)], 1.0)
             self.placed += passed * len(self.held) * ideal / self._seconds()
         working = now - max(self.now, self._frozen_until)
         self.now = now
         if working > 0 and self.held:
             self._left -= working / self._seconds()
         if self._left <= 1e-9:
-            self._index, self._left = self._index + 1, 1.0
-            if self._index == len(self._phases):
+            self.phase, self._left = self.phase + 1, 1.0
+            if self.phase == len(self._phases):
                 self.finished = now
 
     def next_change(self) -> float:
@@ -121,7 +123,7 @@ class TwinApp:
 
     def surplus(self) -> list[str]:
         """GPUs that the present phase cannot use: the most scattered ones."""
-        over = len(self.held) - self._phases[self._index].demand
+        over = len(self.held) - self._phases[self.phase].demand
         if over <= 0:
             return []
         count = Counter(gpu.machine for gpu in self.held.values())
@@ -131,8 +133,8 @@ class TwinApp:
     # --- what it says
 
     def _rest(self, factor: float) -> Sequence[Phase]:
-        rest = [self._phases[self._index].part(self._left * factor)]
-        return rest + [phase.part(factor) if factor != 1 else phase for phase in self._phases[self._index + 1 :]]
+        rest = [self._phases[self.phase].part(self._left * factor)]
+        return rest + [phase.part(factor) if factor != 1 else phase for phase in self._phases[self.phase + 1 :]]
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         independent = independent_finish_time(
@@ -149,7 +151,7 @@ class TwinApp:
             attained=self.attained,
             service_left=left,
             value=Valuation(rest, 0.0, 1.0, self._true),
-            sensitivity=self.spec.links["cluster"] if self._phases[self._index].widest > 1 else 1.0,
+            sensitivity=self.spec.links["cluster"] if self._phases[self.phase].widest > 1 else 1.0,
             # A loss that falls as 1 / (1 + 9 * progress): the derivative by time on one GPU.
             quality=9 / (1 + 9 * done) ** 2 / self.spec.budget,
         )

@@ -111,6 +111,8 @@ class Simulation:
         #: App -> number of its newest prediction; older ones are void.
         self._newest = dict.fromkeys(self.apps, 0)
         self._changed: set[str] = set()
+        #: Apps of which a phase ended while they took a message: their event is due now.
+        self._ended: set[str] = set()
 
     def run(self) -> Result:
         for gpu in self.gpus:
@@ -147,7 +149,10 @@ class Simulation:
             self.agents[name] = Agent(name, name, app)
             self._send(m.AppJoined(name, name))
             return False
-        app.advance(self.now)
+        if name in self._ended:
+            self._ended.remove(name)
+        else:
+            app.advance(self.now)
         self._changed.add(name)
         if app.finished is not None:
             self._send(m.AppLeft(name, name))
@@ -160,7 +165,7 @@ class Simulation:
     def _predict(self) -> None:
         for name in sorted(self._changed):
             self._newest[name] += 1
-            at = self.apps[name].next_change()
+            at = self.now if name in self._ended else self.apps[name].next_change()
             if math.isfinite(at):
                 self._push(at, name)
         self._changed.clear()
@@ -179,7 +184,13 @@ class Simulation:
         app = self.apps[name]
         if app.finished is not None:
             return []
+        phase = app.phase
         app.advance(self.now)
+        if app.phase != phase:
+            self._changed.add(name)
+            self._ended.add(name)
+        if app.finished is not None:
+            return []
         events, notices = self.agents[name].handle(instruction)
         for notice in notices:
             if isinstance(notice, Gained):

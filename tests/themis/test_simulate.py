@@ -1,0 +1,36 @@
+"""The twin: whole workloads on the virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from themis_bridge import JobInfo
+from themis_bridge.locality import Gpu
+from themis_bridge.twin.apps import SWITCH_S, Spec
+from themis_bridge.twin.baselines import BASELINES
+from themis_bridge.twin.simulate import Setup, simulate
+
+
+def app(name: str, *phases: int) -> Spec:
+    """One job a phase, of so many seconds on one GPU."""
+    return Spec(name, 0.0, [[JobInfo(seconds, 1.0)] for seconds in phases])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("policy", ["themis", *BASELINES])
+def test_apps_that_end_at_the_same_moment_all_end(policy: str) -> None:
+    # The first one's end starts a round, in which the others are found to have ended, too.
+    gpus = [Gpu(f"g{i}", f"m{i}") for i in range(3)]
+    run = simulate([app("a", 500, 500), app("b", 500, 500), app("c", 1000)], gpus, Setup(policy=policy))
+    # Some policies let them change places, which costs time.
+    assert run.jct.keys() == {"a", "b", "c"}
+    assert all(1000 + SWITCH_S - 1e-6 <= jct <= 1000 + 5 * SWITCH_S for jct in run.jct.values())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seconds", range(498, 503))
+def test_an_end_within_a_microsecond_of_a_round(seconds: int) -> None:
+    # The only lease ends after 600 s and is offered 60 s before: at 540 s, as this app ends, give or take.
+    for nudge in (-1e-7, 0.0, 1e-7, 4e-7):
+        run = simulate([app("a", seconds + nudge)], [Gpu("g", "m")], Setup())
+        assert run.makespan == pytest.approx(seconds + SWITCH_S)

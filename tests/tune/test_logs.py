@@ -1,0 +1,65 @@
+"""A trial's log files under a new driver: what Tune knows of, once, whatever the last driver left where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.fs
+import pytest
+
+from fluidtune.tune import logs
+
+
+def log(iterations: int) -> dict[str, str]:
+    numbers = range(1, iterations + 1)
+    return {
+        "result.json": "".join(json.dumps({"training_iteration": i, "note": "a,b"}) + "\n" for i in numbers),
+        "progress.csv": "training_iteration,note\n" + "".join(f'{i},"a,b"\n' for i in numbers),
+    }
+
+
+def write(folder: Path, iterations: int, torn: str = "") -> None:
+    folder.mkdir()
+    for name, text in log(iterations).items():
+        (folder / name).write_text(text + torn)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> SimpleNamespace:
+    storage = SimpleNamespace(
+        storage_filesystem=pyarrow.fs.LocalFileSystem(),
+        trial_fs_path=str(tmp_path / "storage"),
+    )
+    return SimpleNamespace(local_path=str(tmp_path / "local"), storage=storage)
+
+
+def logged(folder: str) -> dict[str, str]:
+    return {path.name: path.read_text() for path in Path(folder).glob("*")}
+
+
+@pytest.mark.parametrize("reported", [0, 3])
+def test_nothing_is_there(trial: SimpleNamespace, reported: int) -> None:
+    logs.take_over(trial, reported)
+    assert logged(trial.local_path) == {}
+
+
+@pytest.mark.parametrize("stored", [None, 5, 8])
+def test_a_driver_on_the_same_ray_forgets_what_tune_never_saved(trial: SimpleNamespace, stored: int | None) -> None:
+    # Tune's last save knew nothing of the trial, but the driver that died had logged eight iterations.
+    write(Path(trial.local_path), 8)
+    if stored is not None:
+        write(Path(trial.storage.trial_fs_path), stored)
+    logs.take_over(trial, 0)
+    assert logged(trial.local_path) == {}
+
+
+@pytest.mark.parametrize("local, stored", [(8, 6), (8, 3), (8, None), (2, 6), (None, 6)])
+def test_the_log_goes_up_to_what_tune_saved(trial: SimpleNamespace, local: int | None, stored: int | None) -> None:
+    if local is not None:
+        write(Path(trial.local_path), local, torn='{"training_iter')
+    if stored is not None:
+        write(Path(trial.storage.trial_fs_path), stored)
+    logs.take_over(trial, 5)
+    assert logged(trial.local_path) == logged(trial.storage.trial_fs_path) == log(5)
