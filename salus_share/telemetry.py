@@ -24,7 +24,7 @@ def say_once(text: str) -> None:
 @dataclass(frozen=True)
 class DeviceSample:
     """One GPU now. ``utilisation``: part of the last moment in which a kernel ran, 0 to 1, None if it cannot be told
-    (MIG). Memory in bytes. ``processes``: pid to bytes, where the driver tells."""
+    (MIG). Memory in bytes. ``processes``: pid to bytes, where the driver tells. ``driver``: its version."""
 
     index: int
     uuid: str
@@ -34,6 +34,7 @@ class DeviceSample:
     memory_total: int
     mig: bool
     processes: dict[int, int] = field(default_factory=dict)
+    driver: str | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """For an event log or metrics: plain values by name."""
@@ -94,7 +95,9 @@ class Telemetry:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         mode = self._try(nvml.nvmlDeviceGetMigMode, handle)
         rates = self._try(nvml.nvmlDeviceGetUtilizationRates, handle)
-        processes = self._try(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        # NVML lists MPS' clients by themselves.
+        lists = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetMPSComputeRunningProcesses)
+        processes = [process for ask in lists for process in self._try(ask, handle) or ()]
         return DeviceSample(
             index=index,
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -105,6 +108,7 @@ class Telemetry:
             mig=mode is not None and mode[0] == 1,
             # In a container the driver may not tell what a process holds.
             processes={p.pid: int(p.usedGpuMemory) for p in processes if p.usedGpuMemory is not None},
+            driver=self.driver,
         )
 
     def _try(self, ask: Any, handle: Any) -> Any:

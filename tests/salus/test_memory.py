@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from salus_share import Need, Refused, SalusError, StaleToken
 from salus_share.client import LaneClient
-from salus_share.memory import ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
+from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
 from salus_share.trial import SharedTrial
 from tests.salus.processes import Child, home
 
@@ -24,6 +28,33 @@ def test_more_is_asked_for_before_it_runs_out() -> None:
     assert ask_for(Usage(100, 200, 1040), promised) is None
     assert ask_for(Usage(100, 200, 1060), promised) == Need(330, 1166)
     assert ask_for(Usage(100, 220, 900), promised) == Need(352, 1100)
+
+
+def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocator(monkeypatch) -> None:
+    held = {os.getpid(): 500 * MB}
+    limits = []
+    cuda = SimpleNamespace(
+        init=lambda: None,
+        get_device_properties=lambda device: SimpleNamespace(total_memory=1000 * MB, uuid="abc"),
+        memory_reserved=lambda device: 100 * MB,
+        memory_allocated=lambda device: 60 * MB,
+        max_memory_allocated=lambda device: 90 * MB,
+        set_per_process_memory_fraction=lambda part, device: limits.append(part),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    telemetry = SimpleNamespace(process_memory=lambda uuid, pid: held.get(pid))
+    monkeypatch.setattr("salus_share.telemetry.Telemetry", lambda: telemetry)
+    meter = CudaMeter()
+    assert meter.read() == Usage(400 * MB, 60 * MB, 30 * MB)
+    # Kernels were loaded that had not run before.
+    held[os.getpid()] = 600 * MB
+    assert meter.read().framework == 500 * MB
+    meter.limit(800 * MB)
+    assert limits == [pytest.approx(0.3)]
+    # In a container the driver may not tell.
+    held.clear()
+    assert meter.read().framework == 500 * MB
+    assert CudaMeter().read().framework == CONTEXT
 
 
 def test_what_was_far_too_much_is_given_back() -> None:
