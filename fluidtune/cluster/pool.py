@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
 
 logger = logging.getLogger(__name__)
@@ -55,12 +56,16 @@ class PooledWorker:
 
 
 class WorkerPool:
-    """Workers by device. Callers say which device and get a worker; which process that is, is decided here."""
+    """Workers by device. Callers say which device and get a worker; which process that is, is decided here.
 
-    def __init__(self, plan: Layout, reservation: Holding, job: str):
+    ``mps``: how the processes of one GPU share it under MPS, None: without.
+    """
+
+    def __init__(self, plan: Layout, reservation: Holding, job: str, mps: MpsSettings | None = None):
         self._layout = plan
         self._reservation = reservation
         self._job = job
+        self._mps = mps
         self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
         #: Every living worker by name.
@@ -127,7 +132,7 @@ class WorkerPool:
                     self._reservation.group(device), placement_group_bundle_index=0
                 ),
             )
-            .remote(name, environment)
+            .remote(name, environment, self._mps if visible is None else None)
         )
         worker = PooledWorker(name, device, actor, now, exclusive=visible is not None)
         self.workers[name] = worker

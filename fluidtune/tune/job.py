@@ -33,6 +33,7 @@ from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.gpu import SAMPLE_S
 from fluidtune.cluster.lanes import LaneSettings, Ticket
+from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info, Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
@@ -106,10 +107,14 @@ class Job:
             most = self.layout.count if spec and spec.count else None
             work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
-        self.pool = WorkerPool(self.layout, self.reservation, self.name)
         #: The policy of devices that several trials share, None: shared by count alone, or never.
         self.lanes = settings.lanes if self.layout.packing > 1 else None
         self._device_memory = settings.device_memory
+        under_mps = self.lanes is not None and self.layout.kind == "gpu"
+        mps = MpsSettings(self._device_memory) if under_mps else None
+        self.pool = WorkerPool(self.layout, self.reservation, self.name, mps)
+        #: Why workers are no clients of MPS, as far as it was said.
+        self._sliced: set[str] = set()
         self.engine = Engine(
             lanes=self.lanes,
             max_packing=None if search else settings.max_packing or 1,
@@ -138,6 +143,7 @@ class Job:
         self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
         self._gpu_busy = Gauge("fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("job", "device"))
         self._gpu_memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
+        self._worker_memory = Gauge("fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("job", "worker"))
         #: When each device was last looked at: its trials all do.
         self._looked: dict[int, float] = {}
         self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
@@ -355,7 +361,7 @@ class Job:
         if self.lanes is None:
             return None
         cores = self.layout.bundle.get("CPU", 1.0)
-        return LaneSettings(self._lanes_of(device), self.lanes, self._device_memory, cores)
+        return LaneSettings(self._lanes_of(device), self.lanes, self._device_memory, cores, self.layout.packing)
 
     def _lanes_of(self, device: int) -> str:
         return f"fluidtune-{self.name}-{device}"
@@ -404,6 +410,10 @@ class Job:
         self._log.write("device_sample", device=device, **sample.as_fields())
         tags = {"job": self.name, "device": str(device)}
         self._gpu_memory.set(sample.memory_used, tags)
+        for worker in self.pool.workers.values():
+            if worker.pid in sample.processes:
+                of_worker = {"job": self.name, "worker": worker.name}
+                self._worker_memory.set(sample.processes[worker.pid], of_worker)
         if sample.utilisation is not None:
             self._gpu_busy.set(sample.utilisation, tags)
 
@@ -447,7 +457,11 @@ class Job:
                 device=worker.device,
                 pid=value.pid,
                 seconds=time.time() - worker.asked,
+                **({} if value.mps is None else {"mps": value.mps}),
             )
+            if value.mps is False and value.why not in self._sliced:
+                self._sliced.add(value.why)
+                logger.warning("FluidTune: no MPS, the trials of a GPU take time slices: %s", value.why)
 
     def alive(self, worker: PooledWorker) -> bool:
         return worker.name in self.pool.workers
