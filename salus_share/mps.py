@@ -26,6 +26,7 @@ from typing import IO
 
 from salus_share.board import started
 from salus_share.errors import SalusError
+from salus_share.memory import is_out_of_memory
 from salus_share.telemetry import say_once
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -245,6 +246,11 @@ def _within(seconds: float, what: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether CUDA failed in a way that ends every client of an MPS server, whoever caused it."""
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_memory(error)
 
 
 def apply(environment: Mapping[str, str]) -> None:

@@ -186,7 +186,7 @@ class LaneMember:
 
         So it is when it had the whole device.
         """
-        if self._shared is None or not any(map(is_out_of_memory, _causes(error))):
+        if self._shared is None or not any(map(is_out_of_memory, causes(error))):
             return None
         self._meter.lift()
         promised = self._shared.promised or Need(0, self._capacity)
@@ -248,7 +248,7 @@ def _node_memory() -> int:
     return there
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, and those that it was raised for: Ray wraps what a training function raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fluidtune.cluster.lanes import causes
 from salus_share.board import home
-from salus_share.mps import Mps, apply
+from salus_share.mps import Mps, apply, is_fault
 from salus_share.telemetry import DeviceSample, Telemetry
 
 
@@ -67,8 +68,21 @@ def verify(found: MpsFound, torch: Any) -> None:
     try:
         torch.cuda.synchronize()
     except Exception as error:
-        found.client.refuse(f"CUDA does not start under it: {error}")
-        os._exit(1)
+        _leave(found.client, f"CUDA does not start under it: {error}")
+
+
+def failed(found: MpsFound | None, error: BaseException) -> None:
+    """A trial's code raised ``error``. If that is a fault that ends all clients of the GPU, nobody knows whose it is.
+
+    So this process ends, and its trial goes on from its last commit without MPS, where a fault is its maker's alone.
+    """
+    if found is not None and found.client is not None and any(map(is_fault, causes(error))):
+        _leave(found.client, f"a fault hit all trials of the GPU: {str(error).splitlines()[0]}")
+
+
+def _leave(client: Mps, why: str) -> None:
+    client.refuse(why)
+    os._exit(1)
 
 
 def _uuid(gpus: Sequence[str], found: Sequence[DeviceSample]) -> str:

@@ -27,7 +27,7 @@ from fluidtune.cluster.commits import commit_stores, fingerprint, heirs_store
 from fluidtune.cluster.gpu import GpuProbe, torch_on_gpu
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
-from fluidtune.cluster.mps import MpsSettings, enter, verify
+from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
 from fluidtune.tune import compat
 from salus_share.errors import StaleToken
@@ -240,7 +240,7 @@ class Worker:
         try:
             self._trainable = trainable_cls(**kwargs)
         except Exception as error:
-            lack = self._lane.failed(error) if self._lane is not None else None
+            lack = self._lacking(error)
             if lack is None:
                 raise
             return lack
@@ -340,7 +340,8 @@ class Worker:
         return outcome
 
     def _lacking(self, error: Exception) -> Lack | None:
-        """What the device lacks for the trial, if that is what an iteration raised."""
+        """What the device lacks for the trial, if that is what its code raised."""
+        failed(self._mps, error)
         if self._lane is None:
             return None
         return self._lane.refused(error) if isinstance(error, StaleToken) else self._lane.failed(error)

@@ -16,7 +16,7 @@ import pytest
 from fluidtune.cluster import mps as cluster_mps
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, verify
+from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, failed, verify
 from fluidtune.cluster.pool import WorkerPool
 from salus_share import mps, telemetry
 from salus_share.board import home
@@ -129,12 +129,13 @@ class Ended(Exception):
     """Instead of the end of this process."""
 
 
+def end(status: int) -> None:
+    raise Ended
+
+
 def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes_without(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(status: int) -> None:
-        raise Ended
-
     def fail() -> None:
         raise RuntimeError("CUDA error: MPS client failed to connect")
 
@@ -148,6 +149,24 @@ def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes
         verify(found, torch)
     os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
     assert "failed to connect" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+
+
+def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commits(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_mps.os, "_exit", end)
+    found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
+    fault = RuntimeError("the training function failed")
+    fault.__cause__ = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with...")
+    for its_own in (ValueError("CUDA error"), RuntimeError("CUDA out of memory"), RuntimeError("shapes differ")):
+        failed(found, its_own)
+    failed(MpsFound(None), fault)
+    failed(None, fault)
+    with pytest.raises(Ended):
+        failed(found, fault)
+    os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
+    # The one that made it fails alone from here on.
+    assert "a fault hit all" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
 
 
 def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_without(
