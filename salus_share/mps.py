@@ -58,21 +58,20 @@ class Mps:
 
     def acquire(self) -> bool:
         """Use the GPU's daemon from now on, started if there is none. False: MPS cannot be had here."""
-        given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
-        for pipe in (Path(given) if given else None, DEFAULT_PIPE):
-            if pipe is not None and pipe != self._ours and self._answers(pipe):
-                self.pipe = pipe
-                return True
-        with self._users() as users:
-            self.why = self._refused()
-            if self.why is None and not self._answers(self._ours):
-                self.why = self._start()
-                if self.why is not None:
-                    self._refusal.write_text(self.why)
-            if self.why is None:
-                (users / _signature(os.getpid())).touch()
-                self._watch()
-                self.pipe = self._ours
+        self.why = self._refused()
+        if self.why is None:
+            self.pipe = self._theirs()
+        if self.pipe is None:
+            with self._users() as users:
+                self.why = self._refused()
+                if self.why is None and not self._answers(self._ours):
+                    self.why = self._start()
+                    if self.why is not None:
+                        self._refusal.write_text(self.why)
+                if self.why is None:
+                    (users / _signature(os.getpid())).touch()
+                    self._watch()
+                    self.pipe = self._ours
         if self.why is not None:
             say_once(f"no MPS, processes take time slices of a GPU: {self.why}")
         return self.pipe is not None
@@ -109,13 +108,14 @@ class Mps:
                 time.sleep(GUARD_S)
 
     def environment(self, *, memory: int | None = None, threads: float | None = None) -> dict[str, str]:
-        """What a client must have in its environment before CUDA starts; nothing without a daemon.
+        """What this process must have in its environment before CUDA starts: as a client, or not to be one.
 
         ``memory``: bytes that it may allocate on the device. ``threads``: part of the multiprocessors, 0 to 1; a
         client can only make it smaller later.
         """
         if self.pipe is None:
-            return {}
+            # A daemon may be there all the same, of which no use shall be made.
+            return {} if self.why is None else {"CUDA_MPS_PIPE_DIRECTORY": str(self._directory / "none")}
         found = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_VISIBLE_DEVICES": self._uuid}
         if self.pipe == self._ours:
             found["CUDA_MPS_LOG_DIRECTORY"] = str(self._directory / "log")
@@ -129,6 +129,12 @@ class Mps:
                 raise SalusError(f"threads is {threads!r}, expected a part of the device, above 0 and at most 1")
             found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * threads:g}"
         return found
+
+    def _theirs(self) -> Path | None:
+        """The pipes of a daemon that is there already, and not ours."""
+        given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+        there = [Path(given), DEFAULT_PIPE] if given else [DEFAULT_PIPE]
+        return next((pipe for pipe in there if pipe != self._ours and self._answers(pipe)), None)
 
     @property
     def _refusal(self) -> Path:
@@ -159,7 +165,7 @@ class Mps:
         if not _within(START_S, lambda: self._answers(self._ours)):
             return f"the daemon does not answer within {START_S:.0f} s; see {self._directory / 'log'}"
         self._tell(self._ours, f"start_server -uid {os.getuid()}")
-        if not _within(START_S, lambda: bool((self._tell(self._ours, "get_server_list") or "").strip())):
+        if not _within(START_S, self._serves):
             self._tell(self._ours, "quit")
             return f"no server came up on {self._uuid} within {START_S:.0f} s; see {self._directory / 'log'}"
         return None
@@ -196,6 +202,10 @@ class Mps:
     def _answers(self, pipe: Path) -> bool:
         """Whether a daemon with this pipe directory takes commands."""
         return pipe.is_dir() and self._tell(pipe, "get_server_list") is not None
+
+    def _serves(self) -> bool:
+        """Whether our daemon has a server: it lists their pids."""
+        return any(line.strip().isdigit() for line in (self._tell(self._ours, "get_server_list") or "").splitlines())
 
     def _tell(self, pipe: Path, command: str) -> str | None:
         """What the daemon answers, None if there is none."""

@@ -49,6 +49,7 @@ def enter(settings: MpsSettings, gpus: Sequence[str], telemetry: Telemetry | Non
     mps = Mps(uuid, home(f"mps-{uuid}"))
     try:
         if not mps.acquire():
+            apply(mps.environment())
             return MpsFound(None, mps.why or "")
     except OSError as error:
         return MpsFound(None, str(error))

@@ -122,7 +122,7 @@ def test_a_daemon_that_cannot_be_had_is_no_trouble(node: Node, monkeypatch: pyte
         assert "file" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
     monkeypatch.setenv("MPS_STANDIN_FAIL", "not on this GPU")
     assert enter(MpsSettings(None), ["0"], node) == MpsFound(None, "not on this GPU")  # type: ignore[arg-type]
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert not Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).exists()
 
 
 class Ended(Exception):

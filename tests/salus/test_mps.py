@@ -153,7 +153,7 @@ def test_without_mps_it_is_said_once_and_not_tried_again(tmp_path, calls, monkey
         for _ in range(2):
             daemon = Mps(UUID, tmp_path / "gpu", program)
             assert not daemon.acquire()
-            assert daemon.environment(memory=1 << 30) == {}
+            assert daemon.environment(memory=1 << 30) == {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "none")}
             daemon.release()
     (message,) = caplog.messages
     assert "time slices" in message and said in message
@@ -161,12 +161,20 @@ def test_without_mps_it_is_said_once_and_not_tried_again(tmp_path, calls, monkey
     assert [command for command, _ in calls()].count("-d") == (why != "missing")
 
 
-def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, calls) -> None:
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, calls, monkeypatch, whose) -> None:
+    if whose == "theirs":
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs" / "control").touch()
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
     daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert daemon.acquire()
     daemon.refuse("CUDA error 805")
     daemon.release()
-    assert not Mps(UUID, tmp_path / "gpu", STANDIN).acquire()
+    without = Mps(UUID, tmp_path / "gpu", STANDIN)
+    assert not without.acquire()
+    # There is no daemon where it looks for one.
+    assert not Path(without.environment()["CUDA_MPS_PIPE_DIRECTORY"]).exists()
     os.utime(tmp_path / "gpu" / "refused", (0, 0))
     again = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert again.acquire()
