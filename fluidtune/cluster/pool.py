@@ -49,6 +49,8 @@ class PooledWorker:
     exclusive: bool = False
     pid: int | None = None
     gpus: list[str] = field(default_factory=list)
+    #: It is a client of its GPU's MPS daemon.
+    mps: bool = False
     #: Set while it serves or cleans up; an idle worker is in the pool.
     busy: bool = True
     #: When it was told to clean up (monotonic clock); None before and after.
@@ -160,7 +162,7 @@ class WorkerPool:
         return any(worker.device == device and worker.busy for worker in self.workers.values())
 
     def clear(self, device: int) -> None:
-        """The device is gone: forget its idle workers. Those of a trial tell of their death by themselves."""
+        """The device is gone, or its idle workers are of no use. Those of a trial tell of their death by themselves."""
         for worker in list(self._idle[device]):
             self.discard(worker)
 

@@ -450,7 +450,7 @@ class Job:
 
     def worker_known(self, worker: PooledWorker, value: Any) -> None:
         if isinstance(value, Info):
-            worker.pid, worker.gpus = value.pid, value.gpus
+            worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
             self._log.write(
                 "worker_started",
                 worker=worker.name,
@@ -502,6 +502,9 @@ class Job:
             self._log.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:500])
             self._losses.inc(1, {"job": self.name})
             self.pool.discard(worker)
+            if worker.mps:
+                # A fault of one client ends all of its GPU: those that are idle have not noticed yet.
+                self.pool.clear(worker.device)
 
     # --- the end
 

@@ -186,23 +186,30 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
 
 
 def holds_its_gpu(config: dict[str, Any]) -> None:
-    """Says what CUDA would find in the environment, when the trial's code runs."""
+    """Says what CUDA would find in the environment, when the trial's code runs.
+
+    The second trial has a fault that hits all clients of its GPU, as long as there is MPS.
+    """
     from ray import tune
 
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-    for _ in range(2):
-        tune.report({"score": config["x"], "pid": os.getpid(), **{name: os.environ.get(name) for name in names}})
+    found = {name: os.environ.get(name) for name in names}
+    for at in range(3):
+        if at == 1 and config["x"] == 2 and Path(found["CUDA_MPS_PIPE_DIRECTORY"] or "").exists():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        tune.report({"score": config["x"], "pid": os.getpid(), **found})
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(150)
 @pytest.mark.usefixtures("no_loggers")
-def test_a_job_on_gpus_with_lanes_runs_under_mps_and_leaves_no_daemon(
+def test_a_job_on_gpus_with_lanes_runs_under_mps_outlives_its_faults_and_leaves_no_daemon(
     tmp_path: Path, node: Node, one_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray import tune
 
     import fluidtune
+    from fluidtune.report import EVENT_LOG_NAME, read_events
     from tests.tune.running import fit
 
     # Ray's workers find the stand-ins where this process does.
@@ -215,14 +222,18 @@ def test_a_job_on_gpus_with_lanes_runs_under_mps_and_leaves_no_daemon(
         trainable = tune.with_resources(holds_its_gpu, {"cpu": 0.5, "gpu": 0.5})
         results = fit("fluid", trainable, {"x": tune.grid_search([1, 2])}, tmp_path, executor=executor)
         assert not results.errors
-        found = [result.metrics for result in results]
+        client, faulty = (result.metrics for result in results)
         (began,) = node.told("-d")
         gpu = node.uuids.index(began["CUDA_VISIBLE_DEVICES"])
-        for metrics in found:
-            assert metrics["CUDA_VISIBLE_DEVICES"] == node.uuids[gpu]
-            assert metrics["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "pipe")
-            assert metrics["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
-        assert len({metrics["pid"] for metrics in found}) == 2, "they did not share the GPU"
+        assert client["CUDA_VISIBLE_DEVICES"] == node.uuids[gpu]
+        assert client["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "pipe")
+        assert client["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
+        # It went on in another process, which shares the GPU by time slices.
+        assert faulty["training_iteration"] == 3
+        assert faulty["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "none")
+        events = read_events(Path(results.experiment_path) / EVENT_LOG_NAME)
+        assert [event["mps"] for event in events if event["event"] == "worker_started"] == [True, True, False]
+        assert [event["event"] for event in events].count("worker_lost") == 1, "it was tried again under MPS"
         # Ray killed the workers; the guard has seen it.
         until(lambda: node.told("quit"))
     finally:
