@@ -7,7 +7,6 @@ manager does) and takes no scheduling decision (the engine does).
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import shutil
@@ -31,7 +30,6 @@ from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
-from fluidtune.cluster.gpu import SAMPLE_S
 from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
@@ -42,10 +40,10 @@ from fluidtune.engine.packing import MOST_PACKED
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
+from fluidtune.tune.gpus import GpuNotes
 from fluidtune.tune.run import Run
 from fluidtune.tune.silence import Silence
 from salus_share.board import home
-from salus_share.telemetry import DeviceSample
 
 if TYPE_CHECKING:
     from fluidtune.tune.shared import LeasedDevices
@@ -113,8 +111,6 @@ class Job:
         under_mps = self.lanes is not None and self.layout.kind == "gpu"
         mps = MpsSettings(self._device_memory) if under_mps else None
         self.pool = WorkerPool(self.layout, self.reservation, self.name, mps)
-        #: Why workers are no clients of MPS, as far as it was said.
-        self._sliced: set[str] = set()
         self.engine = Engine(
             lanes=self.lanes,
             max_packing=None if search else settings.max_packing or 1,
@@ -137,15 +133,11 @@ class Job:
         self._logged: set[str] = set()
         directory = self._directory(controller)
         self._log = EventLog(directory / EVENT_LOG_NAME)
+        self._gpus = GpuNotes(self.name, self._log)
         self._busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
         self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
-        self._gpu_busy = Gauge("fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("job", "device"))
-        self._gpu_memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
-        self._worker_memory = Gauge("fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("job", "worker"))
-        #: When each device was last looked at: its trials all do.
-        self._looked: dict[int, float] = {}
         self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
 
     @staticmethod
@@ -393,29 +385,13 @@ class Job:
         )
         self._iterations.inc(1, {"job": self.name})
         if outcome.gpu is not None:
-            self.sampled(run.devices[0], outcome.gpu)
+            self._gpus.sampled(run.devices[0], outcome.gpu, self.pool.workers.values())
 
     def _width(self, run: Run) -> float:
         """What the trial really runs at: workers, or its share of one device beside those that are there."""
         if run.width > 1 or self.lanes is None:
             return float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0]))))
         return self.engine.trial(run.id).width
-
-    def sampled(self, device: int, sample: DeviceSample) -> None:
-        """NVML's view of a device, from one of its workers."""
-        now = time.monotonic()
-        if now - self._looked.get(device, -math.inf) < SAMPLE_S / 2:
-            return
-        self._looked[device] = now
-        self._log.write("device_sample", device=device, **sample.as_fields())
-        tags = {"job": self.name, "device": str(device)}
-        self._gpu_memory.set(sample.memory_used, tags)
-        for worker in self.pool.workers.values():
-            if worker.pid in sample.processes:
-                of_worker = {"job": self.name, "worker": worker.name}
-                self._worker_memory.set(sample.processes[worker.pid], of_worker)
-        if sample.utilisation is not None:
-            self._gpu_busy.set(sample.utilisation, tags)
 
     def resized(self, run: Run, seconds: float) -> None:
         self._log.write("resized", trial=run.id, devices=list(run.wanted), seconds=seconds)
@@ -459,9 +435,8 @@ class Job:
                 seconds=time.time() - worker.asked,
                 **({} if value.mps is None else {"mps": value.mps}),
             )
-            if value.mps is False and value.why not in self._sliced:
-                self._sliced.add(value.why)
-                logger.warning("FluidTune: no MPS, the trials of a GPU take time slices: %s", value.why)
+            if value.mps is False:
+                self._gpus.time_sliced(value.why)
 
     def alive(self, worker: PooledWorker) -> bool:
         return worker.name in self.pool.workers

@@ -234,6 +234,35 @@ def test_resident_memory_is_measured_and_limited() -> None:
         assert child.told() == "lifted"
 
 
+def measure_on_gpu(pipe) -> None:
+    """The same by torch's allocator on a GPU; its context is the framework's."""
+    import torch
+
+    meter = CudaMeter()
+    held = torch.ones(64 * MB, dtype=torch.uint8, device="cuda")
+    meter.reset()
+    scratch = torch.ones(128 * MB, dtype=torch.uint8, device="cuda")
+    del scratch
+    usage = meter.read()
+    torch.cuda.empty_cache()
+    meter.limit(usage.framework + usage.model + 100 * MB)
+    try:
+        torch.ones(128 * MB, dtype=torch.uint8, device="cuda")
+    except RuntimeError as error:
+        pipe.send((usage, held.numel(), is_out_of_memory(error)))
+    meter.lift()
+    pipe.send(torch.ones(128 * MB, dtype=torch.uint8, device="cuda").numel())
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_is_measured_and_limited() -> None:
+    with Child(measure_on_gpu) as child:
+        usage, held, failed = child.told()
+        assert (usage.model, usage.ephemeral) == (64 * MB, 128 * MB)
+        assert usage.framework > 100 * MB and held == 64 * MB and failed
+        assert child.told() == 128 * MB
+
+
 def losses(directory, name: str, greedy: bool) -> list[float]:
     """A small real training on a shared device of 2 GiB; ``greedy``: it allocates more at every step."""
     import torch
