@@ -103,4 +103,4 @@ salus.main()
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout)
-    assert figures["rehearsal"] and figures["overhead"].keys() == {"gate", "worker"}
+    assert figures["rehearsal"] and figures["overhead"].keys() == {"gate", "worker", "worker_mean"}

@@ -68,7 +68,8 @@ def test_what_a_gpu_does_not_support_is_left_out() -> None:
     assert sample.utilisation is None
     assert sample.processes == {7: 2}
     assert sample.mig
-    assert Telemetry(standin(nvmlDeviceGetHandleByIndex=NVMLError)).sample() == []
+    lost = Telemetry(standin(nvmlDeviceGetHandleByIndex=NVMLError))
+    assert lost.sample() == [] and lost.process_memory("abc", 7) is None
 
 
 def test_without_a_driver_it_is_said_once_and_nothing_is_measured(monkeypatch, caplog) -> None:
