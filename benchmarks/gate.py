@@ -5,13 +5,13 @@ of the lane there but idle, and `socket`, a question to a process over a local s
 and out, which is what a gate would cost that a service keeps. ``ratio`` is socket's over gate's. `alone` is a trial
 alone on its device, and `worker` one in a worker of FluidTune with `lanes` switched on, whose memory is measured and
 who passes no gate. `lone_loss` is the part that a trial alone loses with iterations of 10 ms: the cost of a pass over
-them, and `lone_loss_measured` the same by running them with and without a gate in turn, which is as exact as the
-machine is quiet.
+them, and `lone_loss_measured` the same by running them with and without a gate in pairs, first one and then the
+other first, which is as exact as the machine is quiet.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import time
 from pathlib import Path
@@ -19,22 +19,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.salus_jobs import device_home, spin, together
+from benchmarks.salus_jobs import device_home, seat, spin, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings
-from salus_share.board import IDLE, Board
-from salus_share.gate import Gate
+from salus_share.board import Board
 
 ITERATION_S = 0.010
-
-
-def seat(directory: Path, name: str, token: int) -> Gate:
-    """A gate of an admitted trial of this process, in lane 0."""
-    board = Board(directory)
-    with board.lock():
-        made = board.take_seat(name, os.getpid())
-        made.lane, made.token, made.arrival, made.state = 0, token, token, IDLE
-        board.write(made)
-    return Gate(board, made.index, token)
 
 
 def passes(begin: Any, directory: str, count: int, idle: bool) -> float:
@@ -83,16 +72,15 @@ def lone_loss(count: int) -> float:
     with device_home() as directory:
         Board.create(directory, 1 << 30, "FAIR")
         gate = seat(directory, "alone", 1)
-        lost = []
-        for _ in range(count):
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(2 * count):
+            # Yes, no, no, yes: what happens every second iteration happens to both.
+            gated = turn % 4 in (0, 3)
             started = time.perf_counter()
-            spin(ITERATION_S)
-            without = time.perf_counter() - started
-            started = time.perf_counter()
-            with gate.iteration():
+            with gate.iteration() if gated else contextlib.nullcontext():
                 spin(ITERATION_S)
-            lost.append((time.perf_counter() - started) / without - 1)
-        return median(lost)
+            taken[gated].append(time.perf_counter() - started)
+        return median(taken[True]) / median(taken[False]) - 1
 
 
 def in_worker(begin: Any, count: int) -> float:

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from salus_share import service
+from salus_share.board import IDLE, Board
+from salus_share.gate import Gate
+from salus_share.policies import Pack
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -29,9 +32,34 @@ def device_home() -> Iterator[Path]:
     try:
         yield directory
     finally:
-        with contextlib.suppress(OSError):
-            os.kill(service.status(directory)["pid"], signal.SIGTERM)
+        end_service(directory)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_service(directory: Path) -> None:
+    """End the lane service of a device, if there is one."""
+    with contextlib.suppress(OSError):
+        os.kill(service.status(directory)["pid"], signal.SIGTERM)
+
+
+class Turns(Pack):
+    """PACK for a device that computes one thing at a time, as a core does: one lane, in which trials take turns.
+
+    Lanes of their own would be time slices there: copies stay in step, all waiting and then all computing.
+    """
+
+    name = "benchmarks.salus_jobs:Turns"
+    max_lanes = 1
+
+
+def seat(directory: Path, name: str, token: int) -> Gate:
+    """A gate of an admitted trial of this process, in lane 0."""
+    board = Board(directory)
+    with board.lock():
+        made = board.take_seat(name, os.getpid())
+        made.lane, made.token, made.arrival, made.state = 0, token, token, IDLE
+        board.write(made)
+    return Gate(board, made.index, token)
 
 
 def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> tuple[float, list[Any]]:

@@ -15,8 +15,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.gate import seat
-from benchmarks.salus_jobs import device_home, together
+from benchmarks.salus_jobs import device_home, seat, together
 from salus_share.board import Board
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,6 +18,7 @@ def checks() -> Iterator[Check]:
     yield _torch()
     yield _horovod()
     yield _nvml()
+    yield _mps()
 
 
 def _ray() -> Check:
@@ -81,3 +83,11 @@ def _nvml() -> Check:
     finally:
         pynvml.nvmlShutdown()
     return "gpu", True, f"{count} ({', '.join(sorted(names))})"
+
+
+def _mps() -> Check:
+    """Nothing needs it: without it, processes that share a GPU take time slices."""
+    from salus_share.mps import CONTROL
+
+    program = shutil.which(CONTROL)
+    return "mps", True, program or f"no {CONTROL} here; with lanes, trials that share a GPU take time slices"

@@ -100,7 +100,11 @@ class ResidentMeter:
 
 
 class CudaMeter:
-    """One process' memory on one CUDA device, by torch's allocator; the context's part by NVML if it can say."""
+    """One process' memory on one CUDA device, by torch's allocator.
+
+    The framework's part is what the process holds beyond that, by NVML if it can say: its context, and the kernels that
+    were loaded so far (CUDA loads them when they first run). It is asked for at every reading.
+    """
 
     def __init__(self, device: int = 0) -> None:
         import torch
@@ -111,15 +115,17 @@ class CudaMeter:
         self._device = device
         torch.cuda.init()
         self._total = torch.cuda.get_device_properties(device).total_memory
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        held = Telemetry().process_memory(uuid, os.getpid())
-        self._framework = CONTEXT if held is None else max(0, held - torch.cuda.memory_reserved(device))
+        self._uuid = str(torch.cuda.get_device_properties(device).uuid)
+        self._telemetry = Telemetry()
+        self._framework = CONTEXT
+        self._look()
 
     def reset(self) -> None:
         self._torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> Usage:
         now = self._torch.cuda.memory_allocated(self._device)
+        self._look()
         return Usage(self._framework, now, self._torch.cuda.max_memory_allocated(self._device) - now)
 
     def limit(self, share: int) -> None:
@@ -128,6 +134,11 @@ class CudaMeter:
 
     def lift(self) -> None:
         self._torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+    def _look(self) -> None:
+        held = self._telemetry.process_memory(self._uuid, os.getpid())
+        if held is not None:
+            self._framework = max(0, held - self._torch.cuda.memory_reserved(self._device))
 
 
 class Profile:

@@ -24,7 +24,7 @@ def say_once(text: str) -> None:
 @dataclass(frozen=True)
 class DeviceSample:
     """One GPU now. ``utilisation``: part of the last moment in which a kernel ran, 0 to 1, None if it cannot be told
-    (MIG). Memory in bytes. ``processes``: pid to bytes, where the driver tells."""
+    (MIG). Memory in bytes. ``processes``: pid to bytes, where the driver tells. ``driver``: its version."""
 
     index: int
     uuid: str
@@ -34,6 +34,7 @@ class DeviceSample:
     memory_total: int
     mig: bool
     processes: dict[int, int] = field(default_factory=dict)
+    driver: str | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """For an event log or metrics: plain values by name."""
@@ -76,10 +77,12 @@ class Telemetry:
 
     def process_memory(self, uuid: str, pid: int) -> int | None:
         """Bytes that a process holds on a GPU, its context included; None if nobody can tell."""
+        # Asked while trials iterate: only that device, and only this.
         wanted = uuid.removeprefix("GPU-")
-        for device in self.sample():
-            if device.uuid.removeprefix("GPU-") == wanted:
-                return device.processes.get(pid)
+        for index in range(self._nvml.nvmlDeviceGetCount() if self._nvml is not None else 0):
+            handle = self._try(self._nvml.nvmlDeviceGetHandleByIndex, index)
+            if handle is not None and _text(self._nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == wanted:
+                return self._processes(handle).get(pid)
         return None
 
     def close(self) -> None:
@@ -94,7 +97,6 @@ class Telemetry:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         mode = self._try(nvml.nvmlDeviceGetMigMode, handle)
         rates = self._try(nvml.nvmlDeviceGetUtilizationRates, handle)
-        processes = self._try(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
         return DeviceSample(
             index=index,
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -103,14 +105,22 @@ class Telemetry:
             memory_used=int(memory.used),
             memory_total=int(memory.total),
             mig=mode is not None and mode[0] == 1,
-            # In a container the driver may not tell what a process holds.
-            processes={p.pid: int(p.usedGpuMemory) for p in processes if p.usedGpuMemory is not None},
+            processes=self._processes(handle),
+            driver=self.driver,
         )
 
-    def _try(self, ask: Any, handle: Any) -> Any:
+    def _processes(self, handle: Any) -> dict[int, int]:
+        nvml = self._nvml
+        # NVML lists MPS' clients by themselves.
+        lists = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetMPSComputeRunningProcesses)
+        found = [process for ask in lists for process in self._try(ask, handle) or ()]
+        # In a container the driver may not tell what a process holds.
+        return {process.pid: int(process.usedGpuMemory) for process in found if process.usedGpuMemory is not None}
+
+    def _try(self, ask: Any, of: Any) -> Any:
         """What not every GPU supports."""
         try:
-            return ask(handle)
+            return ask(of)
         except self._nvml.NVMLError:
             return None
 

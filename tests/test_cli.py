@@ -124,7 +124,7 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 def test_doctor_names_what_is_there() -> None:
     done = fluidtune("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("python", "ray", "torch", "gpu"):
+    for name in ("python", "ray", "torch", "gpu", "mps"):
         assert f"  {name}: " in done.stdout
 
 

@@ -1,227 +1,382 @@
 """What Salus does on a real GPU. Not run so far: no GPU was at hand when it was written.
 
-``python -m benchmarks.gpu.salus --json [--quick] [--only PART]``. Parts, each in processes of its own:
+``python -m benchmarks.gpu.salus --json [--quick] [--only PART] [--rehearse]``. Needs torch with CUDA, pynvml, psutil,
+and no Ray. Parts, each in processes of its own:
 
 - `pack`: 8 small models trained side by side, seconds for all of their steps: `fifo`, `time_slicing` (processes, no
   gate), `mps` (the same under MPS, left out where it cannot be had), `lanes` (processes with a gate each, PACK),
   `lanes_mps`, `threads` (one process, a stream and a memory pool per lane).
+- `mps`: the daemon is started, a client is held to the limit it was given, and nothing is left of it.
 - `admissions`: 1,000 random needs in 8 processes; every trial allocates what it said, E within iterations. Counts
   those that ran out of memory: it must be none.
+- `greedy`: three trials in the hands of FluidTune's workers (`LaneMember`), one of which allocates until it fails. The
+  others must have the losses that they have alone.
 - `resident`: 42 models in one process, latency as in benchmarks.inference.
-- `overhead`: the part of an iteration that a trial alone loses to the gate.
+- `overhead`: the part of an iteration that a trial alone loses to the gate, and to a worker with lanes switched on.
 
 Record with ``--json > docs/results/salus-gpu.json`` and compare `pack`'s sides: the faster of `lanes`, `lanes_mps`
-and `threads` that is safe should be the default (docs/salus.md says why it is processes until then).
+and `threads` that is safe should be the default (docs/salus.md says why it is processes until then). ``--rehearse``
+goes through all of it but `mps` on a core, with two copies: that shows that the script runs, and measures nothing.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.gate import seat
 from benchmarks.inference import figures_of, one_at_a_time, resident
-from benchmarks.salus_jobs import device_home, together
+from benchmarks.salus_jobs import device_home, end_service, seat, together
+from fluidtune.cluster.lanes import LaneMember, LaneSettings, Ticket
 from salus_share import Need
-from salus_share.board import Board
+from salus_share.board import Board, home
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply
-from salus_share.telemetry import Telemetry
+from salus_share.telemetry import DeviceSample, Telemetry
 
-COPIES = 8
+PARTS = ("pack", "mps", "admissions", "greedy", "resident", "overhead")
 NEED = Need(256 << 20, 256 << 20)
+MB = 1 << 20
 
 
-def model_and_step() -> Any:
-    """A small model on the GPU. Returns a function that trains it one step."""
+@dataclass(frozen=True)
+class Plan:
+    """What is run on. ``device``: "cuda:0", or "cpu" in a rehearsal. ``capacity``: bytes for lanes."""
+
+    device: str
+    capacity: int
+    copies: int
+    quick: bool
+
+    def count(self, quick: int, full: int) -> int:
+        return quick if self.quick else full
+
+
+def wait_for(device: str) -> None:
+    """Until the GPU has done what was queued."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def model_and_step(device: str, seed: int = 1) -> Callable[[], float]:
+    """A small model on the device. Returns a function that trains it one step and returns the loss."""
     import torch
 
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(*[layer for _ in range(4) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())])
-    model = model.cuda()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    source = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x = torch.randn(128, 1024, device="cuda")
+    x = torch.randn(128, 1024, generator=source).to(device)
 
-    def step() -> None:
+    def step() -> float:
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        loss = (model(x) - x).square().mean()
+        loss.backward()
         optimizer.step()
+        return float(loss.item())
 
     return step
 
 
 def train(
-    begin: Any, directory: str, name: str, policy: str | None, environment: dict[str, str], steps: int, capacity: int
+    begin: Any, directory: str, name: str, policy: str | None, environment: dict[str, str], steps: int, plan: Plan
 ) -> None:
     """One copy in a process of its own; ``policy`` None: no gate."""
     apply(environment)
-    import torch
-
-    client = LaneClient("gpu", name, capacity=capacity, policy=policy or "PACK", directory=Path(directory))
+    client = LaneClient("gpu", name, capacity=plan.capacity, policy=policy or "PACK", directory=Path(directory))
     if policy == "PACK":
         client.admit(NEED)
-    torch.cuda.init()
+    # What CUDA and its libraries do once is on no side's account.
+    step = model_and_step(plan.device)
+    step()
     begin()
     if policy == "FIFO":
         client.admit(NEED)
-    step = model_and_step()
+        # A model comes to the device when its turn has come.
+        step = model_and_step(plan.device)
     for _ in range(steps):
-        if policy is None:
+        with client.iteration() if policy is not None else nullcontext():
             step()
-            torch.cuda.synchronize()
-        else:
-            with client.iteration():
-                step()
-                torch.cuda.synchronize()
+            wait_for(plan.device)
     client.leave()
 
 
-def train_threads(begin: Any, directory: str, steps: int, capacity: int) -> None:
+def train_threads(begin: Any, directory: str, steps: int, plan: Plan) -> None:
     """All copies in this process."""
     from salus_share.streams import InProcessLanes, LaneJob
 
-    lanes = InProcessLanes("cuda:0", "gpu", capacity=capacity, policy="PACK", directory=Path(directory))
+    lanes = InProcessLanes(plan.device, "gpu", capacity=plan.capacity, policy="PACK", directory=Path(directory))
 
     def work(job: LaneJob) -> None:
-        step = model_and_step()
+        step = model_and_step(plan.device)
         for _ in range(steps):
             with job.iteration():
                 step()
 
     begin()
-    for future in [lanes.start(f"copy{index}", work, NEED) for index in range(COPIES)]:
+    for future in [lanes.start(f"copy{index}", work, NEED) for index in range(plan.copies)]:
         future.result()
 
 
-def pack(steps: int, capacity: int, uuid: str) -> dict[str, float]:
+def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
     """Seconds by side."""
-    sides = {}
+    sides: dict[str, float] = {}
+    steps = plan.count(50, 2000)
     for name in ("fifo", "time_slicing", "mps", "lanes", "lanes_mps", "threads"):
         with device_home() as directory:
-            home, environment = str(directory), {}
-            mps = Mps(uuid, directory / "mps")
+            where, environment = str(directory), {}
+            mps = None
             if name.endswith("mps"):
-                if not mps.acquire():
-                    say(f"pack, {name}: left out, MPS cannot be had")
+                mps = None if gpu is None else Mps(gpu.uuid, directory / "mps")
+                if mps is None or not mps.acquire():
+                    say(f"pack, {name}: left out, MPS cannot be had ({'no GPU' if mps is None else mps.why})")
                     continue
                 environment = mps.environment()
             try:
                 if name == "threads":
-                    sides[name] = together(train_threads, [(home, steps, capacity)])[0]
+                    sides[name] = together(train_threads, [(where, steps, plan)])[0]
                 else:
                     policy = {"fifo": "FIFO", "time_slicing": None, "mps": None}.get(name, "PACK")
-                    rows = [(home, f"copy{i}", policy, environment, steps, capacity) for i in range(COPIES)]
+                    rows = [(where, f"copy{i}", policy, environment, steps, plan) for i in range(plan.copies)]
                     sides[name] = together(train, rows)[0]
             finally:
-                mps.release()
+                if mps is not None:
+                    mps.release()
         say(f"pack, {name}: {sides[name]:.2f} s")
-    return sides
+    ratios = {name: seconds / sides["lanes"] for name, seconds in sides.items() if name != "lanes"}
+    shown = {name: {"seconds": seconds} for name, seconds in sides.items()}
+    return {"sides": shown, "ratios": ratios, "ratio": ratios["fifo"]}
 
 
-def admitted(begin: Any, directory: str, worker: int, count: int, capacity: int) -> tuple[int, int]:
+def allocate(begin: Any, environment: dict[str, str], sizes: tuple[int, ...], device: str) -> list[bool]:
+    """Which of these allocations, bytes, one at a time, succeed in a process of its own."""
+    apply(environment)
+    import torch
+
+    begin()
+    found = []
+    for size in sizes:
+        try:
+            torch.empty(size, dtype=torch.uint8, device=device)
+            wait_for(device)
+            found.append(True)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            found.append(False)
+        torch.cuda.empty_cache()
+    return found
+
+
+def under_mps(plan: Plan, gpu: DeviceSample) -> dict[str, Any]:
+    """MPS started, a client held to its limit (its context counts), stopped."""
+    with device_home() as directory:
+        mps = Mps(gpu.uuid, directory / "mps")
+        if not mps.acquire():
+            return {"had": False, "why": mps.why}
+        limited = mps.environment(memory=2048 * MB)
+        _, (fits,) = together(allocate, [(limited, (512 * MB, 3072 * MB), plan.device)])
+        pipe = mps.pipe
+        mps.release()
+        ours = pipe is not None and pipe.is_relative_to(directory)
+        return {"had": True, "ours": ours, "within": fits[0], "held_to_its_limit": not fits[1]}
+
+
+def admitted(begin: Any, directory: str, worker: int, count: int, plan: Plan) -> tuple[int, int]:
     """Random trials one after another. Returns how many were admitted and how many ran out of memory."""
     import torch
 
-    torch.cuda.init()
+    on_gpu = plan.device != "cpu"
+    if on_gpu:
+        torch.empty(1, device=plan.device)
     draw = random.Random(worker)
     begin()
     done = failed = 0
     for index in range(count):
-        need = Need(draw.randint(1, capacity // 6), draw.randint(1, capacity // 2))
-        with LaneClient(
-            "gpu", f"{worker}-{index}", capacity=capacity, policy="FAIR", directory=Path(directory)
-        ) as lane:
+        need = Need(draw.randint(1, plan.capacity // 6), draw.randint(1, plan.capacity // 2))
+        name = f"{worker}-{index}"
+        with LaneClient("gpu", name, capacity=plan.capacity, policy="FAIR", directory=Path(directory)) as lane:
             lane.admit(need)
             done += 1
             try:
-                held = torch.empty(int(need.persistent), dtype=torch.uint8, device="cuda")
+                held = torch.empty(int(need.persistent), dtype=torch.uint8, device=plan.device)
                 for _ in range(3):
                     with lane.iteration():
-                        scratch = torch.empty(int(need.ephemeral), dtype=torch.uint8, device="cuda")
+                        scratch = torch.empty(int(need.ephemeral), dtype=torch.uint8, device=plan.device)
                         scratch.fill_(1)
-                        torch.cuda.synchronize()
+                        wait_for(plan.device)
                         del scratch
                         # The lane's next trial is another process: the cache must not stay behind.
-                        torch.cuda.empty_cache()
+                        if on_gpu:
+                            torch.cuda.empty_cache()
                 del held
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 failed += 1
-            torch.cuda.empty_cache()
+            if on_gpu:
+                torch.cuda.empty_cache()
     return done, failed
 
 
-def overhead(begin: Any, directory: str, count: int) -> float:
-    """The part of its time that a lone trial loses, iterations with and without a gate in turn."""
+def admissions(plan: Plan) -> dict[str, Any]:
+    """Trials admitted, and those of them that ran out of memory."""
+    with device_home() as directory:
+        each = plan.count(10, 1000 // plan.copies)
+        rows = [(str(directory), worker, each, plan) for worker in range(plan.copies)]
+        _, counts = together(admitted, rows)
+    return {"admitted": sum(c[0] for c in counts), "out_of_memory": sum(c[1] for c in counts)}
+
+
+def in_a_worker(begin: Any, name: str, seed: int, steps: int, greedy: bool, plan: Plan) -> tuple[list[float], str]:
+    """A trial as FluidTune's worker treats it. Returns its losses, and what became of it."""
+    kind = "cpu" if plan.device == "cpu" else "cuda"
+    member = LaneMember(f"{name}-{seed}", LaneSettings(name, "FAIR", plan.capacity, 1.0), kind)
+    # A third of the device each: the first losses of a trial must not wait for those that came before it.
+    lack = member.settle(Ticket((0.2, 0.1), 60.0, 0))
+    if lack is not None:
+        return [], lack.reason
+    step = model_and_step(plan.device, seed)
+    begin()
+    losses: list[float] = []
+    hoard = []
+    try:
+        for at in range(steps):
+            with member.iteration():
+                losses.append(step())
+                while greedy and at == steps // 2:
+                    hoard.append(_megabytes(64, plan.device))
+        return losses, "done"
+    except Exception as error:
+        lack = member.failed(error)
+        if lack is None:
+            raise
+        return losses, f"failed, and would ask for {sum(lack.need or ()):.2f} of the device"
+    finally:
+        hoard.clear()
+        member.leave()
+
+
+def _megabytes(count: int, device: str) -> Any:
     import torch
 
+    return torch.ones(count * MB // 4, device=device)
+
+
+def greedy(plan: Plan) -> dict[str, Any]:
+    """Whether two trials beside one that allocates until it fails have the losses that they have alone."""
+    name, steps = f"benchmark-{os.getpid()}", plan.count(20, 200)
+    try:
+        alone = [together(in_a_worker, [(name, seed, steps, False, plan)])[1][0][0] for seed in (1, 2)]
+        rows = [(name, seed, steps, seed == 3, plan) for seed in (1, 2, 3)]
+        _, found = together(in_a_worker, rows)
+    finally:
+        end_service(home(name))
+        shutil.rmtree(home(name), ignore_errors=True)
+    beside = [losses for losses, _ in found[:2]]
+    apart = max(abs(a - b) for one, two in zip(alone, beside, strict=True) for a, b in zip(one, two, strict=True))
+    return {"losses_as_alone": beside == alone, "largest_difference": apart, "fates": [fate for _, fate in found]}
+
+
+def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, float]:
+    """The part of its time that a lone trial loses, iterations with and without in turn."""
     Board.create(Path(directory), 1 << 30, "FAIR")
     gate = seat(Path(directory), "alone", 1)
-    step = model_and_step()
+    kind = "cpu" if plan.device == "cpu" else "cuda"
+    member = LaneMember("alone", LaneSettings("benchmark", "FAIR", None, 1.0), kind)
+    ways: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "without": nullcontext,
+        "gate": gate.iteration,
+        "worker": member.iteration,
+    }
+    step = model_and_step(plan.device)
     begin()
-    taken: dict[bool, list[float]] = {True: [], False: []}
-    for index in range(2 * count):
-        gated = index % 2 == 0
-        started = time.perf_counter()
-        if gated:
-            with gate.iteration():
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    order = list(ways.items())
+    for turn in range(count):
+        for name, way in order if turn % 2 else reversed(order):
+            started = time.perf_counter()
+            with way():
                 step()
-                torch.cuda.synchronize()
-        else:
-            step()
-            torch.cuda.synchronize()
-        if index > 20:
-            taken[gated].append(time.perf_counter() - started)
-    return median(taken[True]) / median(taken[False]) - 1
+                wait_for(plan.device)
+            if turn > 5:
+                taken[name].append(time.perf_counter() - started)
+    without = taken.pop("without")
+    # Memory is read in every tenth iteration: the median does not see that, the mean does, and all else that happened.
+    medians = {name: median(seconds) / median(without) - 1 for name, seconds in taken.items()}
+    return {**medians, "worker_mean": mean(taken["worker"]) / mean(without) - 1}
+
+
+def latencies(plan: Plan) -> dict[str, Any]:
+    """42 resident models under light load, and each with the device to itself; milliseconds."""
+    seconds = float(plan.count(5, 60))
+    with device_home() as directory:
+        _, (shared,) = together(resident, [(str(directory), seconds, plan.device)])
+    alone = together(one_at_a_time, [(seconds, False, plan.device)])[1][0]
+    return {**figures_of(shared), "alone": figures_of(alone)}
+
+
+def the_gpu() -> tuple[Plan | None, DeviceSample | None, str | None]:
+    """The GPU that this process may use first, whole and free; none where there is none."""
+    telemetry = Telemetry()
+    gpus = telemetry.sample()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    gpu = next((gpu for gpu in gpus if visible in (str(gpu.index), gpu.uuid)), None)
+    if gpu is None:
+        return None, None, telemetry.driver
+    # By its name the children, MPS' clients among them, find the very same one.
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+    # What 8 processes' contexts take is not for lanes.
+    capacity = gpu.memory_total - gpu.memory_used - 9 * CONTEXT
+    return Plan("cuda:0", capacity, 8, False), gpu, telemetry.driver
 
 
 def main() -> None:
     """The command."""
     arguments = parser(__doc__.splitlines()[0])
-    arguments.add_argument("--only", choices=("pack", "admissions", "resident", "overhead"), help="one part")
+    arguments.add_argument("--only", choices=PARTS, help="one part")
+    arguments.add_argument("--rehearse", action="store_true", help="on a core, quickly: measures nothing")
     options = arguments.parse_args()
-    telemetry = Telemetry()
-    gpus = telemetry.sample()
-    if not gpus:
-        sys.exit("no GPU here (NVML finds none); run this where `nvidia-smi` shows one")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    gpu = gpus[0]
-    # What 8 processes' contexts take is not for lanes.
-    capacity = gpu.memory_total - gpu.memory_used - (COPIES + 1) * CONTEXT
-    parts = [options.only] if options.only else ["pack", "admissions", "resident", "overhead"]
-    found: dict[str, Any] = {"gpu": gpu.name, "driver": telemetry.driver, "mig": gpu.mig}
-    if "pack" in parts:
-        sides = pack(50 if options.quick else 2000, capacity, gpu.uuid)
-        ratios = {name: seconds / sides["lanes"] for name, seconds in sides.items() if name != "lanes"}
-        found["sides"] = {name: {"seconds": seconds} for name, seconds in sides.items()}
-        found |= {"ratios": ratios, "ratio": ratios["fifo"]}
-    if "admissions" in parts:
-        with device_home() as directory:
-            each = 10 if options.quick else 125
-            _, counts = together(admitted, [(str(directory), i, each, capacity) for i in range(COPIES)])
-        found["admissions"] = {"admitted": sum(c[0] for c in counts), "out_of_memory": sum(c[1] for c in counts)}
-        say(f"admissions: {found['admissions']}")
-    if "resident" in parts:
-        seconds = 5.0 if options.quick else 60.0
-        with device_home() as directory:
-            _, (latencies,) = together(resident, [(str(directory), seconds, "cuda:0")])
-        alone = together(one_at_a_time, [(seconds, False, "cuda:0")])[1][0]
-        found["resident"] = {**figures_of(latencies), "alone": figures_of(alone)}
-        say(f"resident: {found['resident']}")
-    if "overhead" in parts:
-        with device_home() as directory:
-            _, (lost,) = together(overhead, [(str(directory), 100 if options.quick else 2000)])
-        found["overhead"] = lost
-        say(f"overhead of a lone trial: {lost:.2%}")
-    finish(result("gpu.salus", "gpu:1", "real", **found), options.json)
+    if options.rehearse:
+        plan, gpu, driver = Plan("cpu", 4 << 30, 2, True), None, None
+    else:
+        plan, gpu, driver = the_gpu()
+        if plan is None:
+            sys.exit("no GPU here; --rehearse goes through the script on a core")
+        plan = Plan(plan.device, plan.capacity, plan.copies, options.quick)
+    found: dict[str, Any] = {"rehearsal": options.rehearse}
+    if gpu is not None:
+        found |= {"gpu": gpu.name, "driver": driver, "mig": gpu.mig}
+    for part in [options.only] if options.only else PARTS:
+        if part == "pack":
+            found |= pack(plan, gpu)
+            continue
+        if part == "mps":
+            figures = {"had": False, "why": "no GPU"} if gpu is None else under_mps(plan, gpu)
+        elif part == "overhead":
+            with device_home() as directory:
+                _, (figures,) = together(overhead, [(str(directory), plan.count(50, 1000), plan)])
+        else:
+            figures = {"admissions": admissions, "greedy": greedy, "resident": latencies}[part](plan)
+        found[part] = figures
+        say(f"{part}: {figures}")
+    finish(result("gpu.salus", "cpu:1" if options.rehearse else "gpu:1", "real", **found), options.json)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import psutil
 
 from salus_share.client import LaneClient
 from salus_share.errors import ServiceLost, StaleToken
-from salus_share.memory import CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
+from salus_share.memory import CONTEXT, CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
 from salus_share.messages import Need
 from salus_share.trial import SharedTrial
 
@@ -42,13 +42,15 @@ class LaneSettings:
     """How the trials of one device share it.
 
     ``device``: its name, equal for its workers and for no other device of this node. ``capacity``: bytes that they may
-    use together; None: all of a GPU, a core's part of the node's memory. ``cores``: of a CPU device.
+    use together; None: a GPU's but for the contexts of its workers, a core's part of the node's memory. ``cores``: of
+    a CPU device. ``workers``: processes that a device may hold.
     """
 
     device: str
     policy: str
     capacity: int | None
     cores: float
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class LaneMember:
 
         So it is when it had the whole device.
         """
-        if self._shared is None or not any(map(is_out_of_memory, _causes(error))):
+        if self._shared is None or not any(map(is_out_of_memory, causes(error))):
             return None
         self._meter.lift()
         promised = self._shared.promised or Need(0, self._capacity)
@@ -225,7 +227,9 @@ class LaneMember:
 
     def _all_memory(self) -> int:
         if self._torch is not None:
-            return int(self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory)
+            total = self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory
+            # Warm workers keep their contexts while they serve nobody.
+            return int(total) - self._settings.workers * CONTEXT
         return int(_node_memory() * min(1.0, self._settings.cores / (os.cpu_count() or 1)))
 
 
@@ -244,7 +248,7 @@ def _node_memory() -> int:
     return there
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, and those that it was raised for: Ray wraps what a training function raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

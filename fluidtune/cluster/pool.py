@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class PooledWorker:
     exclusive: bool = False
     pid: int | None = None
     gpus: list[str] = field(default_factory=list)
+    #: It is a client of its GPU's MPS daemon.
+    mps: bool = False
     #: Set while it serves or cleans up; an idle worker is in the pool.
     busy: bool = True
     #: When it was told to clean up (monotonic clock); None before and after.
@@ -55,12 +58,16 @@ class PooledWorker:
 
 
 class WorkerPool:
-    """Workers by device. Callers say which device and get a worker; which process that is, is decided here."""
+    """Workers by device. Callers say which device and get a worker; which process that is, is decided here.
 
-    def __init__(self, plan: Layout, reservation: Holding, job: str):
+    ``mps``: how the processes of one GPU share it under MPS, None: without.
+    """
+
+    def __init__(self, plan: Layout, reservation: Holding, job: str, mps: MpsSettings | None = None):
         self._layout = plan
         self._reservation = reservation
         self._job = job
+        self._mps = mps
         self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
         #: Every living worker by name.
@@ -127,7 +134,7 @@ class WorkerPool:
                     self._reservation.group(device), placement_group_bundle_index=0
                 ),
             )
-            .remote(name, environment)
+            .remote(name, environment, self._mps if visible is None else None)
         )
         worker = PooledWorker(name, device, actor, now, exclusive=visible is not None)
         self.workers[name] = worker
@@ -155,7 +162,7 @@ class WorkerPool:
         return any(worker.device == device and worker.busy for worker in self.workers.values())
 
     def clear(self, device: int) -> None:
-        """The device is gone: forget its idle workers. Those of a trial tell of their death by themselves."""
+        """The device is gone, or its idle workers are of no use. Those of a trial tell of their death by themselves."""
         for worker in list(self._idle[device]):
             self.discard(worker)
 

@@ -27,6 +27,7 @@ from fluidtune.cluster.commits import commit_stores, fingerprint, heirs_store
 from fluidtune.cluster.gpu import GpuProbe, torch_on_gpu
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
+from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
 from fluidtune.tune import compat
 from salus_share.errors import StaleToken
@@ -112,10 +113,12 @@ def _brief(note: _Note) -> _Note:
 
 @dataclass
 class Info:
-    """Who a worker is."""
+    """Who a worker is. ``mps``: whether it is a client of MPS, None where that was not asked; ``why`` not."""
 
     pid: int
     gpus: list[str] = field(default_factory=list)
+    mps: bool | None = None
+    why: str = ""
 
 
 def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
@@ -170,9 +173,10 @@ def _use_none(emulating: bool) -> None:
 class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
-    def __init__(self, name: str, environment: dict[str, str]):
+    def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         startup.importing()  # until the first trial's modules are here
         os.environ.update(environment)
+        self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
         self._baseline = Baseline()
         self._trainable: Trainable | None = None
@@ -190,8 +194,10 @@ class Worker:
         self._missed: list[dict[str, Any]] = []
 
     def info(self) -> Info:
-        ids = ray.get_gpu_ids()
-        return Info(os.getpid(), [str(i) for i in ids])
+        info = Info(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
+        if self._mps is not None:
+            info.mps, info.why = self._mps.client is not None, self._mps.why
+        return info
 
     # --- a trial's leader
 
@@ -223,6 +229,10 @@ class Worker:
             brief=_brief,
         )
         if spec.lanes is not None:
+            if self._mps is not None:
+                import torch
+
+                verify(self._mps, torch)
             self._lane = LaneMember(spec.trial, spec.lanes, spec.device)
             lack = self._lane.settle(spec.ticket)
             if lack is not None:
@@ -230,7 +240,7 @@ class Worker:
         try:
             self._trainable = trainable_cls(**kwargs)
         except Exception as error:
-            lack = self._lane.failed(error) if self._lane is not None else None
+            lack = self._lacking(error)
             if lack is None:
                 raise
             return lack
@@ -330,7 +340,8 @@ class Worker:
         return outcome
 
     def _lacking(self, error: Exception) -> Lack | None:
-        """What the device lacks for the trial, if that is what an iteration raised."""
+        """What the device lacks for the trial, if that is what its code raised."""
+        failed(self._mps, error)
         if self._lane is None:
             return None
         return self._lane.refused(error) if isinstance(error, StaleToken) else self._lane.failed(error)

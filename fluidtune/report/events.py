@@ -80,6 +80,7 @@ SCHEMA: dict[str, EventSchema] = {
             "uuid": "NVML's id",
             "name": "what it is",
             "mig": "true if it is divided by MIG",
+            "driver": "the driver's version, or null",
         },
     ),
     "group_announced": EventSchema(
@@ -168,6 +169,7 @@ SCHEMA: dict[str, EventSchema] = {
             "pid": "its process id",
             "seconds": "from asking for it until it was ready, s",
         },
+        {"mps": "with lanes on GPUs: true if it is a client of MPS, false if it takes time slices"},
     ),
     "worker_lost": EventSchema(
         "A worker process died; its device did not. With `trial`, that trial holds nothing from now until it"

@@ -403,14 +403,20 @@ def utilisation_figure(
 def _draw_samples(axes: Axes, events: Events, use: Occupancy, unit: float) -> None:
     """What NVML measured of each of our devices, over the part that trials held."""
     rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
-    found: dict[int, list[tuple[float, float]]] = {}
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for event in events:
-        if event["event"] == "device_sample" and event["utilisation"] is not None and event["device"] in rows:
-            at = (event["t"] - use.start) / unit
-            found.setdefault(event["device"], []).append((at, rows[event["device"]] + 0.86 * event["utilisation"]))
-    for number, points in enumerate(found.values()):
-        label = "computing, by NVML" if number == 0 else None
-        axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, label=label, zorder=5)
+        if event["event"] == "device_sample" and event["device"] in rows:
+            parts = {"computing": event["utilisation"], "memory in use": event["memory_used"] / event["memory_total"]}
+            for what, part in parts.items():
+                if part is not None:
+                    at = (event["t"] - use.start) / unit
+                    found.setdefault((what, event["device"]), []).append((at, rows[event["device"]] + 0.86 * part))
+    labelled = set()
+    for (what, _), points in found.items():
+        label = None if what in labelled else f"{what}, by NVML"
+        labelled.add(what)
+        style = "-" if what == "computing" else ":"
+        axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, linestyle=style, label=label, zorder=5)
     if found:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=8.5, frameon=False, borderaxespad=0.2)
 

@@ -30,9 +30,11 @@ class FluidExecutor:
             which is started if there is none. None: the job holds all of its devices.
         lanes: how trials that share a device do so, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO",
             or "module:Class" of your own): memory limits packing too, every trial is held to its part, and passes a
-            gate at every iteration. None: a device is shared by count alone.
+            gate at every iteration; on GPUs its processes are clients of MPS where that can be had. None: a device is
+            shared by count alone.
         device_memory: bytes that the trials of one device may use together, with lanes. One that is
-            alone there is held to them, too. None: all that a GPU has, or a core's part of its node's memory.
+            alone there is held to them, too. None: a GPU's, less the CUDA contexts of its workers, or a core's part
+            of its node's memory.
         profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
             one's file. None: a task of which one trial fills half a GPU.
 

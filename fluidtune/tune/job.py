@@ -7,7 +7,6 @@ manager does) and takes no scheduling decision (the engine does).
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import shutil
@@ -31,8 +30,8 @@ from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.board import Board
 from fluidtune.cluster.emulated.session import NODE
 from fluidtune.cluster.emulated.trainable import Emulation, paced
-from fluidtune.cluster.gpu import SAMPLE_S
 from fluidtune.cluster.lanes import LaneSettings, Ticket
+from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
@@ -41,11 +40,11 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
 from fluidtune.tune.endings import Endings
+from fluidtune.tune.gpus import GpuNotes
 from fluidtune.tune.run import Run
 from fluidtune.tune.silence import Silence
 from fluidtune.tune.workers import Workers
 from salus_share.board import home
-from salus_share.telemetry import DeviceSample
 
 if TYPE_CHECKING:
     from fluidtune.tune.shared import LeasedDevices
@@ -105,6 +104,8 @@ class Job:
         #: The policy of devices that several trials share, None: shared by count alone, or never.
         self.lanes = settings.lanes if self.layout.packing > 1 else None
         self._device_memory = settings.device_memory
+        under_mps = self.lanes is not None and self.layout.kind == "gpu"
+        mps = MpsSettings(self._device_memory) if under_mps else None
         self.engine = Engine(
             lanes=self.lanes,
             max_packing=None if search else settings.max_packing or 1,
@@ -124,15 +125,12 @@ class Job:
         self._logged: set[str] = set()
         directory = self._directory(controller)
         self._log = EventLog(directory / EVENT_LOG_NAME)
-        self.workers = Workers(self.layout, self.reservation, self.name, self._log)
+        self._gpus = GpuNotes(self.name, self._log)
+        self.workers = Workers(self.layout, self.reservation, self.name, self._log, self._gpus, mps)
         self._busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
         self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
-        self._gpu_busy = Gauge("fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("job", "device"))
-        self._gpu_memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
-        #: When each device was last looked at: its trials all do.
-        self._looked: dict[int, float] = {}
 
     @staticmethod
     def _directory(controller: Any) -> Path:
@@ -338,7 +336,7 @@ class Job:
         if self.lanes is None:
             return None
         cores = self.layout.bundle.get("CPU", 1.0)
-        return LaneSettings(self._lanes_of(device), self.lanes, self._device_memory, cores)
+        return LaneSettings(self._lanes_of(device), self.lanes, self._device_memory, cores, self.layout.packing)
 
     def _lanes_of(self, device: int) -> str:
         return f"fluidtune-{self.name}-{device}"
@@ -370,25 +368,13 @@ class Job:
         )
         self._iterations.inc(1, {"job": self.name})
         if outcome.gpu is not None:
-            self.sampled(run.devices[0], outcome.gpu)
+            self._gpus.sampled(run.devices[0], outcome.gpu, self.workers.living)
 
     def _width(self, run: Run) -> float:
         """What the trial really runs at: workers, or its share of one device beside those that are there."""
         if run.width > 1 or self.lanes is None:
             return float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0]))))
         return self.engine.trial(run.id).width
-
-    def sampled(self, device: int, sample: DeviceSample) -> None:
-        """NVML's view of a device, from one of its workers."""
-        now = time.monotonic()
-        if now - self._looked.get(device, -math.inf) < SAMPLE_S / 2:
-            return
-        self._looked[device] = now
-        self._log.write("device_sample", device=device, **sample.as_fields())
-        tags = {"job": self.name, "device": str(device)}
-        self._gpu_memory.set(sample.memory_used, tags)
-        if sample.utilisation is not None:
-            self._gpu_busy.set(sample.utilisation, tags)
 
     def resized(self, run: Run, seconds: float) -> None:
         self._log.write("resized", trial=run.id, devices=list(run.wanted), seconds=seconds)

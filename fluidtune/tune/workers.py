@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from typing import Any
 
 import ray
 from ray.util.metrics import Counter
 
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.pool import Holding, PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info
 from fluidtune.report import EventLog
+from fluidtune.tune.gpus import GpuNotes
 
 #: A worker of a trial that lost another one is killed when it has not cleaned up within this time, seconds.
 CLEAN_BROKEN_S = 30.0
@@ -24,9 +27,12 @@ CLEAN_BROKEN_S = 30.0
 class Workers:
     """Belongs to one `Job`; ``job``: its name."""
 
-    def __init__(self, plan: Layout, reservation: Holding, job: str, log: EventLog):
-        self._gpus = plan.kind == "gpu"
-        self._pool = WorkerPool(plan, reservation, job)
+    def __init__(
+        self, plan: Layout, reservation: Holding, job: str, log: EventLog, gpus: GpuNotes, mps: MpsSettings | None
+    ):
+        self._on_gpus = plan.kind == "gpu"
+        self._pool = WorkerPool(plan, reservation, job, mps)
+        self._gpus = gpus
         self._job = job
         self._log = log
         #: By name, when a worker that cleans up is killed (monotonic clock).
@@ -41,7 +47,7 @@ class Workers:
         """A worker of the device; True when it is a new process. ``others``: further GPUs that it must see."""
         warm = self._pool.idle(device) and not others
         visible = None
-        if others and self._gpus:
+        if others and self._on_gpus:
             visible = [self._gpu_id(d) for d in (device, *others)]
         return self._pool.take(device, time.time(), visible), not warm
 
@@ -58,14 +64,22 @@ class Workers:
     def known(self, worker: PooledWorker, value: Any) -> None:
         """What a new process says of itself; an exception when it could not."""
         if isinstance(value, Info):
-            worker.pid, worker.gpus = value.pid, value.gpus
+            worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
             self._log.write(
                 "worker_started",
                 worker=worker.name,
                 device=worker.device,
                 pid=value.pid,
                 seconds=time.time() - worker.asked,
+                **({} if value.mps is None else {"mps": value.mps}),
             )
+            if value.mps is False:
+                self._gpus.time_sliced(value.why)
+
+    @property
+    def living(self) -> Collection[PooledWorker]:
+        """All of them."""
+        return self._pool.workers.values()
 
     def alive(self, worker: PooledWorker) -> bool:
         return worker.name in self._pool.workers
@@ -116,6 +130,9 @@ class Workers:
             self._log.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:500])
             self._losses.inc(1, {"job": self._job})
             self._pool.discard(worker)
+            if worker.mps:
+                # A fault of one client ends all of its GPU: those that are idle have not noticed yet.
+                self._pool.clear(worker.device)
 
     def clear(self, device: int) -> None:
         """The device is gone, and with it those of its workers that are idle."""

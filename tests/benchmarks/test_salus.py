@@ -74,7 +74,7 @@ def test_traces_are_seeded_and_have_the_published_work(tmp_path):
     [
         ("gate", {"gate", "socket"}),
         ("switch", {"lanes", "checkpoint"}),
-        ("pack", {"fifo", "time_slicing", "lanes", "threads"}),
+        ("pack", {"fifo", "time_slicing", "own_lanes", "lanes", "threads"}),
         ("inference", {"resident", "reload"}),
     ],
 )
@@ -89,3 +89,18 @@ def test_without_a_gpu_the_script_says_so():
     command = [sys.executable, "-m", "benchmarks.gpu.salus", "--quick", "--only", "overhead"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 or "no GPU here" in done.stderr
+
+
+def test_the_script_for_a_gpu_needs_no_ray_and_can_be_rehearsed():
+    # The machine with the GPU has none.
+    script = """
+import sys
+sys.modules["ray"] = None
+sys.argv = ["salus", "--rehearse", "--json", "--only", "overhead"]
+from benchmarks.gpu import salus
+salus.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout)
+    assert figures["rehearsal"] and figures["overhead"].keys() == {"gate", "worker", "worker_mean"}

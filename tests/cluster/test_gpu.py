@@ -28,7 +28,7 @@ def test_the_gpu_of_this_process_is_found_by_its_id_and_not_asked_for_all_the_ti
     probe = GpuProbe(Telemetry(standin()))
     found = probe.sample(torch())
     assert found is not None
-    assert (found.utilisation, found.memory_used, found.processes) == (0.5, 3, {7: 2})
+    assert (found.utilisation, found.memory_used, found.processes) == (0.5, 3, {7: 2, 9: 4})
     assert probe.sample(torch()) is None
     assert GpuProbe(Telemetry(standin())).sample(torch("another")) is None
 

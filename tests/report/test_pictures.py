@@ -218,10 +218,11 @@ def test_what_nvml_measured_is_drawn_over_each_device():
         ended(10, "a"),
     ]
     below = utilisation_figure(events).axes[1]
-    drawn = [line for line in below.lines if line.get_label() == "computing, by NVML"]
-    assert len(drawn) == 1
-    assert drawn[0].get_ydata() == pytest.approx([1 + 0.43, 1 + 0.86])
-    assert [text.get_text() for text in below.get_legend().get_texts()] == ["computing, by NVML"]
+    labels = ["computing, by NVML", "memory in use, by NVML"]
+    computing, memory = ([line for line in below.lines if line.get_label() == label] for label in labels)
+    assert [list(line.get_ydata()) for line in computing] == [pytest.approx([1 + 0.43, 1 + 0.86])]
+    assert [list(line.get_ydata()) for line in memory] == [pytest.approx([1 + 0.43, 1 + 0.43])]
+    assert [text.get_text() for text in below.get_legend().get_texts()] == labels
     assert not [line for line in utilisation_figure(events[:2]).axes[1].lines if "NVML" in str(line.get_label())]
 
 

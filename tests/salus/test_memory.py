@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from salus_share import Need, Refused, SalusError, StaleToken
 from salus_share.client import LaneClient
-from salus_share.memory import ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
+from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
 from salus_share.trial import SharedTrial
 from tests.salus.processes import Child, home
 
@@ -24,6 +28,33 @@ def test_more_is_asked_for_before_it_runs_out() -> None:
     assert ask_for(Usage(100, 200, 1040), promised) is None
     assert ask_for(Usage(100, 200, 1060), promised) == Need(330, 1166)
     assert ask_for(Usage(100, 220, 900), promised) == Need(352, 1100)
+
+
+def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocator(monkeypatch) -> None:
+    held = {os.getpid(): 500 * MB}
+    limits = []
+    cuda = SimpleNamespace(
+        init=lambda: None,
+        get_device_properties=lambda device: SimpleNamespace(total_memory=1000 * MB, uuid="abc"),
+        memory_reserved=lambda device: 100 * MB,
+        memory_allocated=lambda device: 60 * MB,
+        max_memory_allocated=lambda device: 90 * MB,
+        set_per_process_memory_fraction=lambda part, device: limits.append(part),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    telemetry = SimpleNamespace(process_memory=lambda uuid, pid: held.get(pid))
+    monkeypatch.setattr("salus_share.telemetry.Telemetry", lambda: telemetry)
+    meter = CudaMeter()
+    assert meter.read() == Usage(400 * MB, 60 * MB, 30 * MB)
+    # Kernels were loaded that had not run before.
+    held[os.getpid()] = 600 * MB
+    assert meter.read().framework == 500 * MB
+    meter.limit(800 * MB)
+    assert limits == [pytest.approx(0.3)]
+    # In a container the driver may not tell.
+    held.clear()
+    assert meter.read().framework == 500 * MB
+    assert CudaMeter().read().framework == CONTEXT
 
 
 def test_what_was_far_too_much_is_given_back() -> None:
@@ -201,6 +232,35 @@ def test_resident_memory_is_measured_and_limited() -> None:
         assert 120 * MB < second.ephemeral < 144 * MB
         assert child.told() is True
         assert child.told() == "lifted"
+
+
+def measure_on_gpu(pipe) -> None:
+    """The same by torch's allocator on a GPU; its context is the framework's."""
+    import torch
+
+    meter = CudaMeter()
+    held = torch.ones(64 * MB, dtype=torch.uint8, device="cuda")
+    meter.reset()
+    scratch = torch.ones(128 * MB, dtype=torch.uint8, device="cuda")
+    del scratch
+    usage = meter.read()
+    torch.cuda.empty_cache()
+    meter.limit(usage.framework + usage.model + 100 * MB)
+    try:
+        torch.ones(128 * MB, dtype=torch.uint8, device="cuda")
+    except RuntimeError as error:
+        pipe.send((usage, held.numel(), is_out_of_memory(error)))
+    meter.lift()
+    pipe.send(torch.ones(128 * MB, dtype=torch.uint8, device="cuda").numel())
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_is_measured_and_limited() -> None:
+    with Child(measure_on_gpu) as child:
+        usage, held, failed = child.told()
+        assert (usage.model, usage.ephemeral) == (64 * MB, 128 * MB)
+        assert usage.framework > 100 * MB and held == 64 * MB and failed
+        assert child.told() == 128 * MB
 
 
 def losses(directory, name: str, greedy: bool) -> list[float]:

@@ -6,12 +6,17 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from salus_share import SalusError, mps, telemetry
+from salus_share.board import started
 from salus_share.mps import Mps
+from tests.salus.processes import Child, until
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")
 UUID = "GPU-5a1u5"
@@ -31,15 +36,16 @@ def calls(tmp_path, monkeypatch):
 def test_started_verified_and_stopped(tmp_path, calls) -> None:
     daemon = Mps("5a1u5", tmp_path / "gpu", STANDIN)
     assert daemon.acquire()
-    started = [found for command, found in calls() if command == "-d"]
-    assert started == [
+    began = [found for command, found in calls() if command == "-d"]
+    assert began == [
         {
             "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "gpu" / "log"),
             "CUDA_VISIBLE_DEVICES": UUID,
         }
     ]
-    assert calls()[-1][0] == "get_server_list"
+    # It answers, and a server of this user came up on the GPU.
+    assert [command for command, _ in calls()][-2:] == [f"start_server -uid {os.getuid()}", "get_server_list"]
     daemon.release()
     assert calls()[-1][0] == "quit"
     assert daemon.environment() == {}
@@ -49,18 +55,60 @@ def test_shared_until_the_last_user_is_gone(tmp_path, calls) -> None:
     daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert daemon.acquire()
     users = tmp_path / "gpu" / "users"
-    # Another process uses it too; and one that is dead.
-    (users / "1").touch()
-    (users / "999999999").touch()
+    # Another process uses it too; one that is dead, and one whose number is another's by now.
+    other = f"1-{started(1)}"
+    for user in (other, "999999999-5", f"{os.getppid()}-5"):
+        (users / user).touch()
     second = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert second.acquire()
     assert [command for command, _ in calls()].count("-d") == 1
     daemon.release()
-    assert [path.name for path in users.iterdir()] == ["1"]
+    assert [path.name for path in users.iterdir()] == [other]
     assert "quit" not in [command for command, _ in calls()]
-    (users / "1").unlink()
+    (users / other).unlink()
     second.release()
     assert calls()[-1][0] == "quit"
+
+
+def use(pipe, directory: Path) -> None:
+    """A process that uses the GPU's daemon until it is killed."""
+    pipe.send(Mps(UUID, directory, STANDIN).acquire())
+    pipe.recv()
+
+
+def test_users_that_are_killed_leave_no_daemon(tmp_path, calls) -> None:
+    control = tmp_path / "gpu" / "pipe" / "control"
+    with Child(use, tmp_path / "gpu") as first, Child(use, tmp_path / "gpu") as second:
+        assert first.told() and second.told()
+        assert [command for command, _ in calls()].count("-d") == 1
+        first.kill()
+        first.process.join()
+        # The guard lets the other one have it.
+        assert second.silent(2 * mps.GUARD_S) and control.exists()
+        second.kill()
+    until(lambda: not control.exists())
+    # Guard and daemon are back for the next one.
+    with Child(use, tmp_path / "gpu") as third:
+        assert third.told() and control.exists()
+    until(lambda: not control.exists())
+
+
+def test_there_is_one_guard_and_it_goes_with_its_directory(tmp_path, calls) -> None:
+    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    assert daemon.acquire()
+
+    def guards() -> list[int]:
+        found = psutil.process_iter(["cmdline"])
+        return [process.pid for process in found if str(tmp_path / "gpu") in (process.info["cmdline"] or ())]
+
+    (guard,) = until(guards)
+    command = [sys.executable, "-m", "salus_share.mps", "--uuid", UUID, "--directory", str(tmp_path / "gpu")]
+    subprocess.run(command, check=True)
+    until(lambda: guards() == [guard])
+    daemon.release()
+    shutil.rmtree(tmp_path / "gpu")
+    until(lambda: not guards())
+    assert not (tmp_path / "gpu").exists()
 
 
 @pytest.mark.parametrize("how", ["environment", "default"])
@@ -92,19 +140,45 @@ def test_limits_of_a_client(tmp_path, calls) -> None:
     daemon.release()
 
 
-@pytest.mark.parametrize("why", ["missing", "refused"])
-def test_without_mps_it_is_said_once(tmp_path, calls, monkeypatch, caplog, why) -> None:
-    monkeypatch.setenv("MPS_STANDIN_FAIL", "MPS is not supported on this GPU")
-    program = STANDIN if why == "refused" else "no-such-program"
+@pytest.mark.parametrize(
+    ("why", "said"), [("missing", "no-such-program"), ("refused", "not supported"), ("no server", "no server came up")]
+)
+def test_without_mps_it_is_said_once_and_not_tried_again(tmp_path, calls, monkeypatch, caplog, why, said) -> None:
+    monkeypatch.setattr(mps, "START_S", 0.2)
+    monkeypatch.setenv(
+        *(("MPS_STANDIN_NO_SERVER", "1") if why == "no server" else ("MPS_STANDIN_FAIL", "not supported"))
+    )
+    program = "no-such-program" if why == "missing" else STANDIN
     with caplog.at_level(logging.INFO):
-        for name in ("one", "two"):
-            daemon = Mps(UUID, tmp_path / name, program)
+        for _ in range(2):
+            daemon = Mps(UUID, tmp_path / "gpu", program)
             assert not daemon.acquire()
-            assert daemon.environment(memory=1 << 30) == {}
+            assert daemon.environment(memory=1 << 30) == {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "none")}
             daemon.release()
-    (said,) = caplog.messages
-    assert "time slices" in said
-    assert ("not supported" in said) == (why == "refused")
+    (message,) = caplog.messages
+    assert "time slices" in message and said in message
+    assert not (tmp_path / "gpu" / "pipe" / "control").exists(), "a daemon that is of no use was left"
+    assert [command for command, _ in calls()].count("-d") == (why != "missing")
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, calls, monkeypatch, whose) -> None:
+    if whose == "theirs":
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs" / "control").touch()
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
+    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    assert daemon.acquire()
+    daemon.refuse("CUDA error 805")
+    daemon.release()
+    without = Mps(UUID, tmp_path / "gpu", STANDIN)
+    assert not without.acquire()
+    # There is no daemon where it looks for one.
+    assert not Path(without.environment()["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+    os.utime(tmp_path / "gpu" / "refused", (0, 0))
+    again = Mps(UUID, tmp_path / "gpu", STANDIN)
+    assert again.acquire()
+    again.release()
 
 
 def test_the_environment_comes_before_cuda(monkeypatch) -> None:

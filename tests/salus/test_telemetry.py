@@ -37,6 +37,7 @@ def standin(**changed):
             SimpleNamespace(pid=7, usedGpuMemory=2),
             SimpleNamespace(pid=8, usedGpuMemory=None),
         ],
+        nvmlDeviceGetMPSComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=9, usedGpuMemory=4)],
     )
     return SimpleNamespace(
         **{**found, **{name: fail if value is NVMLError else value for name, value in changed.items()}}
@@ -46,8 +47,8 @@ def standin(**changed):
 def test_a_sample() -> None:
     found = Telemetry(standin())
     assert found.driver == "580.65"
-    assert found.sample() == [DeviceSample(0, "GPU-abc", "A GPU", 0.5, 3, 10, False, {7: 2})]
-    assert found.sample()[0].as_fields()["processes"] == {7: 2}
+    assert found.sample() == [DeviceSample(0, "GPU-abc", "A GPU", 0.5, 3, 10, False, {7: 2, 9: 4}, "580.65")]
+    assert found.sample()[0].as_fields()["processes"] == {7: 2, 9: 4}
     assert [found.process_memory("abc", 7), found.process_memory("GPU-abc", 8), found.process_memory("x", 7)] == [
         2,
         None,
@@ -58,11 +59,17 @@ def test_a_sample() -> None:
 
 
 def test_what_a_gpu_does_not_support_is_left_out() -> None:
-    nvml = standin(nvmlDeviceGetUtilizationRates=NVMLError, nvmlDeviceGetMigMode=lambda handle: (1, 1))
+    nvml = standin(
+        nvmlDeviceGetUtilizationRates=NVMLError,
+        nvmlDeviceGetMigMode=lambda handle: (1, 1),
+        nvmlDeviceGetMPSComputeRunningProcesses=NVMLError,
+    )
     (sample,) = Telemetry(nvml).sample()
     assert sample.utilisation is None
+    assert sample.processes == {7: 2}
     assert sample.mig
-    assert Telemetry(standin(nvmlDeviceGetHandleByIndex=NVMLError)).sample() == []
+    lost = Telemetry(standin(nvmlDeviceGetHandleByIndex=NVMLError))
+    assert lost.sample() == [] and lost.process_memory("abc", 7) is None
 
 
 def test_without_a_driver_it_is_said_once_and_nothing_is_measured(monkeypatch, caplog) -> None:

@@ -1,0 +1,240 @@
+"""Workers of one GPU as clients of its MPS daemon: by stand-ins for NVIDIA's program and library, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster import mps as cluster_mps
+from fluidtune.cluster import pool as pool_module
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, failed, verify
+from fluidtune.cluster.pool import WorkerPool
+from salus_share import mps, telemetry
+from salus_share.board import home
+from salus_share.telemetry import DeviceSample
+from tests.salus.processes import until
+
+STANDIN = Path(__file__).parents[1] / "salus" / "standin"
+
+
+class Node:
+    """A node of two GPUs, as NVML has it, and what its MPS daemons were told."""
+
+    def __init__(self, log: Path) -> None:
+        self.uuids = [f"GPU-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+        self.samples = [DeviceSample(i, each, "A GPU", 0.0, 0, 1 << 34, False) for i, each in enumerate(self.uuids)]
+        self._log = log
+
+    def sample(self) -> list[DeviceSample]:
+        return self.samples
+
+    def close(self) -> None:
+        """As `Telemetry`."""
+
+    def home(self, gpu: int) -> Path:
+        return home(f"mps-{self.uuids[gpu]}")
+
+    def told(self, command: str) -> list[dict[str, Any]]:
+        lines = map(json.loads, self._log.read_text().splitlines())
+        return [environment for what, environment in lines if what == command]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    log = tmp_path / "calls"
+    log.touch()
+    before = dict(os.environ)
+    monkeypatch.setenv("MPS_STANDIN_LOG", str(log))
+    monkeypatch.setenv("PATH", f"{STANDIN}{os.pathsep}{os.environ['PATH']}")
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_ORDER", "NCCL_P2P_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mps, "DEFAULT_PIPE", tmp_path / "nowhere")
+    monkeypatch.setattr(telemetry, "_said", set())
+    made = Node(log)
+    yield made
+    os.environ.clear()
+    os.environ.update(before)
+    for gpu in range(2):
+        # A guard goes with its directory.
+        shutil.rmtree(made.home(gpu), ignore_errors=True)
+
+
+def test_a_worker_is_a_client_of_its_own_gpus_daemon_before_cuda_starts(node: Node) -> None:
+    found = enter(MpsSettings(4 << 30), ["1"], node)  # type: ignore[arg-type]
+    assert found.client is not None and found.why == ""
+    wanted = {
+        "CUDA_VISIBLE_DEVICES": node.uuids[1],
+        "CUDA_MPS_PIPE_DIRECTORY": str(node.home(1) / "pipe"),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
+        "NCCL_P2P_DISABLE": "1",
+    }
+    assert {name: os.environ.get(name) for name in wanted} == wanted
+    (began,) = node.told("-d")
+    assert began["CUDA_VISIBLE_DEVICES"] == node.uuids[1]
+    found.client.release()
+    assert len(node.told("quit")) == 1
+
+
+def test_every_gpu_has_a_daemon_and_what_the_user_set_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
+    pipes = []
+    for gpus in (["0"], [node.uuids[1]], ["0"]):
+        os.environ.pop("CUDA_MPS_PIPE_DIRECTORY", None)
+        assert enter(MpsSettings(None), gpus, node).client is not None  # type: ignore[arg-type]
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in os.environ
+        pipes.append(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+    assert pipes[0] == pipes[2] != pipes[1]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in node.told("-d")] == node.uuids
+    assert os.environ["NCCL_P2P_DISABLE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changed", "why"),
+    [
+        ([], {}, "0 GPUs"),
+        (["0", "1"], {}, "2 GPUs"),
+        (["2"], {}, "does not know a GPU 2"),
+        (["0"], {"name": "Another"}, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (["0"], {"mig": True}, "divided by MIG"),
+    ],
+)
+def test_where_nobody_can_tell_the_gpu_trials_take_time_slices(node: Node, gpus, changed, why) -> None:
+    node.samples[0] = DeviceSample(**{**node.samples[0].as_fields(), **changed})
+    before = dict(os.environ)
+    found = enter(MpsSettings(None), gpus, node)  # type: ignore[arg-type]
+    assert found.client is None and why in found.why
+    assert dict(os.environ) == before and not node.told("-d")
+
+
+def test_a_daemon_that_cannot_be_had_is_no_trouble(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster_mps, "home", lambda name: tmp_path / "file" / name)
+        assert "file" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+    monkeypatch.setenv("MPS_STANDIN_FAIL", "not on this GPU")
+    assert enter(MpsSettings(None), ["0"], node) == MpsFound(None, "not on this GPU")  # type: ignore[arg-type]
+    assert not Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+
+
+class Ended(Exception):
+    """Instead of the end of this process."""
+
+
+def end(status: int) -> None:
+    raise Ended
+
+
+def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes_without(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: MPS client failed to connect")
+
+    monkeypatch.setattr(cluster_mps.os, "_exit", end)
+    torch = SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=SimpleNamespace(synchronize=lambda: None))
+    found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
+    verify(found, torch)
+    torch.cuda.synchronize = fail
+    verify(MpsFound(None), torch)
+    with pytest.raises(Ended):
+        verify(found, torch)
+    os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
+    assert "failed to connect" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+
+
+def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commits(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_mps.os, "_exit", end)
+    found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
+    fault = RuntimeError("the training function failed")
+    fault.__cause__ = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with...")
+    for its_own in (ValueError("CUDA error"), RuntimeError("CUDA out of memory"), RuntimeError("shapes differ")):
+        failed(found, its_own)
+    failed(MpsFound(None), fault)
+    failed(None, fault)
+    with pytest.raises(Ended):
+        failed(found, fault)
+    os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
+    # The one that made it fails alone from here on.
+    assert "a fault hit all" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+
+
+def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handed: list[tuple[Any, ...]] = []
+    actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
+    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
+    monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    holding = SimpleNamespace(group=lambda device: None)
+    plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
+    pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
+    pool.take(0, now=0.0)
+    pool.take(1, now=0.0, visible=["0", "1"])
+    WorkerPool(plan, holding, "job").take(0, now=0.0)
+    assert [args[2] for args in handed] == [MpsSettings(1 << 30), None, None]
+
+
+def holds_its_gpu(config: dict[str, Any]) -> None:
+    """Says what CUDA would find in the environment, when the trial's code runs.
+
+    The second trial has a fault that hits all clients of its GPU, as long as there is MPS.
+    """
+    from ray import tune
+
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    found = {name: os.environ.get(name) for name in names}
+    for at in range(3):
+        if at == 1 and config["x"] == 2 and Path(found["CUDA_MPS_PIPE_DIRECTORY"] or "").exists():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        tune.report({"score": config["x"], "pid": os.getpid(), **found})
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(150)
+@pytest.mark.usefixtures("no_loggers")
+def test_a_job_on_gpus_with_lanes_runs_under_mps_outlives_its_faults_and_leaves_no_daemon(
+    tmp_path: Path, node: Node, one_ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import tune
+
+    import fluidtune
+    from fluidtune.report import EVENT_LOG_NAME, read_events
+    from tests.tune.running import fit
+
+    # Ray's workers find the stand-ins where this process does.
+    monkeypatch.setenv("NVML_STANDIN", ",".join(node.uuids))
+    monkeypatch.setenv("PYTHONPATH", f"{STANDIN}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    one_ray.stop()
+    one_ray.use(num_cpus=2, num_gpus=2)
+    try:
+        executor = fluidtune.FluidExecutor(devices="gpu:1", max_packing=2, lanes="HPT", device_memory=4 << 30)
+        trainable = tune.with_resources(holds_its_gpu, {"cpu": 0.5, "gpu": 0.5})
+        results = fit("fluid", trainable, {"x": tune.grid_search([1, 2])}, tmp_path, executor=executor)
+        assert not results.errors
+        client, faulty = (result.metrics for result in results)
+        (began,) = node.told("-d")
+        gpu = node.uuids.index(began["CUDA_VISIBLE_DEVICES"])
+        assert client["CUDA_VISIBLE_DEVICES"] == node.uuids[gpu]
+        assert client["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "pipe")
+        assert client["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
+        # It went on in another process, which shares the GPU by time slices.
+        assert faulty["training_iteration"] == 3
+        assert faulty["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "none")
+        events = read_events(Path(results.experiment_path) / EVENT_LOG_NAME)
+        assert [event["mps"] for event in events if event["event"] == "worker_started"] == [True, True, False]
+        assert [event["event"] for event in events].count("worker_lost") == 1, "it was tried again under MPS"
+        # Ray killed the workers; the guard has seen it.
+        until(lambda: node.told("quit"))
+    finally:
+        one_ray.stop()

@@ -1,0 +1,61 @@
+"""What the driver makes of what it hears of its GPUs, without a GPU and without Ray."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fluidtune.report import EventLog, read_events
+from fluidtune.tune import gpus
+from fluidtune.tune.gpus import GpuNotes
+from salus_share.telemetry import DeviceSample
+
+
+class Told:
+    """A gauge: what it was set to, by its tags without the job's name."""
+
+    def __init__(self, name: str, description: str, tags: tuple[str, ...]) -> None:
+        self.values: dict[str, float] = {}
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        job, of = tags.values()
+        assert job == "job"
+        self.values[of] = value
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuNotes:
+    monkeypatch.setattr(gpus, "Gauge", Told)
+    return GpuNotes("job", EventLog(tmp_path / "log"))
+
+
+def test_a_sample_goes_into_log_and_metrics_once_for_all_of_a_devices_trials(notes: GpuNotes) -> None:
+    sample = DeviceSample(0, "GPU-a", "A GPU", 0.5, 70, 100, False, {7: 40, 8: 30, 9: 5}, "580")
+    workers = [
+        SimpleNamespace(pid=7, name="w7"),
+        SimpleNamespace(pid=8, name="w8"),
+        SimpleNamespace(pid=None, name="new"),
+    ]
+    for device in (0, 0, 1):
+        notes.sampled(device, sample, workers)  # type: ignore[arg-type]
+    events = read_events(notes._log.path)
+    assert [event["device"] for event in events] == [0, 1]
+    assert events[0]["processes"] == {"7": 40, "8": 30, "9": 5} and events[0]["driver"] == "580"
+    assert notes._busy.values == {"0": 0.5, "1": 0.5}
+    assert notes._memory.values == {"0": 70, "1": 70}
+    assert notes._of_worker.values == {"w7": 40, "w8": 30}
+
+
+def test_what_mig_does_not_tell_is_no_metric(notes: GpuNotes) -> None:
+    notes.sampled(0, DeviceSample(0, "GPU-a", "A GPU", None, 70, 100, True), [])
+    assert notes._busy.values == {}
+
+
+def test_that_there_is_no_mps_is_said_once(notes: GpuNotes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for why in ("no program", "no program", "by MIG"):
+            notes.time_sliced(why)
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["no program", "by MIG"]
