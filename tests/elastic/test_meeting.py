@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import urllib.error
@@ -40,6 +41,15 @@ def test_a_follower_lives_as_long_as_its_connection(pulses):
     pulses.forget(1.001)
     assert pulses.alive((1, 1)) is None and pulses.alive((1.001, 2)) is True
     second.close()
+
+
+def test_a_stranger_at_the_door_does_no_harm(pulses):
+    follower = Pulse(("127.0.0.1", pulses.port), 5.0)
+    with socket.create_connection(("127.0.0.1", pulses.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\n\xff\n\n")
+        follower.at((1, 1))
+        soon(lambda: pulses.alive((1, 1)), True)
+    follower.close()
 
 
 def test_a_follower_that_takes_another_place_never_looks_dead(pulses):

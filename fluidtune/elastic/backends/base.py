@@ -257,9 +257,9 @@ class CollectiveBackend(ABC):
 
     def _show(self, address: Address, generation: float, rank: int) -> None:
         """Follower: let the leader see that this process, which has this place, lives."""
+        store = self._store(address)
         if self._pulse is None:
-            port = int(self._store(address).get("pulses"))
-            self._pulse = Pulse((address[0], port), self.form_timeout)
+            self._pulse = Pulse((address[0], int(store.get("pulses"))), self.form_timeout)
         self._pulse.at((generation, rank))
 
     def _meet(self, store: dist.Store, rank: int, world: int) -> None:

@@ -57,8 +57,9 @@ class Pulses:
                 while data := connection.recv(4096):
                     *lines, self._open[connection] = (self._open[connection] + data).split(b"\n")
                     for line in lines:
-                        generation, rank = line.split()
-                        self._places[float(generation), int(rank)] = connection
+                        with suppress(ValueError):  # somebody else's knock
+                            generation, rank = line.split()
+                            self._places[float(generation), int(rank)] = connection
                 closed = True
             except BlockingIOError:
                 closed = False
