@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint oldest horovod test-horovod clean
+.PHONY: demo test fast lint oldest horovod horovod-if-possible test-horovod clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -18,9 +18,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
-# Lint, the whole test suite on the newest Ray, and the Tune tests on the oldest.
-test: lint fast
-	$(BIN)/python -m pytest -m "ray or faults"
+# Lint, the test suite on the newest Ray, Horovod's tests but the thorough ones, and the Tune tests on the oldest Ray.
+test: lint horovod-if-possible fast
+	$(BIN)/python -m pytest -m "(ray or faults) and not thorough"
 	$(MAKE) oldest
 
 # What needs no Ray, on all cores.
@@ -36,11 +36,15 @@ oldest:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 	.venv-oldest/bin/python -m pytest tests/tune -m "not faults"
 
-# Horovod for backend="horovod": compiled once (minutes; kept in ~/.cache/fluidtune), checked, installed here.
+# Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)
 	$(BIN)/python -m tools.horovod
 
-# Its own tests; `make test` leaves them out where it is not installed, and says so.
+# The same, but where there is no cmake or C++ compiler it says so, and Horovod's tests are left out.
+horovod-if-possible: $(STAMP)
+	$(BIN)/python -m tools.horovod --optional
+
+# All of Horovod's tests.
 test-horovod: horovod
 	$(BIN)/python -m pytest -m horovod
 

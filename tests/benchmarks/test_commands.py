@@ -51,7 +51,9 @@ def test_launch():
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+@pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.thorough])]
+)
 def test_resize(backend):
     figures = _run("benchmarks.resize", "--backend", backend)
     others = {"stock"} if backend == "torch" else {"stock", "elastic_ray"}
