@@ -35,7 +35,7 @@ MENDS = (
     # torch's headers are C++20
     ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
-    # A third of the work: neither debug information nor headers that are not used
+    # Less work: neither debug information nor headers that are not used
     (
         "CMakeLists.txt",
         'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")',

@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -89,7 +90,8 @@ class CommitStore:
         self._clock = clock
         self._next: int | None = None  # sequence number of the next one; its parity says which file
         self._writer: threading.Thread | None = None
-        self._cost = 0.0  # seconds that the last one took, snapshot and writing
+        #: Seconds that the last ones took, snapshot and writing. The first tells little: it imports and creates.
+        self._costs: deque[float] = deque([0.0], maxlen=3)
         self._last: float | None = None
         self._error: Exception | None = None
 
@@ -97,7 +99,8 @@ class CommitStore:
         """Commit what ``make`` returns, if it is worth it; False if not. ``force``: whatever it costs.
 
         ``make`` is called at once, in this thread; writing goes on behind. Not worth it: one is still being
-        written, or the last one cost more than ``budget`` of the time since then.
+        written, or one usually costs more than ``budget`` of the time since the last. (One that was slow, because the
+        machine or the disk was busy, does not put off those after it.)
         """
         if not force and not self._worth_it():
             return False
@@ -133,7 +136,10 @@ class CommitStore:
     def _worth_it(self) -> bool:
         if self._writer is not None and self._writer.is_alive():
             return False
-        return self._last is None or self._cost <= self._budget * (self._clock() - self._last)
+        if self._last is None:
+            return True
+        usual = sorted(self._costs)[(len(self._costs) - 1) // 2]  # the middle one
+        return usual <= self._budget * (self._clock() - self._last)
 
     def _join(self) -> None:
         if self._writer is not None:
@@ -155,7 +161,7 @@ class CommitStore:
             # The trial goes on: it only has an older state to return to. The next commit tries again.
             log.warning("trial %s: commit of iteration %d failed: %s", commit.trial, commit.iteration, error)
             self._error = error
-        self._cost = self._clock() - started
+        self._costs.append(self._clock() - started)
 
     def _whole(self) -> list[tuple[int, bytes]]:
         """(sequence number, payload) of the files that are whole."""

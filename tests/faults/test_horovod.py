@@ -15,7 +15,7 @@ from ray import tune
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.faults import horovod_jobs, jobs
-from tests.faults.test_kills import busy_workers, cluster, nothing_left, reported, undisturbed  # noqa: F401
+from tests.faults.test_kills import KILLS, busy_workers, cluster, nothing_left, reported, undisturbed  # noqa: F401
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.horovod, pytest.mark.thorough]
 
@@ -78,16 +78,16 @@ def fit(trainable, tmp_path: Path):
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("kind, kills", [("script", 20), ("elastic", 5)])
-def test_workers_killed_at_random_moments(kind, kills, cluster, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("kind", ["script", "elastic"])
+def test_workers_killed_20_times_at_random_moments(kind, cluster, tmp_path):  # noqa: F811
     log = tmp_path / "job" / EVENT_LOG_NAME
-    killer = Killer(log, kills)
+    killer = Killer(log, KILLS)
     killer.start()
     grid = fit(horovod_jobs.scripted if kind == "script" else jobs.elastic, tmp_path)
     killer.over = True
     killer.join()
     assert not grid.errors
-    assert len(killer.kills) == kills
+    assert len(killer.kills) == KILLS
     lines = reported(tmp_path)[1.0]
     iterations = len(lines)
     assert [line["training_iteration"] for line in lines] == list(range(1, iterations + 1))
@@ -98,8 +98,8 @@ def test_workers_killed_at_random_moments(kind, kills, cluster, tmp_path):  # no
     assert [line["value"] for line in lines] == pytest.approx(expected, rel=1e-4)
     events = list(read_events(log))
     # Nobody but those that were killed
-    assert sum(event["event"] == "worker_lost" for event in events) <= kills
+    assert sum(event["event"] == "worker_lost" for event in events) <= KILLS
     results = [event["t"] for event in events if event["event"] == "trial_result"]
     pauses = sorted(min(t for t in results if t > kill) - kill for kill in killer.kills)
-    print(f"from a kill to the next result: median {pauses[kills // 2]:.2f} s, most {pauses[-1]:.2f} s")
+    print(f"from a kill to the next result: median {pauses[KILLS // 2]:.2f} s, most {pauses[-1]:.2f} s")
     nothing_left()
