@@ -1,9 +1,14 @@
 """Finish-time fairness and efficiency of Themis and eight other schedulers, on the virtual clock.
 
-``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--sweeps]``. Without ``--trace``: tuning
-apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of a recorded trace
-(Gavel's and Shockwave's format) on ``--gpus`` GPUs. ``--sweeps`` adds, for Themis, f, lease, contention, the share of
-apps bound by the network, errors in the estimates, and a lying app. All sides run the real arbiter; kind "twin".
+``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--apps N] [--sweeps]``. Without
+``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of
+a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs, run with ``--seeds`` seeds of the arbiter.
+``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
+that is bound by the network, errors in the estimates, and a lying app. All sides run the real arbiter; kind "twin".
+
+A trace's jobs ask for a few GPUs each, so that few of them want all that a round offers: f is 0.97 there and leases
+take 20 minutes (`TRACE`). With f = 0.8 twenty of a hundred bid for a handful of GPUs, a hidden payment takes a whole
+GPU or none, and most of what is won is left over for those that are better off; ``--trace PATH --sweeps`` shows it.
 
 A side has ``worst_rho`` (the largest of all workloads) and, means over workloads, ``jain`` (of rho), ``mean_jct`` and
 ``makespan`` (s), ``gpu_time`` (GPU s held), ``placement_score`` (1 / slowdown, by GPU time) and ``above_1_05`` (share
@@ -29,15 +34,18 @@ from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.simulate import Setup, simulate
 from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning_apps
 
-Workloads = Sequence[Sequence[Spec]]
+#: One workload and the seed of the arbiter that meets it.
+Run = tuple[Sequence[Spec], int]
+#: How a trace's jobs are run.
+TRACE = Setup(contention="demand", f=0.97, lease_s=1200.0)
 
 
-def side(workloads: Workloads, gpus: Sequence[Gpu], setup: Setup) -> dict[str, float]:
-    """Figures of one policy over all workloads."""
+def side(runs: Sequence[Run], gpus: Sequence[Gpu], setup: Setup) -> dict[str, float]:
+    """Figures of one policy over all runs."""
     began = time.perf_counter()
-    runs = [simulate(specs, gpus, setup).figures() for specs in workloads]
-    figures = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
-    figures["worst_rho"] = max(run["worst_rho"] for run in runs)
+    each = [simulate(specs, gpus, replace(setup, seed=seed)).figures() for specs, seed in runs]
+    figures = {key: statistics.mean(run[key] for run in each) for key in each[0]}
+    figures["worst_rho"] = max(run["worst_rho"] for run in each)
     say(
         f"{setup.policy:10} worst rho {figures['worst_rho']:.3f}, GPU time {figures['gpu_time'] / 3600:.0f} h, "
         f"mean JCT {figures['mean_jct'] / 3600:.1f} h, makespan {figures['makespan']:.0f} s "
@@ -52,17 +60,33 @@ def liar(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
     return [replace(apps[0], name=f"app{i}") for i in range(8)], machines(((1, 4, 2), (28, 1, 2)))
 
 
-def sweeps(make: Any, gpus: Sequence[Gpu], base: Setup) -> dict[str, dict[str, dict[str, float]]]:
-    """Themis with one thing changed at a time, on one workload. ``make``: network_bound, between_s -> specs."""
+Sweeps = dict[str, dict[str, dict[str, float]]]
 
-    def one(setup: Setup, at: Sequence[Gpu] = gpus, **how: float) -> dict[str, float]:
-        return side([make(**how)], at, setup)
 
-    found: dict[str, dict[str, dict[str, float]]] = {
+def trace_sweeps(runs: Sequence[Run], gpus: Sequence[Gpu]) -> Sweeps:
+    """Themis on a trace, f and lease changed."""
+    return {
+        "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
+        "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
+    }
+
+
+def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
+    """Themis with one thing changed at a time, on one workload. ``make``: seed, network_bound -> specs."""
+    known: dict[Any, dict[str, float]] = {}
+    base = Setup()
+
+    def one(setup: Setup, at: Sequence[Gpu] = gpus, network_bound: float = 0.5) -> dict[str, float]:
+        key = setup, len(at), network_bound
+        if key not in known:
+            known[key] = side([(make(1, network_bound), 0)], at, setup)
+        return known[key]
+
+    found: Sweeps = {
         "f": {str(f): one(replace(base, f=f)) for f in (0.0, 0.4, 0.6, 0.8, 0.9, 1.0)},
         "lease_s": {str(s): one(replace(base, lease_s=s)) for s in (300.0, 600.0, 1200.0, 2400.0)},
         "gpus": {str(n): one(base, gpus[:n]) for n in (len(gpus), len(gpus) // 2)},
-        "network_bound": {str(share): one(base, network_bound=share) for share in (0.0, 0.4, 1.0)},
+        "network_bound": {str(share): one(base, network_bound=share) for share in (0.0, 0.5, 1.0)},
         "error": {str(error): one(replace(base, error=error)) for error in (0.0, 0.1, 0.2)},
     }
     specs, at = liar(40.0)
@@ -80,39 +104,33 @@ def main() -> None:
     arguments = parser("Fairness of all policies in the twin.")
     arguments.add_argument("--trace", help="path of a recorded trace of jobs")
     arguments.add_argument("--gpus", type=int, default=32, help="GPUs for a trace, on machines of 4 (32)")
-    arguments.add_argument("--seeds", type=int, default=3, help="workloads of tuning apps (3)")
-    arguments.add_argument("--apps", type=int, default=30, help="tuning apps of a workload (30)")
-    arguments.add_argument("--sweeps", action="store_true", help="also what changes when a setting changes")
+    arguments.add_argument("--seeds", type=int, help="workloads of tuning apps (1), or runs of a trace (3)")
+    arguments.add_argument("--apps", type=int, help="tuning apps of a workload (30; of a sweep 12)")
+    arguments.add_argument("--sweeps", action="store_true", help="only what changes when a setting of Themis changes")
     options = arguments.parse_args()
+    count, days, gap = (8, 0.2, 1800.0) if options.quick else (12 if options.sweeps else 30, 2.0, 4800.0)
+    count = options.apps or count
+
+    def make(seed: int, network_bound: float = 0.5) -> list[Spec]:
+        return tuning_apps(count, seed, days=days, between_s=gap, network_bound=network_bound)
+
     if options.trace:
-        gpus = machines(((options.gpus // 4, 4, 1),))
-        workloads = [read_jobs(options.trace)]
-        base = Setup(contention="demand", lease_s=360.0)
-        name = f"{len(workloads[0])} jobs of a recorded trace"
+        gpus, base = machines(((options.gpus // 4, 4, 1),)), TRACE
+        jobs = read_jobs(options.trace)
+        runs: list[Run] = [(jobs, seed) for seed in range(options.seeds or (1 if options.quick else 3))]
+        name = f"{len(jobs)} jobs of a recorded trace, {len(runs)} runs"
     else:
-        gpus = machines(TESTBED_64)
-        count, days, gap = (8, 0.2, 1800.0) if options.quick else (options.apps, 2.0, 4800.0)
-
-        def make(seed: int = 1, network_bound: float = 0.5, between_s: float = gap) -> list[Spec]:
-            return tuning_apps(count, seed, days=days, between_s=between_s, network_bound=network_bound)
-
-        workloads = [make(seed) for seed in range(1, 1 + (1 if options.quick else options.seeds))]
-        base = Setup()
-        name = f"{len(workloads)} workloads of {count} tuning apps"
+        gpus, base = machines(TESTBED_64), Setup()
+        runs = [(make(seed), 0) for seed in range(1, 1 + (options.seeds or 1))]
+        name = f"{len(runs)} workloads of {count} tuning apps"
     say(f"{name} on {len(gpus)} GPUs")
-    sides = {policy: side(workloads, gpus, replace(base, policy=policy)) for policy in ("themis", *BASELINES)}
-    against = ratios(sides, "themis", "worst_rho")
-    figures: dict[str, Any] = {
-        "workload": name,
-        "contention": base.contention,
-        "f": base.f,
-        "lease_s": base.lease_s,
-        "sides": sides,
-        "ratios": against,
-        "ratio": min(against.values()),
-    }
-    if options.sweeps and not options.trace:
-        figures["sweeps"] = sweeps(make, gpus, base)
+    figures: dict[str, Any] = {"workload": name, "contention": base.contention, "f": base.f, "lease_s": base.lease_s}
+    if options.sweeps:
+        figures["sweeps"] = trace_sweeps(runs, gpus) if options.trace else sweeps(make, gpus)
+    else:
+        sides = {policy: side(runs, gpus, replace(base, policy=policy)) for policy in ("themis", *BASELINES)}
+        against = ratios(sides, "themis", "worst_rho")
+        figures |= {"sides": sides, "ratios": against, "ratio": min(against.values())}
     finish(result("fairness", f"{len(gpus)} GPUs", "twin", **figures), options.json)
 
 

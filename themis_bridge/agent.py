@@ -113,7 +113,8 @@ class Agent:
             # Leftovers were not bid for: what was said in the last auction stands until they end.
             fits = [known for row, known in self._bid.rho.items() if len(row) <= leftover]
             rho = min(fits)
-        report = m.Report(rho, value.useful, value.gang, self.work.facts())
+        best = value.rho((), {value.useful: 1} if value.useful else {})
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), min(best, rho))
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:

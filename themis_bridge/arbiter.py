@@ -417,7 +417,8 @@ class Arbiter:
                 held[lease.heir] += (self.gpus[lease.gpu],)
         for app, weight in self.settings.weights.items():
             if app in reports:
-                reports[app] = replace(reports[app], rho=reports[app].rho * weight)
+                known = reports[app]
+                reports[app] = replace(known, rho=known.rho * weight, best=known.best * weight)
         rng = random.Random(f"{self.settings.seed}/{turn.number}")
         holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in turn.offer}
         return Situation(reports, held, turn.offer, holder, self.settings.quotas, rng)

@@ -63,13 +63,15 @@ class Report:
     """An app's answer to `AskRho`.
 
     ``rho``: if nothing changed. ``useful``: the most GPUs that it could use now, those it holds included. ``gang``:
-    GPUs of it that should lie together. ``facts``: what the baselines of the twin go by.
+    GPUs of it that should lie together. ``facts``: what the baselines of the twin go by. ``best``: rho if it had all
+    that it could use from now on.
     """
 
     rho: float
     useful: int
     gang: int = 1
     facts: Any = None
+    best: float = 0.0
 
 
 @dataclass(frozen=True)

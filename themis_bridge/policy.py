@@ -64,8 +64,15 @@ class Themis:
     f: float = 0.8
 
     def bidders(self, situation: Situation) -> list[str]:
-        wanting = [app for app in situation.reports if situation.wants(app) > 0]
-        wanting.sort(key=lambda app: (-situation.reports[app].rho, app))
+        holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
+
+        def behind(app: str) -> tuple[bool, float, str]:
+            # Without any GPU rho is as good as infinite and says nothing: who has waited longest, measured by what it
+            # has to do, is the one whose rho would be worst if it had all that it could use from now on.
+            report = situation.reports[app]
+            return app in holding, -(report.rho if app in holding else report.best), app
+
+        wanting = sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
         return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))]
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:

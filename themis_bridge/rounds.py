@@ -40,8 +40,9 @@ class Round:
 
     def take_report(self, app: str, report: m.Report) -> None:
         """Raises ThemisError, or TypeError, for one that cannot be true."""
-        if not math.isfinite(report.rho) or report.rho < 0:
-            raise ThemisError(f"rho={report.rho!r}; expected a finite number >= 0")
+        for name, value in (("rho", report.rho), ("best", report.best)):
+            if not math.isfinite(value) or value < 0:
+                raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
         if report.useful < 0 or report.gang < 1:
             raise ThemisError(f"{report.useful!r} GPUs in gangs of {report.gang!r} of use; expected whole numbers")
         self.reports[app] = report

@@ -34,3 +34,9 @@ def test_an_end_within_a_microsecond_of_a_round(seconds: int) -> None:
     for nudge in (-1e-7, 0.0, 1e-7, 4e-7):
         run = simulate([app("a", seconds + nudge)], [Gpu("g", "m")], Setup())
         assert run.makespan == pytest.approx(seconds + SWITCH_S)
+
+
+def test_gpus_that_come_together_are_switched_to_together() -> None:
+    specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
+    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
+    assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)

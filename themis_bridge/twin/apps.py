@@ -115,8 +115,9 @@ class TwinApp:
 
     def give(self, gpu: Gpu) -> None:
         self.held[gpu.id] = gpu
-        # The others go on meanwhile: in GPU seconds, what the newcomer loses.
-        self._frozen_until = max(self._frozen_until, self.now) + SWITCH_S / len(self.held)
+        # The others go on meanwhile: as long as all would have to stand still for the GPU seconds that newcomers lose.
+        count, still = len(self.held), max(0.0, self._frozen_until - self.now)
+        self._frozen_until = self.now + (still * (count - 1) + SWITCH_S) / count
 
     def take(self, gpu: str) -> None:
         self.held.pop(gpu, None)

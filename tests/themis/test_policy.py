@@ -1,0 +1,37 @@
+"""Who bids."""
+
+from __future__ import annotations
+
+import random
+
+from themis_bridge.locality import Gpu
+from themis_bridge.messages import Report
+from themis_bridge.policy import Situation, Themis
+
+
+def bidders(
+    reports: dict[str, Report], held: dict[str, tuple[Gpu, ...]], holder: dict[str, str], f: float
+) -> list[str]:
+    offer = {"g0": Gpu("g0", "m"), "g1": Gpu("g1", "m")}
+    everybody = {app: held.get(app, ()) for app in reports}
+    return Themis(f).bidders(Situation(reports, everybody, offer, holder, {}, random.Random(0)))
+
+
+def test_the_worst_rho_bids():
+    reports = {"a": Report(1.0, 4), "b": Report(3.0, 4), "c": Report(2.0, 4), "done": Report(9.0, 1)}
+    held = {app: (Gpu(f"of {app}", "m"),) for app in reports}
+    assert bidders(reports, held, {}, 1.0) == ["b"]
+    assert bidders(reports, held, {}, 0.5) == ["b", "c"]
+    assert bidders(reports, held, {}, 0.0) == ["b", "c", "a"]
+
+
+def test_of_those_without_a_gpu_the_one_that_waited_longest_comes_first():
+    # Half of its work done, and starved since: its rho is half that of one that has just come.
+    reports = {"new": Report(100.0, 1, best=1.0), "starved": Report(53.0, 1, best=3.5), "rich": Report(60.0, 4)}
+    held = {"rich": (Gpu("of rich", "m"),)}
+    assert bidders(reports, held, {}, 0.0) == ["starved", "new", "rich"]
+
+
+def test_who_still_has_a_gpu_on_offer_is_not_without():
+    reports = {"new": Report(100.0, 1, best=1.0), "holder": Report(5.0, 1, best=4.0)}
+    assert bidders(reports, {}, {"g0": "holder"}, 0.0) == ["new", "holder"]
