@@ -19,13 +19,13 @@ demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
 # Lint, the test suite on the newest Ray, Horovod's tests but the thorough ones, and the Tune tests on the oldest Ray.
-test: lint horovod-if-possible fast
-	$(BIN)/python -m pytest -m "(ray or faults) and not thorough"
+test: lint fast horovod-if-possible
+	$(BIN)/python -m pytest -m "(ray or faults or horovod) and not thorough"
 	$(MAKE) oldest
 
-# What needs no Ray, on all cores.
+# What needs neither Ray nor Horovod, on all cores.
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults" -n auto
+	$(BIN)/python -m pytest -m "not ray and not faults and not horovod" -n auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
