@@ -106,7 +106,7 @@ def main() -> None:
     arguments.add_argument("--apps", type=int, help="tuning apps of a workload (30; of a sweep 12)")
     arguments.add_argument("--sweeps", action="store_true", help="only what changes when a setting of Themis changes")
     options = arguments.parse_args()
-    count, days, gap = (8, 0.2, 1800.0) if options.quick else (12 if options.sweeps else 30, 2.0, 4800.0)
+    count, days, gap = (8, 0.2, 200.0) if options.quick else (12 if options.sweeps else 30, 2.0, 4800.0)
     count = options.apps or count
 
     def make(seed: int, network_bound: float = 0.5) -> list[Spec]:
