@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 from themis_bridge.auction import Bid, Clearing, clear_auction
@@ -59,7 +61,11 @@ class Policy(Protocol):
 
 @dataclass
 class Themis:
-    """The partial-allocation auction among the worst ``1 - f`` of the apps."""
+    """The partial-allocation auction among the worst ``1 - f`` of the apps; of these no more than want all there is.
+
+    Were twenty apps of one GPU each to bid for two, each winner would pay all it won for what the others lose, and the
+    worst would go empty-handed round by round. Two bid at least where there are two GPUs: nobody bids without a rival.
+    """
 
     f: float = 0.8
 
@@ -73,7 +79,10 @@ class Themis:
             return app in holding, -(report.rho if app in holding else report.best), app
 
         wanting = sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
-        return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))]
+        most = max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))
+        wanted = list(accumulate(situation.wants(app) for app in wanting))
+        enough = max(bisect_left(wanted, len(situation.offer)) + 1, min(2, len(situation.offer)))
+        return wanting[: min(most, enough)]
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)

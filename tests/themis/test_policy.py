@@ -18,18 +18,24 @@ def bidders(
 
 
 def test_the_worst_rho_bids():
-    reports = {"a": Report(1.0, 4), "b": Report(3.0, 4), "c": Report(2.0, 4), "done": Report(9.0, 1)}
+    reports = {"a": Report(1.0, 2), "b": Report(3.0, 2), "c": Report(2.0, 2), "done": Report(9.0, 1)}
     held = {app: (Gpu(f"of {app}", "m"),) for app in reports}
     assert bidders(reports, held, {}, 1.0) == ["b"]
     assert bidders(reports, held, {}, 0.5) == ["b", "c"]
-    assert bidders(reports, held, {}, 0.0) == ["b", "c", "a"]
+
+
+def test_no_more_bid_than_want_all_there_is_but_two():
+    small = {f"a{i}": Report(10.0 - i, 1, best=10.0 - i) for i in range(9)}
+    assert bidders(small, {}, {}, 0.0) == ["a0", "a1"]
+    large = {name: Report(report.rho, 8, best=report.best) for name, report in small.items()}
+    assert bidders(large, {}, {}, 0.0) == ["a0", "a1"]
 
 
 def test_of_those_without_a_gpu_the_one_that_waited_longest_comes_first():
     # Half of its work done, and starved since: its rho is half that of one that has just come.
     reports = {"new": Report(100.0, 1, best=1.0), "starved": Report(53.0, 1, best=3.5), "rich": Report(60.0, 4)}
     held = {"rich": (Gpu("of rich", "m"),)}
-    assert bidders(reports, held, {}, 0.0) == ["starved", "new", "rich"]
+    assert bidders(reports, held, {}, 0.0) == ["starved", "new"]
 
 
 def test_who_still_has_a_gpu_on_offer_is_not_without():
