@@ -8,7 +8,6 @@ looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in t
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import importlib.metadata
@@ -295,9 +294,6 @@ def main() -> None:
 
 
 def run() -> None:
-    options = argparse.ArgumentParser(description="Build Horovod once, check it, install it here.")
-    options.add_argument("--optional", action="store_true", help="where it cannot be built, say so and succeed")
-    args = options.parse_args()
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("horovod: torch must be installed first; `make horovod` does that")
     place = cache()
@@ -308,9 +304,6 @@ def run() -> None:
         wheel = next(place.glob("*.whl"), None)
         if wheel is None:
             trouble = missing()
-            if trouble is not None and args.optional:
-                say(f"{trouble}: its tests are left out")
-                return
             if trouble is not None:
                 raise SystemExit(f"horovod: {trouble}")
             wheel = build(place)

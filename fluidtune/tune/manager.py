@@ -28,7 +28,7 @@ from fluidtune.tune import compat
 from fluidtune.tune.crew import Crew, first_line
 from fluidtune.tune.job import Job
 from fluidtune.tune.resizing import Resizer
-from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run, Task
+from fluidtune.tune.run import Run, Task
 from fluidtune.tune.workers import CLEAN_BROKEN_S
 
 
@@ -419,11 +419,9 @@ class FluidActorManager:
         if worker is not None:
             self._crew.lost(worker, error)
             run.leader = None if run.leader is worker else run.leader
-        if worker is None or worker.pid is not None:
-            run.deaths += 1
-        else:
-            run.misses += 1  # it never lived: its node may be dying
-        if run.deaths >= MAX_DEATHS or run.misses >= MAX_MISSES:
+        started = worker is None or worker.pid is not None
+        device_there = worker is None or worker.device in self._job.reservation.nodes
+        if run.died(started=started, device_there=device_there):
             self._fail(run, error)
         else:
             self._recover(run, f"its worker died: {first_line(error)}", died=None if worker is None else worker.device)

@@ -17,7 +17,8 @@ from fluidtune.tune import compat
 
 #: A trial whose worker dies this often without one iteration done in between is the trial's fault.
 MAX_DEATHS = 3
-#: Workers that died before they had started are the cluster's fault; it may take some seconds to notice a dead node.
+#: Workers that died before they had started, or with their node, are the cluster's fault; it may take some seconds to
+#: notice a dead node.
 MAX_MISSES = 10
 
 
@@ -73,7 +74,7 @@ class Run:
     live: bool = False
     #: It has been live before: what follows a loss is a recovery.
     started: bool = False
-    #: Workers since its last iteration that died under it, or never came up; and the last loss in words.
+    #: Workers since its last iteration that died under it, or that the cluster lost; and the last loss in words.
     deaths: int = 0
     misses: int = 0
     loss: str = ""
@@ -88,6 +89,14 @@ class Run:
     @property
     def id(self) -> str:
         return self.trial.trial_id
+
+    def died(self, *, started: bool, device_there: bool) -> bool:
+        """A worker died under it, that had ``started`` or not; returns whether that was too often."""
+        if started and device_there:
+            self.deaths += 1
+        else:
+            self.misses += 1
+        return self.deaths >= MAX_DEATHS or self.misses >= MAX_MISSES
 
     @property
     def ran_at(self) -> float:

@@ -51,9 +51,7 @@ def test_launch():
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.thorough])]
-)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_resize(backend):
     figures = _run("benchmarks.resize", "--backend", backend)
     others = {"stock"} if backend == "torch" else {"stock", "elastic_ray"}

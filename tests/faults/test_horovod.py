@@ -17,7 +17,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import KILLS, busy_workers, cluster, nothing_left, reported, undisturbed  # noqa: F401
 
-pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.horovod, pytest.mark.thorough]
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.horovod]
 
 #: Workers of the trial, where the engine does not find that one alone is as fast.
 WIDTH = 2

@@ -89,7 +89,7 @@ class ElasticClass(tune.Trainable):
     [
         (jobs.elastic, "torch"),
         (ElasticClass, "torch"),
-        pytest.param(jobs.elastic, "horovod", marks=[pytest.mark.horovod, pytest.mark.thorough]),
+        pytest.param(jobs.elastic, "horovod", marks=pytest.mark.horovod),
         pytest.param(horovod_jobs.scripted, "horovod", marks=pytest.mark.horovod),
     ],
 )
