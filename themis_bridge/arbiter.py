@@ -323,9 +323,7 @@ class Arbiter:
         if not offer or not self.apps or self.clock < self._next:
             return
         self.rounds += 1
-        ends = any(gpu in offer for gpu in (lease.gpu for lease in self.leases))
-        # What is free and nobody wanted can wait for the next change; a lease must be settled before it ends.
-        self._next = self.clock + (self._retry if ends else self.settings.pace_s)
+        self._next = self.clock + self._retry
         asked = {name: app.session for name, app in self.apps.items()}
         self.round = Round(self.rounds, self.clock + self.settings.answer_s, asked, offer)
         for name, session in asked.items():

@@ -35,13 +35,17 @@ def two_nodes():
 def kill_nodes(cluster, node, log: Path, job: Future) -> int:
     """Kill the second node at a random moment after progress, and add a new one some time later; while the job runs.
 
-    In the main thread, because Ray's Cluster starts nodes only there.
+    After progress of any trial or, every other time, of all of them: else a slow machine's trial on that node never
+    does an iteration, and is given up. In the main thread, because Ray's Cluster starts nodes only there.
     """
     rng, kills, seen = random.Random(5), 0, 0
     while kills < NODE_KILLS and not job.done():
         time.sleep(0.05)
         events = read_events(log) if log.exists() else []
-        if not any(e["event"] == "trial_result" for e in events[seen:]):
+        active = {e["trial"] for e in events if e["event"] == "trial_started"}
+        active -= {e["trial"] for e in events if e["event"] == "trial_ended" and e["ending"] == "stopped"}
+        reported = {e["trial"] for e in events[seen:] if e["event"] == "trial_result"} & active
+        if not reported or (kills % 2 and reported != active):
             continue
         time.sleep(rng.uniform(0.0, 1.0))
         cluster.remove_node(node, allow_graceful=False)
