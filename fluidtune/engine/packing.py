@@ -101,17 +101,22 @@ def judge(state: State, now: float) -> list[Instruction]:
         if sum(stay.left is None for stay in search.stays.values()) < search.count:
             _end(search)
         return []
-    count, newcomer = search.count, state.trials[search.newcomer]
-    stays = search.stays[newcomer.name].left is None
+    count, newcomer = search.count, search.newcomer
+    stays = search.stays[newcomer].left is None
     _end(search)
     if verdict:
         state.max_packing = count
         return []
     search.over = True
-    if not stays or newcomer.status != "running":
+    if not stays or state.trials[newcomer].status != "running":
         return []
-    state.suspend(newcomer, now)
-    return [Suspend(newcomer.name)]
+    # The newcomer if it can be moved, else one of those that it joined.
+    for name in (newcomer, *(name for name in here if name != newcomer)):
+        trial = state.trials[name]
+        if trial.kind != "plain" and trial.status == "running" and trial.resizing_to is None:
+            state.suspend(trial, now)
+            return [Suspend(name)]
+    return []
 
 
 def _end(search: Search) -> None:

@@ -60,6 +60,15 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
     assert devices.most() == 1
 
 
+def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
+    devices = Device({1: 1.0, 2: 10.0}, devices=1, trials=1)
+    devices.said += devices.bench(plain("p", 40))
+    for _ in range(8):
+        devices.turn()
+    assert devices.bench.engine.packing == 1
+    assert [i.trial for i in devices.said if isinstance(i, Suspend)] == ["t0"]
+
+
 def test_trials_of_one_iteration_that_start_together_show_that_packing_pays():
     bench = Bench(2, max_packing=None)
     bench(*[elastic(f"t{k}", 1) for k in range(12)])
