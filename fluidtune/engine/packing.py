@@ -2,9 +2,9 @@
 
 Found out: when trials wait and every device has one, *one* device is opened for one more. What iterations there
 then take against alone says whether that pays; if so every device may hold as many and the next number is tried, if
-not the newcomer leaves and the search is over. So a wrong try costs one device a few iterations. Trials that start
-together are tried best: their first iterations count already. A share that would not fit the memory, or of which that
-is not known, is not tried.
+not the newcomer leaves, or a neighbour where that one cannot be moved, and the search is over. So a wrong try costs
+one device a few iterations. Trials that start together are tried best: their first iterations count already. A share
+that would not fit the memory, or of which that is not known, is not tried.
 """
 
 from __future__ import annotations
