@@ -113,7 +113,7 @@ def judge(state: State, now: float) -> list[Instruction]:
     # The newcomer if it can be moved, else one of those that it joined.
     for name in (newcomer, *(name for name in here if name != newcomer)):
         trial = state.trials[name]
-        if trial.kind != "plain" and trial.status == "running" and trial.resizing_to is None:
+        if trial.kind != "plain" and trial.steady:
             state.suspend(trial, now)
             return [Suspend(name)]
     return []
@@ -202,8 +202,7 @@ def _candidate(
 
 
 def _stays(trial: Trial) -> bool:
-    one = trial.status == "running" and len(trial.held) == 1
-    return one and trial.asked_share == 1 and trial.resizing_to is None
+    return trial.steady and len(trial.held) == 1 and trial.asked_share == 1
 
 
 def _measured(trial: Trial) -> bool:

@@ -193,7 +193,7 @@ def _reach(state: State, trial: Trial) -> int:
 
 def _at_rest(trial: Trial) -> bool:
     """It runs, no resize is under way and none failed a moment ago."""
-    return trial.status == "running" and trial.resizing_to is None and not trial.cooldown
+    return trial.steady and not trial.cooldown
 
 
 def _may_want(state: State, trial: Trial) -> bool:

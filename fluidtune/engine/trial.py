@@ -111,6 +111,11 @@ class Trial:
         """The devices it runs on and, after them, those it was promised."""
         return list(dict.fromkeys(self.devices + (self.resizing_to or ())))
 
+    @property
+    def steady(self) -> bool:
+        """It runs, and no resize is under way."""
+        return self.status == "running" and self.resizing_to is None
+
 
 @dataclass(frozen=True)
 class TrialView:
