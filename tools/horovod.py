@@ -3,7 +3,8 @@
 The released source does not compile against today's torch, and its processes abort when a member dies at the wrong
 moment; `MENDS` is all that is changed, and docs/horovod.md says why. The wheel lies in a cache outside the source
 tree (``$XDG_CACHE_HOME/fluidtune`` or ``~/.cache/fluidtune``), under all that it depends on: a second run only
-looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in the environment.
+looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in the environment; ``--can`` only says
+whether it has them.
 """
 
 from __future__ import annotations
@@ -287,6 +288,9 @@ def say(text: str) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--can"]:
+        trouble = missing() if next(cache().glob("*.whl"), None) is None else None
+        raise SystemExit(trouble and f"horovod: {trouble}")
     try:
         run()
     except (RuntimeError, subprocess.CalledProcessError) as error:
