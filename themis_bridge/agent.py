@@ -113,8 +113,9 @@ class Agent:
             # Leftovers were not bid for: what was said in the last auction stands until they end.
             fits = [known for row, known in self._bid.rho.items() if len(row) <= leftover]
             rho = min(fits)
-        best = value.rho((), {value.useful: 1} if value.useful else {})
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), min(best, rho))
+        left = value.finish((), {value.useful: 1} if value.useful else {})
+        best = (value.elapsed + left) / value.independent
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), min(best, rho), left)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:

@@ -64,7 +64,7 @@ class Report:
 
     ``rho``: if nothing changed. ``useful``: the most GPUs that it could use now, those it holds included. ``gang``:
     GPUs of it that should lie together. ``facts``: what the baselines of the twin go by. ``best``: rho if it had all
-    that it could use from now on.
+    that it could use from now on, and ``left`` seconds until it ends then.
     """
 
     rho: float
@@ -72,6 +72,7 @@ class Report:
     gang: int = 1
     facts: Any = None
     best: float = 0.0
+    left: float = 0.0
 
 
 @dataclass(frozen=True)

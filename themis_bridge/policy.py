@@ -122,9 +122,11 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
 
 
 def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:
-    """Leftover GPUs: at random to apps that did not bid, then, worst rho first, to those that did.
+    """Leftover GPUs: to apps that did not bid, longest first by what is left; then, worst rho first, to those that did.
 
-    Each turn gives one app as many GPUs as its gang, of one machine where there are so many.
+    The paper draws lots. By the longest the cluster's last app ends earlier, and the same app has them again next time:
+    fewer moves. To overstate one's work wins leftovers and loses auctions, which costs more (docs/themis.md). Each turn
+    gives one app as many GPUs as its gang, of one machine where there are so many.
     """
     free: dict[str, list[str]] = defaultdict(list)
     for gpu in sorted(situation.offer.keys() - grants.keys()):
@@ -137,9 +139,9 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
         near = Counter(gpu.machine for gpu in situation.held[app])
         near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
         own = Counter(machine for machine, gpus in free.items() for gpu in gpus if situation.holder.get(gpu) == app)
-        # Where a whole gang fits, where it is now, tightest first; else near its others.
+        # Where a whole gang fits; near its others: it may move together lease by lease; where it is now; tightest.
         machine = min(
-            free, key=lambda m: (len(free[m]) < size, -min(size, own[m]), -near[m], abs(len(free[m]) - size), m)
+            free, key=lambda m: (len(free[m]) < size, -near[m], -min(size, own[m]), abs(len(free[m]) - size), m)
         )
         chosen = sorted(free[machine], key=lambda gpu: (situation.holder.get(gpu) != app, gpu))[:size]
         for gpu in chosen:
@@ -151,7 +153,7 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
 
     others = sorted(app for app in situation.reports if app not in bids)
     while free and (open_ := [app for app in others if situation.wants(app) > got[app]]):
-        give(situation.rng.choice(open_))
+        give(max(open_, key=lambda app: (situation.reports[app].left, app)))
     for app in sorted(bids, key=lambda app: (-situation.reports[app].rho, app)):
         while free and situation.wants(app) > got[app]:
             give(app)

@@ -1,12 +1,13 @@
-"""Who bids."""
+"""Who bids, and who gets what nobody won."""
 
 from __future__ import annotations
 
 import random
 
+from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import Situation, Themis
+from themis_bridge.policy import Situation, Themis, share_leftover
 
 
 def bidders(
@@ -41,3 +42,32 @@ def test_of_those_without_a_gpu_the_one_that_waited_longest_comes_first():
 def test_who_still_has_a_gpu_on_offer_is_not_without():
     reports = {"new": Report(100.0, 1, best=1.0), "holder": Report(5.0, 1, best=4.0)}
     assert bidders(reports, {}, {"g0": "holder"}, 0.0) == ["new", "holder"]
+
+
+def leftover(
+    reports: dict[str, Report], held: dict[str, tuple[Gpu, ...]], offer: list[Gpu], holder: dict[str, str]
+) -> dict[str, str]:
+    everybody = {app: held.get(app, ()) for app in reports}
+    there = {gpu.id: gpu for gpu in offer}
+    return share_leftover(Situation(reports, everybody, there, holder, {}, random.Random(0)), {}, {})
+
+
+def test_what_nobody_won_goes_to_the_longest_first():
+    offer = [Gpu(f"g{i}", "m") for i in range(4)]
+    reports = {"short": Report(2.0, 3, left=5.0), "long": Report(1.0, 3, left=90.0)}
+    assert sorted(leftover(reports, {}, offer, {}).values()) == ["long", "long", "long", "short"]
+    # Those that lost an auction come last, whatever they have left.
+    bids = {"long": Bid("long", {frozenset(): 1.0})}
+    situation = Situation(reports, dict.fromkeys(reports, ()), {g.id: g for g in offer}, {}, {}, random.Random(0))
+    assert sorted(share_leftover(situation, {}, bids).values()) == ["long", "short", "short", "short"]
+
+
+def test_a_scattered_app_moves_together_lease_by_lease():
+    at = {"a": (Gpu("first", "m1"), Gpu("second", "m2"))}
+    reports = {"a": Report(1.0, 3, 4, left=9.0)}
+    # Its third lease ends on m3; beside another of its GPUs one is free.
+    offer = [Gpu("own", "m3"), Gpu("free", "m1"), Gpu("far", "m4")]
+    assert leftover(reports, at, offer, {"own": "a"}) == {"free": "a"}
+    # It does not move where it gains nothing.
+    assert leftover(reports, at, [Gpu("own", "m1"), Gpu("free", "m2")], {"own": "a"}) == {"own": "a"}
+    assert leftover(reports, {}, [Gpu("own", "m3"), Gpu("free", "m1")], {"own": "a"}).keys() == {"own", "free"}
