@@ -58,7 +58,12 @@ def algorithm(name: str, epochs: int, space: dict[str, Any]) -> tuple[Any, Any]:
     if name == "bohb":
         return ASHAScheduler(max_t=epochs, grace_period=1, reduction_factor=ETA), _tpe()
     if name == "pbt":
-        domains = {key: value for key, value in space.items() if isinstance(value, tune.search.sample.Domain)}
+        # Not the network's width: the winner's weights would not fit.
+        domains = {
+            key: value
+            for key, value in space.items()
+            if key != "width" and isinstance(value, tune.search.sample.Domain)
+        }
         interval = max(1, epochs // 3)
         return PopulationBasedTraining(
             "training_iteration", perturbation_interval=interval, hyperparam_mutations=domains, synch=True

@@ -4,7 +4,8 @@
 ``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of
 a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs, run with ``--seeds`` seeds of the arbiter.
 ``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
-that is bound by the network, errors in the estimates, and a lying app. All sides run the real arbiter; kind "twin".
+that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace what every
+ninth job gains, by itself, that claims more or less work than it has. All sides run the real arbiter; kind "twin".
 
 A trace's jobs run with leases of 20 minutes, tuning apps with ten; f = 0.8.
 
@@ -66,7 +67,17 @@ def trace_sweeps(runs: Sequence[Run], gpus: Sequence[Gpu]) -> Sweeps:
     return {
         "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
         "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
+        "claim": {str(claim): claiming(runs[0][0], gpus, claim) for claim in (0.5, 0.75, 1.33, 2.0)},
     }
+
+
+def claiming(specs: Sequence[Spec], gpus: Sequence[Gpu], claim: float) -> dict[str, float]:
+    """Share by which the time of a job changes that claims ``claim`` times its work, over every ninth job."""
+    honest = simulate(specs, gpus, TRACE).jct
+    names = [spec.name for spec in specs[3::9]]
+    changes = [simulate(specs, gpus, replace(TRACE, liar=name, claim=claim)).jct[name] / honest[name] for name in names]
+    say(f"who claims {claim:g} times its work: {statistics.mean(changes) - 1:+.1%} time (best {min(changes) - 1:+.1%})")
+    return {"jct": statistics.mean(changes) - 1, "best": min(changes) - 1, "jobs": len(names)}
 
 
 def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:

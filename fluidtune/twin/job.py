@@ -45,13 +45,15 @@ class Costs:
     """What is not training, seconds.
 
     ``begin``: from the start of the job to its first worker's request. ``cold``: a new worker process, when it is
-    the only one; ``at_once``: how many of them can start at a time and take no longer. ``warm``: from an instruction
-    to the first iteration in a worker that is there. ``turn``: between two iterations.
+    the only one; ``at_once``: how many of them can start at a time and take no longer. ``first``: what the first
+    iteration in it takes beyond others, imports for one. ``warm``: from an instruction to the first iteration in a
+    worker that is there. ``turn``: between two iterations.
     """
 
     begin: float = 0.0
     cold: float = 0.0
     at_once: float = math.inf
+    first: float = 0.0
     warm: float = 0.0
     turn: float = 0.0
 
@@ -227,7 +229,31 @@ def _costs(events: list[Event], begun: float) -> Costs:
         elif event["event"] == "resized":
             last.pop(trial, None)
     turn = median(turns) if turns else 0.0
-    return Costs(begin, cold, at_once, median(warms) if warms else turn, turn)
+    warm = median(warms) if warms else turn
+    return Costs(begin, cold, at_once, _first(events, warm), warm, turn)
+
+
+def _first(events: list[Event], warm: float) -> float:
+    """Seconds of the first iteration in a new worker beyond the same trial's later ones."""
+    new: dict[int, float] = {}
+    begun: dict[str, tuple[int, float]] = {}
+    firsts: dict[str, float] = {}
+    later: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        trial, at = str(event.get("trial")), event["t"]
+        if event["event"] == "worker_started":
+            new[event["device"]] = at
+        elif event["event"] == "trial_started":
+            begun[trial] = event["devices"][0], at
+        elif event["event"] == "trial_result":
+            device, since = begun.pop(trial, (-1, at))
+            if device in new:
+                firsts.setdefault(trial, at - max(since, new.pop(device)))
+            else:
+                later[trial].append(event["seconds"])
+    usual = median([seconds for listed in later.values() for seconds in listed] or [math.inf])
+    over = [taken - warm - median(later.get(trial) or [usual]) for trial, taken in firsts.items()]
+    return max(0.0, median(over)) if over else 0.0
 
 
 def _at_once(workers: list[tuple[float, float]], cold: float) -> float:

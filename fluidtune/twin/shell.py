@@ -218,7 +218,7 @@ class Twin:
             self._idle[device] -= 1
             self._at(self.job.costs.warm, then)
         else:
-            self._starts.begin(then)
+            self._starts.begin(lambda: self._at(self.job.costs.first, then))
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
         run.wanted, run.joined = devices, False

@@ -9,11 +9,19 @@ import psutil
 import pytest
 
 from benchmarks import common
+from benchmarks.algorithms import algorithm
+from benchmarks.job import digits_space
 
 
 def test_ratios_are_the_others_over_ours():
     sides = {"ours": {"seconds": 2.0}, "a": {"seconds": 3.0}, "b": {"seconds": 1.0}}
     assert common.ratios(sides, "ours", "seconds") == {"a": 1.5, "b": 0.5}
+
+
+def test_pbt_changes_nothing_that_a_checkpoint_depends_on():
+    pbt, _ = algorithm("pbt", 9, digits_space(9))
+    assert {"lr", "momentum"} <= pbt._hyperparam_mutations.keys()
+    assert "width" in digits_space(9) and "width" not in pbt._hyperparam_mutations
 
 
 def test_sides_run_in_turn_and_medians_are_taken():

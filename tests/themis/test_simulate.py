@@ -40,3 +40,13 @@ def test_gpus_that_come_together_are_switched_to_together() -> None:
     specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
     gpus = [Gpu(f"g{i}", "m") for i in range(4)]
     assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)
+
+
+def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
+    gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
+    specs = [app(f"a{i}", 4000) for i in range(8)]
+
+    def jct(claim: float) -> float:
+        return simulate(specs, gpus, Setup(f=0.5, liar="a0", claim=claim)).jct["a0"]
+
+    assert jct(3.0) > jct(1.0)

@@ -41,10 +41,10 @@ def test_a_rung_waits_for_all_of_the_one_before():
 
 
 def test_what_is_not_training_is_counted():
-    costs = Costs(begin=1.0, cold=2.0, at_once=1.0, warm=0.1, turn=0.01)
+    costs = Costs(begin=1.0, cold=2.0, at_once=1.0, first=0.7, warm=0.1, turn=0.01)
     job = grid(4, 2, ALONE, max_packing=1, kind="plain", costs=costs)
     # Two cold workers that slow each other down; then each takes a second trial, warm.
-    assert Twin(job, 2).run() == pytest.approx(1 + 4.0 + 2.01 + 0.1 + 2.01)
+    assert Twin(job, 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.1 + 2.01)
 
 
 @settings(max_examples=30, deadline=None)
@@ -132,6 +132,18 @@ def test_what_starts_of_processes_cost_is_read_off_a_log():
     costs = read_job(events).costs
     assert costs.cold == 2.0
     assert costs.at_once == pytest.approx(2 * 2.0 / 3.1)
+
+
+def test_what_the_first_iteration_in_a_new_process_costs_is_read_off_a_log():
+    events = log()
+    job = read_job(events)
+    assert job.costs.first == 0.0
+    # The worker was there long before b's first result, which is 3 s after it: b's others take 1 s.
+    b = next(k for k, event in enumerate(events) if event.get("trial") == "b" and event["event"] == "trial_result")
+    worker = {"t": events[b]["t"] - 3.0, "event": "worker_started", "worker": "w", "device": 0, "seconds": 1.0}
+    events[b - 1]["t"] = worker["t"] - 1.0  # trial_started
+    events.insert(b, worker)
+    assert read_job(events).costs.first == pytest.approx(3.0 - 1.0 - job.costs.warm)
 
 
 def test_a_log_without_a_trial_is_no_job():

@@ -30,7 +30,10 @@ PACE_S = 60.0
 
 @dataclass(frozen=True)
 class Setup:
-    """How a workload is run. ``error``: estimates are wrong by up to this share; ``liar``, ``lie``: see `TwinApp`.
+    """How a workload is run. ``error``: estimates are wrong by up to this share.
+
+    ``liar``: an app that lies: ``lie``, of placements, see `TwinApp`; ``claim`` is what it says that it has to do over
+    what it has.
 
     ``contention``: the definition of N(t) in rho: "apps" (how many there are, the paper's) or "demand" (GPUs asked for
     by all of them over those of the cluster: the fair share of a job that asks for few).
@@ -42,6 +45,7 @@ class Setup:
     error: float = 0.0
     liar: str | None = None
     lie: float = 0.0
+    claim: float = 1.0
     contention: str = "apps"
     seed: int = 0
 
@@ -100,7 +104,9 @@ class Simulation:
         rng = random.Random(setup.seed)
         self.apps = {
             spec.name: TwinApp(
-                spec, 1 + rng.uniform(-setup.error, setup.error), setup.lie if spec.name == setup.liar else 0.0
+                spec,
+                (1 + rng.uniform(-setup.error, setup.error)) * (setup.claim if spec.name == setup.liar else 1.0),
+                setup.lie if spec.name == setup.liar else 0.0,
             )
             for spec in specs
         }
