@@ -63,6 +63,11 @@ def test_synchronous_pbt_exploits_and_explores_the_same(tmp_path: Path) -> None:
     assert [x for x, *_ in outcome(sides[0])] != [0, 1, 2, 3], "nothing was exploited: the test has shown nothing"
     groups = {e["group"] for e in logged(tmp_path, "group_announced")}
     assert groups == {"interval1", "interval2", "interval3"}
+    # The engine plans an interval as a whole: all of it is known before any of it has run.
+    for number, first in ((2, 3), (3, 5)):
+        added = [e["t"] for e in logged(tmp_path, "trial_added") if e["group"] == f"interval{number}"]
+        assert len(added) == 4
+        assert max(added) < min(e["t"] for e in logged(tmp_path, "trial_result") if e["iteration"] == first)
 
 
 @pytest.mark.parametrize(

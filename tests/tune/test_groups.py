@@ -106,6 +106,23 @@ def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
     assert member(False) == Membership("population", True, 10)
 
 
+def test_after_a_perturbation_the_whole_population_goes_on_at_once():
+    def promoted(synch: bool) -> list[int]:
+        base = PopulationBasedTraining(
+            "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
+        )
+        base._next_perturbation_sync = 6
+        statuses = ("PAUSED", "PAUSED", "PAUSED", "RUNNING", "TERMINATED")
+        trials = [Like(number=number, status=status) for number, status in enumerate(statuses)]
+        for one, at in zip(trials, (3, 3, 6, 3, 3), strict=True):
+            base._trial_state[one] = SimpleNamespace(last_train_time=at)
+        return [one.number for one in adapter_for(base).promoted()]
+
+    # The third waits for the others, which are not there yet.
+    assert promoted(True) == [0, 1]
+    assert promoted(False) == []
+
+
 def test_asha_in_another_unit_and_with_a_stop_criterion():
     adapter = adapter_for(ASHAScheduler(time_attr="epochs", max_t=40))
     assert adapter.membership(trial()) == Membership("stream", False, None)

@@ -27,3 +27,14 @@ class PBTAdapter(Adapter):
         until = iteration_at(trial, base._time_attr, base._next_perturbation_sync)
         known = [value for value in (until, stop) if value is not None]
         return Membership(f"interval{interval}", True, min(known, default=None))
+
+    def promoted(self) -> list[Trial]:
+        """After a perturbation the whole population: the algorithm itself returns one after the other runs."""
+        base = self._base
+        if not base._synch:
+            return []  # it pauses one in favour of another, and says which
+        return [
+            trial
+            for trial, state in base._trial_state.items()
+            if trial.status == Trial.PAUSED and state.last_train_time < base._next_perturbation_sync
+        ]
