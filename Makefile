@@ -19,12 +19,12 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
-# Lint, the test suite on the newest Ray, the Tune tests on the oldest, and Horovod's, but for three minutes of kills,
-# where it can be compiled.
+# Lint, the test suite on the newest Ray, the Tune tests on the oldest, and, where it can be compiled, Horovod's tests but
+# for the five minutes of those on Ray.
 test: lint fast
 	$(BIN)/python -m pytest -m "(ray or faults) and not horovod"
 	$(MAKE) oldest
-	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not faults"; \
+	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
 	else echo "left out: all tests of Horovod"; fi
 
 # What needs neither Ray nor Horovod, on all cores.
