@@ -114,8 +114,8 @@ class Agent:
             fits = [known for row, known in self._bid.rho.items() if len(row) <= leftover]
             rho = min(fits)
         left = value.finish((), {value.useful: 1} if value.useful else {})
-        best = (value.elapsed + left) / value.independent
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), min(best, rho), left)
+        best = min(value.rho_after(left), rho)
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:

@@ -74,7 +74,11 @@ class Valuation:
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
         """Finish-time fairness with those GPUs until the end."""
-        return (self.elapsed + self.finish(held, pieces, kinds)) / self.independent
+        return self.rho_after(self.finish(held, pieces, kinds))
+
+    def rho_after(self, seconds: float) -> float:
+        """Finish-time fairness if it ends so many seconds from now."""
+        return (self.elapsed + seconds) / self.independent
 
 
 def make_bid(

@@ -151,10 +151,9 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
         if not free[machine]:
             del free[machine]
 
-    others = sorted(app for app in situation.reports if app not in bids)
-    while free and (open_ := [app for app in others if situation.wants(app) > got[app]]):
-        give(max(open_, key=lambda app: (situation.reports[app].left, app)))
-    for app in sorted(bids, key=lambda app: (-situation.reports[app].rho, app)):
+    others = situation.reports.keys() - bids.keys()
+    longest = sorted(others, key=lambda app: (situation.reports[app].left, app), reverse=True)
+    for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, app)):
         while free and situation.wants(app) > got[app]:
             give(app)
     return given

@@ -238,6 +238,15 @@ def mend(tree: Path) -> None:
         (tree / name).write_text(text.replace(old, new))
 
 
+def built(place: Path) -> Path | None:
+    """The wheel in the cache; None if it is still to be built. SystemExit if it cannot be."""
+    wheel = next(place.glob("*.whl"), None)
+    trouble = missing() if wheel is None else None
+    if trouble is not None:
+        raise SystemExit(f"horovod: {trouble}")
+    return wheel
+
+
 def build(place: Path) -> Path:
     """Build the wheel into ``place`` and check it."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-horovod-") as temporary:
@@ -289,8 +298,8 @@ def say(text: str) -> None:
 
 def main() -> None:
     if sys.argv[1:] == ["--can"]:
-        trouble = missing() if next(cache().glob("*.whl"), None) is None else None
-        raise SystemExit(trouble and f"horovod: {trouble}")
+        built(cache())
+        return
     try:
         run()
     except (RuntimeError, subprocess.CalledProcessError) as error:
@@ -305,11 +314,8 @@ def run() -> None:
     started = time.monotonic()
     with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs build once
-        wheel = next(place.glob("*.whl"), None)
+        wheel = built(place)
         if wheel is None:
-            trouble = missing()
-            if trouble is not None:
-                raise SystemExit(f"horovod: {trouble}")
             wheel = build(place)
             say(f"built in {time.monotonic() - started:.0f} s")
     mark = place / "installed" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
