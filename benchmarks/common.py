@@ -44,12 +44,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The arguments that every benchmark of this kind takes."""
+def parser(description: str, repeats: bool = False) -> argparse.ArgumentParser:
+    """The arguments that every benchmark takes, or every one that is ``repeats``."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
     made.add_argument("--quick", action="store_true", help="the same object in under a minute, for tests")
-    made.add_argument("--repeats", type=int, default=1, help="how often each side runs; medians are compared")
+    if repeats:
+        made.add_argument("--repeats", type=int, default=1, help="how often each side runs; medians are compared")
     return made
 
 

@@ -148,7 +148,7 @@ def main() -> None:
         "best": max(found.metrics["accuracy"] for found in grid),
         "iterations": sum(found.metrics["training_iteration"] for found in grid),
         "trials": len(grid),
-        "device_seconds": sum(found.metrics["time_total_s"] for found in grid),
+        "trial_seconds": sum(found.metrics["time_total_s"] for found in grid),
         "errors": len(grid.errors),
     }
     if args.algorithm == "grid" and args.trainable != "emulated":

@@ -5,7 +5,7 @@ which waits for its input half of the time, and `full`, which keeps the core bus
 copies' steps from when all are ready: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
 gate), `own_lanes` (policy PACK, a process and a lane each), `lanes` (a process each, and one lane, in which they take
 turns at iterations), `threads` (the same, all in one process). ``ratios``: a side's time over ours for `waits`, where
-ours is `lanes`; ``ratio`` is fifo's.
+ours is `lanes`.
 
 Two copies of `waits` can be twice as fast as one after the other, if one computes while the other waits. Turns at
 iterations bring that about by themselves. Time slices, and lanes of their own on one core, do not: both wait, then
@@ -121,7 +121,7 @@ def main() -> None:
         copies=options.copies,
         sides=sides,
         ratios=ratios,
-        ratio=ratios["fifo"],
+        ratio=min(ratios.values()),
         packing=packing,
         full_as_decided=sides["fifo"]["full"] / decided,
     )

@@ -91,7 +91,9 @@ def side(found: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = parser("Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.")
+    options = parser(
+        "Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.", repeats=True
+    )
     options.add_argument("--backend", choices=sorted(BACKENDS), default="torch", help="the collective library")
     args = options.parse_args()
     if args.backend == "horovod":

@@ -168,7 +168,7 @@ def main() -> None:
             found[name] = run_side(name == "themis", tenants, options, profile)
             ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in found[name].items())
             say(f"{name}: {ends}")
-    budgets = {job: each["device_seconds"] for job, each in found["stock"].items()}
+    budgets = {job: each["trial_seconds"] for job, each in found["stock"].items()}
     sides = {name: fairness(side, budgets, tenants, count) for name, side in found.items()}
     against = {key: sides["stock"][key] / sides["themis"][key] for key in ("worst_rho", "makespan")}
     finish(

@@ -41,7 +41,7 @@ def emulated_job(algorithm: str, quick: bool, trials: int | None = None, epochs:
 
 
 def main() -> None:
-    options = parser("A tuning job under FluidTune beside the same job under stock Ray Tune.")
+    options = parser("A tuning job under FluidTune beside the same job under stock Ray Tune.", repeats=True)
     options.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
     options.add_argument("--trainable", choices=["elastic", "plain", "short"], default="elastic")
     options.add_argument("--devices", default="cpu:2", type=_checked, help="what all sides run on, cpu:N or emulated:N")
@@ -79,7 +79,7 @@ def main() -> None:
         algorithm_means=means(args.algorithm),
         trainable=args.trainable,
         sides=measured,
-        ratio=found["stock"],
+        ratio=min(found.values()),
         ratios=found,
         best={name: side["best"] for name, side in measured.items()},
     )

@@ -38,6 +38,8 @@ def main() -> None:
     options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
     args = options.parse_args()
     emulated = args.devices.startswith("emulated")
+    if args.small and not emulated:
+        options.error(f"--from {args.small}: cores of one machine are not measured on fewer; give --devices emulated:N")
     digits = ["--trainable", "elastic", *(QUICK if args.quick else FULL)["digits"]]
     algorithms = args.algorithm or (ALGORITHMS[:2] if args.quick else ALGORITHMS)
     found: dict[str, dict[str, Any]] = {}
@@ -47,7 +49,7 @@ def main() -> None:
         for algorithm in algorithms:
             job = emulated_job(algorithm, args.quick) if emulated else digits
             whole = run(args.devices, algorithm, job, path)
-            seen = run(f"emulated:{args.small}", algorithm, job, path) if args.small and emulated else whole
+            seen = run(f"emulated:{args.small}", algorithm, job, path) if args.small else whole
             predicted = forecast(seen, whole.devices)
             found[algorithm] = {
                 "measured": whole.seconds,

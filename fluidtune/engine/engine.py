@@ -79,6 +79,7 @@ class Engine:
             self._undelivered += self._take(event, now)
         out, self._undelivered = self._undelivered, []
         state = self._state
+        state.forgo()
         out += evacuate(state, now)
         out += shrink_slower(state)
         out += judge(state, now)
@@ -275,8 +276,8 @@ class Engine:
             self._check_memory(event)
             state.memory = max(state.memory or 0.0, event.memory)
             if state.sharing is not None:
-                alone = len(trial.devices) == 1 and len(state.devices.tenants[trial.devices[0]]) == 1
-                state.sharing.found(trial, event.memory, event.ephemeral, event.compute if alone else None)
+                compute = event.compute if state.is_alone(trial) else None
+                state.sharing.found(trial, event.memory, event.ephemeral, compute)
         # Who shares the device is known best here: alone on a packed device means width 1.
         packed = event.width <= 1 and len(trial.devices) == 1
         width = state.width(trial) if packed else event.width
@@ -298,6 +299,8 @@ class Engine:
         if trial.name in state.wide:
             trial.gained += state.base(trial) - event.seconds
             state.check_back[trial.name] = None
+        if trial.iterations is None and trial.done & (trial.done - 1) == 0:
+            news = True  # it is taken to go on for twice as long as it was when that was asked last
         if trial.cooldown:
             trial.cooldown -= 1
             news = news or not trial.cooldown

@@ -20,16 +20,16 @@ from fluidtune.engine.trial import Trial
 THRESHOLD = 0.05
 #: More than so many on a device are not tried, if the shell does not say less.
 MOST_PACKED = 4
-#: The part of a device's memory that may be given out.
-MEMORY = 0.95
 #: Iterations that a trial must have left to join, or be joined, while it trains: one that is mixed, two that count.
 LONG = 3
 #: Tries that may end before anything is measured, because their trials end.
 TRIES = 20
 #: Iterations that say yes, and that say no. Of trials that never were alone more are needed, as they may be dear ones.
 YES, NO, NO_OF_STRANGERS = 2, 3, 6
-#: So many times slower than p trials in turn would be: one iteration says no. (Of a stranger twice that.)
+#: So many times slower than p trials in turn would be: one iteration ends the try. (Of a stranger twice that.)
 HOPELESS = 1.5
+#: Tries that end so; one may be a single slow iteration.
+LAST_HOPELESS = 2
 #: An iteration counts if its company was the same for all of it but this part.
 MIXED = 0.1
 
@@ -38,16 +38,17 @@ def seek(state: State, now: float) -> list[Instruction]:
     """Opens devices for trials that wait, up to what is known to pay, and one device beyond it for a try."""
     out: list[Instruction] = []
     search, count = state.search, state.max_packing
+    if search is not None:
+        count = min(count, state.fits)
     if state.devices.idle or (search is None and count == 1):
         return out
-    fits = count if search is None else _fitting(state)
     while (trial := _next(state)) is not None and state.packing_limit(trial) >= count:
-        device = _candidate(state, trial, min(count, fits))
+        device = _candidate(state, trial, count)
         if device is None:
             break
         out.append(_join(state, trial, device, count, now))
     count += 1
-    if search is None or search.over or search.count or count > fits:
+    if search is None or search.over or search.count or count > state.fits:
         return out
     trial = _next(state)
     device = None
@@ -96,8 +97,9 @@ def judge(state: State, now: float) -> list[Instruction]:
         if stay.left is None and name not in here:
             stay.left = now
     _weigh(search)
-    verdict = _verdict(search)
-    if verdict is None:
+    hopeless = _hopeless(search)
+    verdict = None if hopeless else _verdict(search)
+    if verdict is None and not hopeless:
         if sum(stay.left is None for stay in search.stays.values()) < search.count:
             _end(search)
         return []
@@ -107,7 +109,11 @@ def judge(state: State, now: float) -> list[Instruction]:
     if verdict:
         state.max_packing = count
         return []
-    search.over = True
+    if hopeless:
+        search.ratios.pop(count, None)
+        search.strangers.pop(count, None)
+        search.hopeless += 1
+    search.over = not hopeless or search.hopeless == LAST_HOPELESS
     if not stays or state.trials[newcomer].status != "running":
         return []
     # The newcomer if it can be moved, else one of those that it joined.
@@ -154,11 +160,15 @@ def _weigh(search: Search) -> None:
     search.pending = left
 
 
+def _hopeless(search: Search) -> bool:
+    p = search.count
+    own, strange = search.ratios.get(p, []), search.strangers.get(p, [])
+    return max(own, default=0) > HOPELESS * p or max(strange, default=0) > 2 * HOPELESS * p
+
+
 def _verdict(search: Search) -> bool | None:
     p = search.count
     own, strange = search.ratios.get(p, []), search.strangers.get(p, [])
-    if any(ratio > HOPELESS * p for ratio in own) or any(ratio > 2 * HOPELESS * p for ratio in strange):
-        return False
     found = own if len(own) >= YES else own + strange
     if len(found) < YES:
         return None
@@ -212,13 +222,6 @@ def _measured(trial: Trial) -> bool:
 
 def _long(trial: Trial) -> bool:
     return trial.iterations is None or trial.iterations >= LONG
-
-
-def _fitting(state: State) -> int:
-    """How many trials a device may hold, by the largest that was seen; 1 while its memory is not known."""
-    if state.memory is None:
-        return 1
-    return min(state.most_packed, int(MEMORY / state.memory + 1e-9)) if state.memory else state.most_packed
 
 
 def _join(state: State, trial: Trial, device: int, count: int, now: float) -> Start:

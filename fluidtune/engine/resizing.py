@@ -89,7 +89,7 @@ def rebalance(state: State, now: float) -> list[Instruction]:
         trial
         for trial in map(state.trials.__getitem__, state.running)
         if trial.kind == "elastic" and trial.gang == 1 and trial.resizing_to is None
-        if state.width(trial) >= 1  # two that share a device stay there until one has ended
+        if len(trial.devices) > 1 or state.is_alone(trial)  # two that share a device stay there until one has ended
     ]
     if spare <= 0 or not any(_may_want(state, trial) for trial in movers):
         return out
@@ -168,7 +168,7 @@ def _suspend(state: State, idle: int, now: float) -> list[Instruction]:
     for trial in list(map(state.trials.__getitem__, state.running)):
         if len(out) >= idle:
             break
-        if trial.kind == "plain" or not _at_rest(trial) or trial.gang > 1:
+        if trial.kind == "plain" or not _at_rest(trial) or trial.gang > 1 or not state.is_worth_growing(trial):
             continue
         width = state.width(trial)
         tenants = [state.trials[name] for name in state.devices.tenants[trial.devices[0]]]

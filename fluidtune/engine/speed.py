@@ -20,6 +20,8 @@ TRIALS_REMEMBERED = 101
 ENOUGH = 3
 #: Results past the warm-up before a trial's own speed at a width is held against others.
 TRUSTED = 2
+#: A median that moved by this part since it was news is news again.
+CHANGED = 1 / 3
 
 
 def overhead(ratio: float, width: float, to: float = 1) -> float:
@@ -56,6 +58,8 @@ class Speed:
         self._samples: dict[float, deque[float]] = {}
         #: The warm-up result by width: serves until there is a second; no key is also in _samples.
         self._warm_up: dict[float, float] = {}
+        #: By width, the figure that was news last.
+        self._told: dict[float, float] = {}
         #: What `seconds` answered and `beta` computed since the last result: asked more often than changed.
         self._medians: dict[float, float | None] = {}
         self._beta: float | None = None
@@ -68,7 +72,7 @@ class Speed:
         self._last_width = None
 
     def record(self, width: float, seconds: float) -> bool:
-        """Takes one result. True if it is news: one of the first ENOUGH at this width."""
+        """Takes one result. True if it is news: one of the first ENOUGH at this width, or the median has moved."""
         self._medians.pop(width, None)
         self._beta_known = False
         warm_up = width != self._last_width
@@ -81,7 +85,12 @@ class Speed:
         self._warm_up.pop(width, None)
         samples = self._samples.setdefault(width, deque(maxlen=RECENT))
         samples.append(seconds)
-        return len(samples) <= ENOUGH
+        found = median(samples)
+        told = self._told.get(width, found)
+        news = len(samples) <= ENOUGH or abs(found - told) > CHANGED * told
+        if news:
+            self._told[width] = found
+        return news
 
     def seconds(self, width: float) -> float | None:
         """Median seconds per iteration at ``width``, the warm-up's before there is more, None before that."""

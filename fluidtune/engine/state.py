@@ -22,6 +22,8 @@ from fluidtune.planning import TrialLoad
 COOLDOWN = 3
 #: An iteration of what follows a group counts so much of one before: each rung waits for its last trial.
 TAIL = 1.1
+#: The part of a device's memory that may be given out.
+MEMORY = 0.95
 
 
 @dataclass
@@ -52,8 +54,9 @@ class Search:
     firsts: deque[float] = field(default_factory=lambda: deque(maxlen=101))
     #: Nothing more is tried.
     over: bool = False
-    #: Tries that ended before anything was measured.
+    #: Tries that ended before anything was measured, and those that ended at a hopeless iteration.
     spoilt: int = 0
+    hopeless: int = 0
 
 
 class State:
@@ -181,6 +184,10 @@ class State:
             return 1 / len(tenants)
         return self.sharing.width(trial, [(self.trials[name], self.height(self.trials[name])) for name in tenants])
 
+    def is_alone(self, trial: Trial) -> bool:
+        """It has one device, and nobody else is there."""
+        return len(trial.devices) == 1 and len(self.devices.tenants[trial.devices[0]]) == 1
+
     def load(self, trial: Trial) -> TrialLoad:
         """The trial as planning wants it."""
         pool = trial.group.pool
@@ -236,12 +243,21 @@ class State:
             return 1
         asked = self.asked_packing(trial)
         unpacked = not trial.group.synchronous and trial.group.concurrency is None and self.search is None
-        return asked if unpacked else max(self.max_packing, asked)
+        return asked if unpacked else max(self.max_packing if self.sharing else self.fitting_packing, asked)
 
     @property
     def fitting_packing(self) -> int:
         """c: the smaller of that by speed (given, or found out) and that by memory, as far as it is known."""
-        return self.max_packing if self.sharing is None else min(self.max_packing, self.sharing.limit())
+        if self.sharing is not None:
+            return min(self.max_packing, self.sharing.limit())
+        return self.max_packing if self.search is None else min(self.max_packing, self.fits)
+
+    @property
+    def fits(self) -> int:
+        """How many trials a device may hold, by the largest that was seen; 1 while its memory is not known."""
+        if self.memory is None:
+            return 1
+        return min(self.most_packed, int(MEMORY / self.memory + 1e-9)) if self.memory else self.most_packed
 
     def pick_share(self, trial: Trial, forbid: str | None) -> int | None:
         """A packed device with a free share for ``trial``, None if there is none."""
@@ -328,6 +344,15 @@ class State:
             self.claims.pop(trial.name, None)
         self._set_status(trial, "paused" if paused else "ended", now)
         self.reconsider = True
+
+    def forgo(self) -> None:
+        """A trial that was told to suspend and that Tune paused for itself meanwhile does not come back soon.
+
+        One that the shell moves waits again in the same batch of events.
+        """
+        for name in [name for name in self.claims if self.trials[name].status == "paused"]:
+            del self.claims[name]
+            self.trials[name].first = False
 
     def promise(self, trial: Trial, devices: tuple[int, ...]) -> None:
         """An elastic trial is told to change to ``devices``: it holds new and old until it answers."""

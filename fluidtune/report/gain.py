@@ -90,10 +90,11 @@ def _work(events: Iterable[EventDict]) -> _Work:
         name = event["event"]
         if name == "trial_result":
             seconds, width = event["seconds"], event["width"]
-            if seconds is None or width is None or seconds < 0 or width <= 0:
+            if seconds is None or width is None or seconds < 0 or width < 0:
                 continue
             trial = event["trial"]
-            work.times[trial][width_of(width)].append(float(seconds))
+            if width:  # at 0 others went first for a part of it that nobody knows
+                work.times[trial][width_of(width)].append(float(seconds))
             (last.get(trial) or add(trial)).iterations += 1
         elif name == "group_announced":
             synchronous[event["group"]] = bool(event["synchronous"])

@@ -232,7 +232,9 @@ class Job:
         left = None if member.target is None else max(0.0, member.target - done)
         kind = self.kind_of(trial)
         share = self.layout.share_of(trial.placement_group_factory.bundles[0])
-        self._log.write("trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left)
+        self._log.write(
+            "trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share)
+        )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
         return events
@@ -323,7 +325,8 @@ class Job:
                 self._log.write(
                     "trial_started",
                     trial=instruction.trial,
-                    devices=list(instruction.devices),
+                    # Those promised besides are held from when their workers are there; `resized` says so.
+                    devices=list(self.engine.trial(instruction.trial).devices),
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
                 )

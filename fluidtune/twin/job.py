@@ -24,11 +24,15 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a trial does between two decisions: ``iterations`` in ``group``; ``told``: what the engine is told."""
+    """What a trial does between two decisions: ``iterations`` in ``group``; ``told``: what the engine is told.
+
+    ``share``: what the script asked for of one device, or a number of devices.
+    """
 
     group: str
     iterations: int
     told: float | None
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ def _stages(events: list[Event]) -> dict[str, list[Stage]]:
     found: dict[str, list[Stage]] = {}
     for event in events:
         if event["event"] == "trial_added":
-            found.setdefault(event["trial"], []).append(Stage(event["group"], 0, event["iterations"]))
+            stage = Stage(event["group"], 0, event["iterations"], event.get("share", 1.0))
+            found.setdefault(event["trial"], []).append(stage)
         elif event["event"] == "trial_result":
             last = found[event["trial"]]
             last[-1] = replace(last[-1], iterations=last[-1].iterations + 1)
@@ -184,7 +189,7 @@ def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> d
                 told = None if moved.told is None else moved.told + rest
                 waiting.appendleft(replace(moved, iterations=moved.iterations + rest, told=told))
             else:
-                waiting.appendleft(Stage(name, rest, lengths.get(name, float(rest))))
+                waiting.appendleft(Stage(name, rest, lengths.get(name, float(rest)), stage.share))
                 synchronous = {**synchronous, name: True}
         out[trial] = _joined(parts)
     return out

@@ -11,6 +11,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from fluidtune.engine import Engine
@@ -41,8 +42,10 @@ class _Run:
     trial: str
     devices: tuple[int, ...]
     wanted: tuple[int, ...] | None = None
-    #: Its new workers are there.
-    joined: bool = False
+    #: Devices beside its own on which its new workers are there.
+    joined: set[int] = field(default_factory=set)
+    #: Devices that it goes to when it has done an iteration: before that the others cannot find it.
+    later: tuple[int, ...] | None = None
     suspend: bool = False
     live: bool = True
     #: Its neighbours feel it.
@@ -160,7 +163,7 @@ class Twin:
             self._events.append(
                 m.GroupAnnounced(stage.group, synchronous, concurrency, self._tails.get(stage.group, 0.0))
             )
-        self._events.append(m.TrialAdded(name, stage.group, self._kind, stage.told))
+        self._events.append(m.TrialAdded(name, stage.group, self._kind, stage.told, stage.share))
         if not stage.iterations:
             self._end_stage(name)
 
@@ -186,7 +189,7 @@ class Twin:
         if progress.run is not None:
             run, progress.run = progress.run, None
             run.live = False
-            self._idle.update(run.devices)
+            self._idle.update((*run.devices, *run.joined))
             if run.trains:
                 self._training[run.devices[0]].remove(run)
                 self._retime(run.devices[0])
@@ -199,10 +202,11 @@ class Twin:
                 self._unstarted -= 1
             progress = self._trials[instruction.trial]
             first = instruction.devices[0]
-            run = progress.run = _Run(instruction.trial, (first,))
+            gang = progress.work.stages[progress.stage].share > 1
+            run = progress.run = _Run(instruction.trial, instruction.devices if gang else (first,))
             self._worker(first, lambda: self._iterate(run))
-            if len(instruction.devices) > 1:
-                self._resize(run, instruction.devices)
+            if len(instruction.devices) > len(run.devices):
+                run.later = instruction.devices
         elif isinstance(instruction, m.Resize):
             found = self._trials[instruction.trial].run
             assert found is not None
@@ -221,20 +225,17 @@ class Twin:
             self._starts.begin(lambda: self._at(self.job.costs.first, then))
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
-        run.wanted, run.joined = devices, False
-        missing = [device for device in devices if device not in run.devices]
-        awaited = len(missing)
+        run.wanted = devices
 
-        def joined() -> None:
-            nonlocal awaited
-            awaited -= 1
-            if awaited <= 0 and run.wanted == devices:
-                run.joined = True
+        def joined(device: int) -> None:
+            if run.live and run.wanted == devices:
+                run.joined.add(device)
+            else:
+                self._idle[device] += 1
 
-        for device in missing:
-            self._worker(device, joined)
-        if not missing:
-            self._at(0.0, joined)
+        for device in devices:
+            if device not in run.devices:
+                self._worker(device, partial(joined, device))
 
     # Iterations
 
@@ -244,9 +245,9 @@ class Twin:
             return
         pause = 0.0
         resized: list[m.Event] = []
-        if run.wanted is not None and run.joined:
+        if run.wanted is not None and run.joined >= set(run.wanted) - set(run.devices):
             self._idle.update(set(run.devices) - set(run.wanted))
-            run.devices, run.wanted = run.wanted, None
+            run.devices, run.wanted, run.joined = run.wanted, None, set()
             pause = self.job.profile.resize
             self.resizes += 1
             resized.append(m.Resized(run.trial, run.devices, pause))
@@ -301,6 +302,9 @@ class Twin:
                 self._events.append(m.KindFound(found, self._kind))
         self.iterations += 1
         self._events += [*step.resized, m.Result(name, seconds, width, self.job.profile.memory)]
+        if run.later is not None:
+            self._resize(run, run.later)
+            run.later = None
         progress.left -= 1
         if not progress.left:
             self._end_stage(name)
@@ -308,7 +312,8 @@ class Twin:
             self._leave(progress)
             stage = progress.work.stages[progress.stage]
             told = None if stage.told is None else max(0.0, stage.told - stage.iterations + progress.left)
-            self._events += [m.TrialEnded(name, "paused"), m.TrialAdded(name, stage.group, self._kind, told)]
+            moved = m.TrialAdded(name, stage.group, self._kind, told, stage.share)
+            self._events += [m.TrialEnded(name, "paused"), moved]
         else:
             self._at(self.job.costs.turn, lambda: self._iterate(run))
 

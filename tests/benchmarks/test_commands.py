@@ -32,8 +32,8 @@ def test_tune_vs_fluid():
     figures = _run("benchmarks.tune_vs_fluid", "--trainable", "short")
     sides = figures["sides"]
     assert sides.keys() == THREE
-    assert figures["ratio"] == figures["ratios"]["stock"]
-    assert figures["ratio"] == sides["stock"]["seconds"] / sides["fluid"]["seconds"]
+    assert figures["ratio"] == min(figures["ratios"].values())
+    assert figures["ratios"]["stock"] == sides["stock"]["seconds"] / sides["fluid"]["seconds"]
     for side in sides.values():
         assert side["errors"] == 0
         assert side["trials"] == sides["stock"]["trials"]
@@ -45,7 +45,7 @@ def test_tune_vs_fluid():
 def test_launch():
     figures = _run("benchmarks.launch")
     assert figures["sides"].keys() == THREE
-    assert figures["ratio"] == figures["ratios"]["stock"]
+    assert figures["ratio"] == min(figures["ratios"].values())
     for side in figures["sides"].values():
         assert side["launch_seconds"] >= figures["first_iteration_seconds"]
 

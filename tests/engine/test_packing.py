@@ -26,6 +26,17 @@ class Device:
         self.said += out
         return out
 
+    def until_suspended(self) -> str:
+        """Turns until a trial is told to leave; its name."""
+        for _ in range(40):
+            for instruction in self.turn():
+                if isinstance(instruction, Suspend):
+                    return instruction.trial
+        raise AssertionError("nobody was told to leave")
+
+    def move(self, trial: str) -> None:
+        self.bench(TrialEnded(trial, "paused"), elastic(trial, 38))
+
     def most(self) -> int:
         return max(len(tenants) for tenants in self.bench.engine.devices.values())
 
@@ -54,10 +65,39 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
             break
     assert [i.trial for i in gone] == ["t2"]
     assert devices.bench.engine.packing == 1
-    devices.bench(TrialEnded("t2", "paused"), elastic("t2", 38))
+    devices.move("t2")
+    if slower > 3:
+        devices.move(devices.until_suspended())  # one very slow iteration may be a chance: it is tried once more
     for _ in range(10):
         assert devices.turn() == []
     assert devices.most() == 1
+
+
+def test_one_very_slow_iteration_is_not_the_last_word():
+    devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3})
+    while devices.most() == 1:
+        devices.turn()
+    usual, devices.times = devices.times, {1: 1.0, 2: 4.4, 3: 9.0, 4: 9.0}  # they evaluate
+    gone = devices.until_suspended()
+    devices.times = usual
+    devices.move(gone)
+    for _ in range(12):
+        devices.turn()
+    assert devices.bench.engine.packing >= 2
+
+
+def test_shares_are_no_larger_than_the_largest_memory_seen_allows_later_too():
+    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, devices=1, trials=3, memory=0.3)
+    while devices.bench.engine.packing < 3:
+        devices.turn()
+    for k in range(3):
+        devices.bench(TrialEnded(f"t{k}", "stopped"))
+    devices.bench(elastic("big", 40))
+    devices.bench(Result("big", 1.0, 1, 0.45))
+    devices.bench(elastic("u", 40), elastic("v", 40))
+    assert devices.most() == 2
+    devices.bench(TrialEnded("big", "stopped"))
+    assert devices.most() == 2, "two of 0.45 fit a device, three do not"
 
 
 def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():

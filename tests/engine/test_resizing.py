@@ -239,9 +239,32 @@ def test_suspend_a_packed_checkpointing_trial_for_an_idle_device():
     assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,)), Suspend("a")]
     assert bench.engine.trial("a").status == "suspending"
     assert bench(Result("c", 3.0, 0.5), KindFound("c", "elastic"), Result("c", 3.0, 0.5)) == []
-    assert bench(TrialEnded("a", "paused")) == [Release("a", (0,))]  # device 1 stays for it
-    assert bench(TrialAdded("a", "g", "checkpointing", 47)) == [Resume("a", (1,), 1.0)]
+    assert bench(Result("c", 3.0, 0.5)) == []  # device 1 stays for it
+    moved = TrialEnded("a", "paused"), TrialAdded("a", "g", "checkpointing", 47)
+    assert bench(*moved) == [Release("a", (0,)), Resume("a", (1,), 1.0)]
     assert bench.results("c", 1.0, 4) == []
+
+
+def test_one_that_tune_pauses_while_it_is_told_to_suspend_keeps_no_device():
+    bench = Bench(2, max_packing=2)
+    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
+    for name in "abcd":
+        bench.results(name, 3.0, 3, width=0.5)
+    bench(TrialEnded("b", "stopped"), KindFound("c", "elastic"))
+    bench.results("d", 1.0, 2)
+    bench(TrialEnded("d", "stopped"))
+    assert bench.engine.trial("a").status == "suspending"
+    assert bench(TrialEnded("a", "paused")) == [Release("a", (0,))]
+    assert bench.results("c", 1.0, 3) == [Resize("c", (0, 1))]
+
+
+def test_one_iteration_is_not_worth_a_suspension():
+    bench = Bench(2, max_packing=2)
+    bench(*[TrialAdded(name, "g", "checkpointing", 4) for name in "abcd"])
+    for name in "abcd":
+        bench.results(name, 9.0, 3, width=0.5)
+    assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,))]
+    assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,))]
 
 
 def test_no_suspend_where_packing_costs_little():
@@ -309,3 +332,24 @@ def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
     assert bench.engine.trial("a").height == 160.0, "four results are the majority of the last seven"
     assert bench.engine.trial("b").height == 4.0, "its neighbour is not taken for slow"
     assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,)), Resize("a", (0, 1))]
+
+
+def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_known():
+    bench = alone(4, 400)
+    bench(Result("a", 1.0, 1))
+    bench(Resized("a", (0, 1), 0.05))
+    bench.results("a", 0.55, 3, 2)
+    assert bench.engine.trial("a").resizing_to == (0, 1, 2, 3)
+    bench(Resized("a", (0, 1, 2, 3), 0.05))
+    assert bench.results("a", 0.3, 8, 4) == []
+    for _ in range(60):
+        view = bench.engine.trial("a")
+        for told in bench(Result("a", {1: 10.0, 2: 5.5, 3: 3.9, 4: 3.0}[len(view.devices)], len(view.devices))):
+            bench(Resized("a", told.devices, 0.05))
+    assert len(bench.engine.trial("a").devices) == 4
+
+
+def test_where_nobody_knows_the_end_growing_is_asked_again_as_the_trial_goes_on():
+    bench = alone(2, None)
+    assert bench.results("a", 0.1, 3) == [], "as many again are 0.3 s, of which a resize takes 0.2"
+    assert bench.results("a", 0.1, 13) == [Resize("a", (0, 1))]

@@ -225,3 +225,19 @@ def test_what_is_known_to_be_on_a_device_fits_it_and_every_trial_ends(devices, c
                 del left[name]
                 b(TrialEnded(name, "stopped"))
     assert not left
+
+
+def test_one_that_goes_first_on_its_device_is_not_taken_to_be_alone_there():
+    b = bench(devices=3, policy="SRTF", c=2)
+    b(*[elastic(name, 40 + k) for k, name in enumerate("abcdef")])
+    for _ in range(4):
+        for name in b.engine.running:
+            b(Result(name, 1.0, 1, 0.3))
+    pairs = [tenants for tenants in b.engine.devices.values() if len(tenants) == 2]
+    assert pairs
+    for name in [name for name in b.engine.running if name not in pairs[0]]:
+        b(TrialEnded(name, "stopped"))
+    for _ in range(4):
+        for name in b.engine.running:
+            b(Result(name, 1.0, 1, 0.3))
+    assert all(len(b.engine.trial(name).devices) == 1 for name in pairs[0])

@@ -110,6 +110,13 @@ def test_the_gain_of_packing_from_another_trials_ratio():
     assert (gain.seconds_saved, gain.iterations_without_comparison) == (0, 0)
 
 
+def test_an_iteration_in_which_others_went_first_is_work_but_says_nothing_of_speed():
+    events = [added(0, "a"), result(1, "a", 1, 2.0, 1.0), result(5, "a", 2, 9.0, 0.0), result(7, "a", 3, 2.0, 1.0)]
+    gain = estimated_gain(events, wall_seconds=20, devices=1)
+    assert gain is not None
+    assert gain.seconds_at_width_one == pytest.approx(3 * 2.0)
+
+
 def test_the_next_rung_waits_for_the_one_below_and_an_asynchronous_trial_does_not():
     def rungs(synchronous: bool) -> list:
         events = [group(0, synchronous=synchronous), *(added(0, trial) for trial in "abc")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,9 @@ class Restless:
 
     def tenants(self, device: int) -> tuple[str, ...]:
         return ()
+
+    def trial(self, name: str) -> Any:
+        return SimpleNamespace(devices=self._held)
 
     def handle(self, *events: m.Event, now: float) -> list[m.Instruction]:
         out: list[m.Instruction] = []
@@ -118,3 +122,35 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert not [e for e in events if e["event"] == "worker_lost"]
     widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
+
+
+def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, one_ray: Any) -> None:
+    """The second trial is told to be two wide when it starts; until the other worker is there it has one device."""
+    (tmp_path / "notes").mkdir()
+    tuner = fluidtune.Tuner(
+        jobs.elastic,
+        param_space={
+            "x": tune.grid_search([1.0, 2.0]),
+            "iterations": 40,
+            "step": 0.06,
+            "notes": str(tmp_path / "notes"),
+        },
+        tune_config=tune.TuneConfig(metric="value", mode="min", max_concurrent_trials=1),
+        run_config=tune.RunConfig(name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 40}),
+        executor=fluidtune.FluidExecutor(devices="cpu:2"),
+    )
+    told: list[m.Start] = []
+    handle = job_module.Engine.handle
+
+    def listen(engine: Any, *events: m.Event, now: float) -> list[m.Instruction]:
+        out = handle(engine, *events, now=now)
+        told.extend(one for one in out if isinstance(one, m.Start))
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_module.Engine, "handle", listen)
+        tuner.fit()
+    assert [len(one.devices) for one in told] == [1, 2]
+    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    assert [len(e["devices"]) for e in events if e["event"] == "trial_started"] == [1, 1]
+    assert all(len(e["devices"]) == 2 for e in events if e["event"] == "resized")

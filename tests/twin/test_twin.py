@@ -146,6 +146,38 @@ def test_what_the_first_iteration_in_a_new_process_costs_is_read_off_a_log():
     assert read_job(events).costs.first == pytest.approx(3.0 - 1.0 - job.costs.warm)
 
 
+def test_what_a_script_asked_for_of_a_device_is_read_off_a_log():
+    events = log()
+    for event in events:
+        if event["event"] == "trial_added":
+            event["share"] = 0.5
+    assert {stage.share for work in read_job(events).works for stage in work.stages} == {0.5}
+    stage = Stage("all", 4, 4.0, 0.5)
+    job = Job(tuple(Work(f"t{k}", (stage,)) for k in range(2)), DEFAULT, {"all": True}, kind="plain", max_packing=1)
+    together = DEFAULT.iteration((1,), 2)
+    assert Twin(job, 1).run() == pytest.approx(4 * together)
+    two = Work("wide", (Stage("all", 4, 4.0, 2.0),))
+    job = Job((two,), DEFAULT, {"all": True}, kind="elastic", max_packing=1)
+    twin = Twin(job, 2)
+    assert twin.run() == pytest.approx(4 * DEFAULT.iteration((2,), 1))
+    assert twin.resizes == 0
+
+
+def test_no_worker_of_a_wide_start_is_lost():
+    """They are asked for after its first iteration, and serve others when they come too late for it."""
+    rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
+    works = (Work("a", (rung0, rung1)), *(Work(name, (rung0,)) for name in "bcd"))
+    job = Job(works, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
+    twin = Twin(job, 8)
+    begun = []
+    start = twin._starts.begin
+    twin._starts.begin = lambda then: (begun.append(twin.now), start(then))[1]
+    assert twin.run() >= 5 + 3
+    alone = DEFAULT.iteration((1,), 1)
+    assert begun == [0.0] * 4 + [pytest.approx(5 + 2 * alone)] * (len(begun) - 4) and len(begun) > 4
+    assert sum(twin._idle.values()) == len(begun)
+
+
 def test_a_log_without_a_trial_is_no_job():
     with pytest.raises(ProfileError):
         read_job([log()[0]])
