@@ -60,10 +60,13 @@ class Shadow:
 
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
-        packing=st.sampled_from([None, 1, 2, 3]), workers=st.sampled_from([None, 1, 2, 4]), devices=st.integers(0, 6)
+        packing=st.sampled_from([None, 1, 2, 3]),
+        workers=st.sampled_from([None, 1, 2, 4]),
+        devices=st.integers(0, 6),
+        lanes=st.sampled_from([None, None, "FAIR", "SRTF", "HPT"]),
     )
-    def begin(self, packing, workers, devices):
-        self.engine = Engine(max_packing=packing, max_workers=workers)
+    def begin(self, packing, workers, devices, lanes):
+        self.engine = Engine(max_packing=packing, max_workers=workers, lanes=lanes)
         self.trials: dict[str, Shadow] = {}
         self.groups: dict[str, tuple[bool, int | None]] = {}
         self.nodes: dict[int, str] = {}
@@ -167,14 +170,20 @@ class EngineMachine(RuleBasedStateMachine):
         self.send(TrialAdded(name, group, trial.kind, left, trial.asked))
 
     @precondition(lambda self: self.those("running", "suspending"))
-    @rule(pick=PICK, seconds=SECONDS, count=st.integers(1, 5), overhead=st.sampled_from([1.0, 1.1, 3.0]))
-    def result(self, pick, seconds, count, overhead):
+    @rule(
+        pick=PICK,
+        seconds=SECONDS,
+        count=st.integers(1, 5),
+        overhead=st.sampled_from([1.0, 1.1, 3.0]),
+        memory=st.sampled_from([0.1, 0.25, 0.45]),
+    )
+    def result(self, pick, seconds, count, overhead, memory):
         running = self.those("running", "suspending")
         name = running[pick % len(running)]
         for _ in range(count):
             width = len(self.trials[name].on)
             if width:
-                self.send(Result(name, seconds / width * overhead ** (width - 1), width, 0.25))
+                self.send(Result(name, seconds / width * overhead ** (width - 1), width, memory))
 
     @precondition(lambda self: self.those("running", "suspending", "waiting", "paused"))
     @rule(pick=PICK, ending=st.sampled_from(["paused", "stopped", "failed"]))
