@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -219,7 +220,7 @@ def test_the_board_never_says_more_than_fits_wherever_the_service_is_killed(dire
     monkeypatch.setattr(Board, "write", watched)
     visitors = {}
     for name, need in (("a", (None, None)), ("b", (20, 20)), ("c", (10, 20)), ("d", (10, 10))):
-        visitors[name] = service._Visitor(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)[0])
+        visitors[name] = service._Visitor(ends()[0])
         asked = {"persistent": need[0], "ephemeral": need[1], "remaining": None, "rung": 0}
         made._answer(visitors[name], {"do": "announce", "name": name, "pid": os.getpid(), **asked})
     # Others are let in to what it gives back; then d needs more, and moves to its lane.
@@ -265,6 +266,49 @@ def _there(directory) -> bool:
     with contextlib.suppress(OSError):
         return bool(service.status(directory))
     return False
+
+
+def ends() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def test_a_service_that_dies_while_a_trial_comes_back_is_asked_again(directory, monkeypatch) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(10, 10))
+        dead, closed = ends()
+        closed.close()
+        dying, other = ends()
+
+        def read_and_die() -> None:
+            other.recv(service.PACKET)
+            other.close()
+
+        threading.Thread(target=read_and_die).start()
+        start, links = service.start, [dead, dying]
+        monkeypatch.setattr(service, "start", lambda *settings: links.pop(0) if links else start(*settings))
+        a._hang_up()
+        a.need(Need(10, 20))
+        assert links == []
+        with a.iteration():
+            pass
+
+
+def test_one_that_is_admitted_when_its_patience_ends_is_admitted(directory, monkeypatch) -> None:
+    Board.create(directory, 100, "FAIR")
+    ours, other = ends()
+
+    def admit_late() -> None:
+        while other.recv(service.PACKET):
+            pass
+        other.send(b'{"is": "admitted", "seat": 0, "token": 7, "lane": 0}')
+        other.close()
+
+    threading.Thread(target=admit_late).start()
+    monkeypatch.setattr(service, "start", lambda *_: ours)
+    a = client(directory, "a")
+    a.admit(Need(10, 10), timeout=0.1)
+    assert a.token == 7
+    a.leave()
 
 
 def test_settings_must_agree(directory) -> None:
