@@ -145,11 +145,6 @@ class Scheduler:
         """Who waits for admission, next first."""
         return tuple(job.name for job in self._in_order())
 
-    @property
-    def running(self) -> tuple[str, ...]:
-        """Who runs an iteration, at most one a lane."""
-        return tuple(turns.running for turns in self._turns.values() if turns.running is not None)
-
     # Events
 
     def _added(self, event: JobAdded) -> list[Instruction]:
