@@ -196,4 +196,4 @@ def _clear(error: BaseException | None) -> None:
     """What the frames of a trial that failed still hold is free: its error stays, in the future."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+        error = error.__cause__ or error.__context__

@@ -338,10 +338,10 @@ def test_only_one_service_and_it_ends_by_itself(directory) -> None:
     command = [sys.executable, "-m", "salus_share.service", "--home", str(directory), "--capacity", "100"]
     first = subprocess.Popen([*command, "--idle", "0.3"])
     until(lambda: _there(directory))
-    assert subprocess.run(command, timeout=20).returncode == 0
-    assert service.status(directory)["pid"] == first.pid
     with client(directory, "a") as a:
         a.admit(Need(1, 1))
+        assert subprocess.run(command, timeout=20).returncode == 0
+        assert service.status(directory)["pid"] == first.pid
         time.sleep(0.8)
         assert first.poll() is None
     assert first.wait(20) == 0
