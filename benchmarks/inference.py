@@ -19,7 +19,7 @@ from statistics import mean, quantiles
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.salus_jobs import device_home, pin, together
+from benchmarks.salus_jobs import all_ready, device_home, pin, together
 from salus_share import Need
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def resident(begin: Any, directory: str, seconds: float, device: str = "cpu") ->
         for copy in range(COPIES):
             queue = requests[kind, copy] = Queue()
             futures.append(lanes.start(f"{kind}-{copy}", serve(kind, queue), Need(size, 8 << 20)))
-    for _ in futures:
-        ready.acquire()
+    all_ready(ready, futures)
     begin()
     started = time.perf_counter()
     for moment, kind, copy in plan(seconds, 1):

@@ -13,8 +13,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 from salus_share import service
@@ -23,6 +25,8 @@ from salus_share.gate import Gate
 from salus_share.policies import Pack
 
 _spawn = multiprocessing.get_context("spawn")
+#: What a child says when it can begin.
+READY = "ready"
 
 
 @contextlib.contextmanager
@@ -65,7 +69,7 @@ def seat(directory: Path, name: str, token: int) -> Gate:
 def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> tuple[float, list[Any]]:
     """Run ``work(begin, *arguments)`` in a process each. ``begin()`` returns when all have called it.
 
-    Returns the seconds from then until the last has returned, and what each returned.
+    Returns the seconds from then until the last has returned, and what each returned. Raises what one raised.
     """
     pipes, processes = [], []
     try:
@@ -77,7 +81,9 @@ def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> 
             pipes.append(ours)
             processes.append(process)
         for pipe in pipes:
-            pipe.recv()
+            answer = pipe.recv()
+            if answer != READY:
+                raise answer if isinstance(answer, BaseException) else RuntimeError(f"ended early, with {answer!r}")
         started = time.perf_counter()
         for pipe in pipes:
             pipe.send("begin")
@@ -95,13 +101,22 @@ def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> 
 
 def _child(pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     def begin() -> None:
-        pipe.send("ready")
+        pipe.send(READY)
         pipe.recv()
 
     try:
         pipe.send(work(begin, *arguments))
     except Exception as error:
         pipe.send(error)
+
+
+def all_ready(ready: Semaphore, futures: Sequence[Future[Any]]) -> None:
+    """Wait until every thread has released ``ready``. Raises what one raised before."""
+    for _ in futures:
+        while not ready.acquire(timeout=0.5):
+            for future in futures:
+                if future.done():
+                    future.result()
 
 
 def pin(core: int = 0) -> None:

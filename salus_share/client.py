@@ -32,6 +32,9 @@ from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
 from salus_share.gate import Gate
 from salus_share.messages import Need
 
+#: How long a service may take to notice that nobody waits for its answer any more, seconds.
+LAST_WORD_S = 2.0
+
 
 class LaneClient:
     """One trial at one device. Not for several threads at once; a process may hold several.
@@ -92,7 +95,7 @@ class LaneClient:
     def need(self, need: Need) -> None:
         """At an iteration boundary: the trial turned out to need this much; more, or less.
 
-        Raises StaleToken if there is no room: commit, free the memory and `yield_memory`. Raises Refused if the
+        Raises StaleToken if there is no room: commit, free the memory and `yield_memory`, which raises Refused if the
         device will never have room.
         """
         self._admitted()
@@ -147,26 +150,17 @@ class LaneClient:
     def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send, and wait for the answer. If the service dies meanwhile, ask the next one."""
         for _ in range(5):
+            known: bool | None = True
             if self._link is None:
-                known = self._connect()
-                if not known and asked["do"] == "paused":
-                    # It waited, and those who wait are not on the board: it asks as if it were new.
-                    asked = self._last
-                if not known and asked["do"] != "announce":
-                    raise StaleToken(f"{self._name!r} is not on this device any more; ask to be admitted again")
-            link = self._link
-            assert link is not None
-            try:
-                link.settimeout(timeout)
-                link.send(json.dumps(asked).encode())
-                packet = link.recv(service.PACKET)
-            except TimeoutError:
-                self._hang_up()
-                raise TimeoutError(f"{self._name!r} was not admitted within {timeout} s") from None
-            except OSError:
-                packet = b""
-            if packet:
-                told: dict[str, Any] = json.loads(packet)
+                self._link = service.start(self._directory, self._capacity, self._policy)
+                known = self._rejoin()
+            if known is False and asked["do"] == "paused":
+                # It waited, and those who wait are not on the board: it asks as if it were new.
+                asked = self._last
+            if known is False and asked["do"] != "announce":
+                raise StaleToken(f"{self._name!r} is not on this device any more; ask to be admitted again")
+            told = None if known is None else self._exchange(asked, timeout)
+            if told is not None:
                 if told["is"] == "error":
                     raise SalusError(told["text"])
                 if told["is"] == "refused":
@@ -175,14 +169,38 @@ class LaneClient:
             self._hang_up()
         raise ServiceLost(f"the lane service of {self._directory.name} dies again and again; see service.log there")
 
-    def _connect(self) -> bool:
-        """Connect, and say who we are if we were admitted. Returns whether the seat is still ours."""
-        self._link = service.start(self._directory, self._capacity, self._policy)
+    def _rejoin(self) -> bool | None:
+        """Say who we are if we were admitted. Returns whether the seat is still ours, None if the service died."""
         if self._token == 0:
             return False
-        self._link.send(json.dumps({"do": "rejoin", "name": self._name, "token": self._token}).encode())
-        packet = self._link.recv(service.PACKET)
-        return bool(packet) and json.loads(packet)["is"] == "welcome"
+        told = self._exchange({"do": "rejoin", "name": self._name, "token": self._token}, None)
+        return None if told is None else told["is"] == "welcome"
+
+    def _exchange(self, asked: dict[str, Any], timeout: float | None) -> dict[str, Any] | None:
+        """Send, and wait for the answer; None if the service died meanwhile."""
+        link = self._link
+        assert link is not None
+        try:
+            link.settimeout(timeout)
+            link.send(json.dumps(asked).encode())
+            packet = link.recv(service.PACKET)
+        except TimeoutError:
+            packet = self._last_word(link)
+            self._hang_up()
+            if not packet:
+                raise TimeoutError(f"{self._name!r} was not admitted within {timeout} s") from None
+        except OSError:
+            return None
+        return dict(json.loads(packet)) if packet else None
+
+    @staticmethod
+    def _last_word(link: socket.socket) -> bytes:
+        """What the service said before it heard that nobody waits any more: the trial may be admitted by then."""
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_WR)
+            link.settimeout(LAST_WORD_S)
+            return link.recv(service.PACKET)
+        return b""
 
     def _hang_up(self) -> None:
         if self._link is not None:

@@ -93,10 +93,6 @@ class LaneTable:
         """What 2.1 leaves, bytes."""
         return self.capacity - self.reserved
 
-    def mates(self, job: str) -> tuple[str, ...]:
-        """The jobs of this job's lane, itself included."""
-        return tuple(self._lanes[self._place(job).lane])
-
     # Changes
 
     def admit(self, job: str, persistent: Amount, ephemeral: Amount) -> int | None:
@@ -139,10 +135,14 @@ class LaneTable:
         """Put a job where it was before, when a table is made anew. Raises SalusError if 2.1 would not hold."""
         if job in self._places:
             raise SalusError(f"{job!r} is in lane {self._places[job].lane} already")
-        size = self._sizes.get(place.lane, 0)
-        if self.reserved + place.persistent + max(place.ephemeral, size) - size > self.capacity:
+        if not self.has_room(place):
             raise SalusError(f"{job!r} does not fit into lane {place.lane}: {place}, {self.free} bytes are free")
         self._put(job, place)
+
+    def has_room(self, place: Place) -> bool:
+        """Whether 2.1 would hold with one more job there."""
+        size = self._sizes.get(place.lane, 0)
+        return self.reserved + place.persistent + max(place.ephemeral, size) - size <= self.capacity
 
     def copy(self) -> LaneTable:
         """Another table in the same state, to try something out."""

@@ -59,6 +59,9 @@ class Meter(Protocol):
     def lift(self) -> None:
         """No limit any more."""
 
+    def give_back(self) -> None:
+        """What the allocator keeps and nobody uses is free for other processes."""
+
 
 class ResidentMeter:
     """Resident memory of this process. What it had at construction is the framework's: make it before the model.
@@ -93,6 +96,9 @@ class ResidentMeter:
     def lift(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+    def give_back(self) -> None:
+        """The C library has given it back."""
 
     @staticmethod
     def _now() -> int:
@@ -134,6 +140,9 @@ class CudaMeter:
 
     def lift(self) -> None:
         self._torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+    def give_back(self) -> None:
+        self._torch.cuda.empty_cache()
 
     def _look(self) -> None:
         held = self._telemetry.process_memory(self._uuid, os.getpid())

@@ -107,11 +107,10 @@ class Mps:
                         return
                 time.sleep(GUARD_S)
 
-    def environment(self, *, memory: int | None = None, threads: float | None = None) -> dict[str, str]:
+    def environment(self, *, memory: int | None = None) -> dict[str, str]:
         """What this process must have in its environment before CUDA starts: as a client, or not to be one.
 
-        ``memory``: bytes that it may allocate on the device. ``threads``: part of the multiprocessors, 0 to 1; a
-        client can only make it smaller later.
+        ``memory``: bytes that it may allocate on the device.
         """
         if self.pipe is None:
             # A daemon may be there all the same, of which no use shall be made.
@@ -124,10 +123,6 @@ class Mps:
                 raise SalusError(f"memory is {memory!r}, expected bytes, at least a megabyte")
             # Device 0 of those that the client sees, and it sees one.
             found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory >> 20}M"
-        if threads is not None:
-            if not 0 < threads <= 1:
-                raise SalusError(f"threads is {threads!r}, expected a part of the device, above 0 and at most 1")
-            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * threads:g}"
         return found
 
     def _theirs(self) -> Path | None:

@@ -110,21 +110,28 @@ class Scheduler:
             raise SalusError(f"{event!r} is not an event of salus_share.messages")
         return taker(event)
 
-    def restore(self, residents: Iterable[Resident], tokens: int) -> None:
+    def restore(self, residents: Iterable[Resident], tokens: int) -> list[Instruction]:
         """Begin with jobs that are on the device already, in their lanes; ``tokens``: the last one given out.
 
-        Raises SalusError if 2.1 would not hold.
+        Where 2.1 would not hold the largest are told to leave, with what there is as theirs until they have.
         """
         self._tokens = tokens
-        for resident in residents:
-            self.table.put(resident.name, resident.place)
-            need = Need(resident.place.persistent, resident.place.ephemeral)
+        out: list[Instruction] = []
+        for resident in sorted(residents, key=lambda resident: resident.place.persistent + resident.place.ephemeral):
+            place = resident.place
+            need = Need(place.persistent, place.ephemeral)
             job = Job(resident.name, need, resident.standing, "idle", resident.token, resident.leaving)
             self._jobs[job.name] = job
-            turns = self._turns.setdefault(resident.place.lane, _Turns())
+            turns = self._turns.setdefault(place.lane, _Turns())
             turns.clock = max(turns.clock, resident.standing.service)
             self._arrivals = max(self._arrivals, resident.standing.arrival)
             self._turn = max(self._turn, resident.standing.last_turn)
+            if not self.table.has_room(place):
+                persistent = min(place.persistent, self.table.free)
+                place = replace(place, persistent=persistent, ephemeral=self.table.free - persistent)
+                out += self._pause(job)
+            self.table.put(job.name, place)
+        return out
 
     # Views
 
@@ -137,11 +144,6 @@ class Scheduler:
     def waiting(self) -> tuple[str, ...]:
         """Who waits for admission, next first."""
         return tuple(job.name for job in self._in_order())
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """Who runs an iteration, at most one a lane."""
-        return tuple(turns.running for turns in self._turns.values() if turns.running is not None)
 
     # Events
 

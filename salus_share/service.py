@@ -116,7 +116,7 @@ class LaneService:
                 else:
                     # The dead, those who left, and those who waited: they ask again.
                     self._board.set_state(seat, FREE)
-        self._scheduler.restore(found, self._board.tokens)
+        self._carry_out(self._scheduler.restore(found, self._board.tokens))
         for name in self._seats:
             self._watch(name)
 
@@ -208,21 +208,24 @@ class LaneService:
                 self._send(visitor, {"is": "welcome"})
             case "need":
                 name = self._speaker(visitor)
-                self._tell(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                instructions = self._scheduler.handle(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                # First, since others are let in to what it gives back: the board never says more than fits.
+                if name in self._scheduler.table.places:
+                    self._settle(name)
+                self._carry_out(instructions)
                 job = self._scheduler.jobs.get(name)
                 if job is not None:
-                    if name in self._scheduler.table.places:
-                        self._promise(name)
                     self._send(visitor, {"is": "pause"} if job.leaving else {"is": "room"})
             case "progress":
                 name = self._speaker(visitor)
+                remaining, rung = asked["remaining"], int(asked["rung"])
+                # What is no number does not come as far as the board.
+                self._tell(Progress(name, remaining, rung))
                 with self._board.lock():
                     seat = self._board.seat(self._seats[name])
-                    remaining = asked["remaining"]
                     seat.remaining = math.nan if remaining is None else float(remaining)
-                    seat.rung = int(asked["rung"])
+                    seat.rung = rung
                     self._board.write(seat)
-                self._tell(Progress(name, remaining, seat.rung))
                 self._send(visitor, {"is": "noted"})
             case "paused":
                 name = self._speaker(visitor)
@@ -295,16 +298,19 @@ class LaneService:
     # Instructions
 
     def _tell(self, event: Event) -> None:
-        for instruction in self._scheduler.handle(event):
+        self._carry_out(self._scheduler.handle(event))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
             self._do(instruction)
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
             case Admit(name, lane, token):
-                self._settle(name, lane, token)
+                self._settle(name, token)
                 self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
-            case Move(name, lane):
-                self._settle(name, lane, None)
+            case Move(name, _):
+                self._settle(name)
             case Pause(name):
                 with self._board.lock():
                     woken = gate.pause(self._board, self._policy, self._seats[name])
@@ -317,26 +323,22 @@ class LaneService:
                 self._unwatch(name)
                 self._push(name, {"is": "refused", "reason": reason})
 
-    def _settle(self, name: str, lane: int, token: int | None) -> None:
-        """Put an admitted trial, or one that was moved, into its lane on the board."""
-        self._promise(name)
-        standing = self._scheduler.jobs[name].standing
-        with self._board.lock():
-            seat = self._board.seat(self._seats[name])
-            seat.lane = lane
-            if token is not None:
-                seat.token, seat.state, seat.arrival, seat.pause = token, IDLE, standing.arrival, 0
-                self._board.tokens = token
-            _, clock = self._board.mates(seat.index, lane)
-            seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._board.turns
-            self._board.write(seat)
+    def _settle(self, name: str, token: int | None = None) -> None:
+        """A trial's lane and what it may use, on the board, for it and for a service that comes after this one.
 
-    def _promise(self, name: str) -> None:
-        """What a trial may use stands on the board, for a service that comes after this one."""
+        ``token``: of its admission, if it is one. All in one write, since the service may be killed after any.
+        """
         place = self._scheduler.table.places[name]
         with self._board.lock():
             seat = self._board.seat(self._seats[name])
-            seat.persistent, seat.ephemeral = int(place.persistent), int(place.ephemeral)
+            if token is not None:
+                arrival = self._scheduler.jobs[name].standing.arrival
+                seat.token, seat.state, seat.arrival, seat.pause = token, IDLE, arrival, 0
+                self._board.tokens = token
+            if token is not None or seat.lane != place.lane:
+                _, clock = self._board.mates(seat.index, place.lane)
+                seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._board.turns
+            seat.lane, seat.persistent, seat.ephemeral = place.lane, int(place.persistent), int(place.ephemeral)
             self._board.write(seat)
 
     def _push(self, name: str, told: dict[str, Any]) -> None:
@@ -375,7 +377,7 @@ def status(directory: Path) -> dict[str, Any]:
 def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 20.0) -> socket.socket:
     """A connection to the device's service, started if there is none.
 
-    Raises SalusError if its lanes have other settings, ServiceLost if it does not come within ``patience_s``.
+    Raises SalusError if its lanes have other settings, ServiceLost if it ends, or does not come within ``patience_s``.
     """
     deadline = time.monotonic() + patience_s
     process: subprocess.Popen[bytes] | None = None
@@ -390,7 +392,7 @@ def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 
             return link
         if process is not None and process.poll() not in (None, 0):
             log = (directory / "service.log").read_text(errors="replace").strip().splitlines()
-            raise SalusError(f"the lane service of {directory.name} did not start: {log[-1] if log else 'no output'}")
+            raise ServiceLost(f"the lane service of {directory.name} did not start: {log[-1] if log else 'no output'}")
         if process is None or process.poll() is not None:
             process = _spawn(directory, capacity, policy_name)
         if time.monotonic() > deadline:

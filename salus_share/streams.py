@@ -1,8 +1,8 @@
 """Several trials in one process on one device: a thread each, and on a GPU a CUDA stream and a memory pool per lane.
 
 The jobs of a lane run on the lane's stream, one iteration at a time, and allocate from the lane's pool, so that what
-one frees the next really uses. What stays (models, optimizer state) is made outside iterations, or in a job's first
-one, which runs outside the pool. On a CPU the same code runs as threads.
+one frees the next really uses. Models are made outside iterations; what an optimizer makes in the first one stays in
+the pool. On a CPU the same code runs as threads.
 
 What it saves is a process, a CUDA context and switching between contexts. What it costs: the GIL; trials share
 torch's global random streams (a trial must draw from a `torch.Generator` of its own, or its result depends on its
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from salus_share.client import LaneClient
+from salus_share.errors import ServiceLost
 from salus_share.memory import FIRST, Usage
 from salus_share.messages import Need
 
@@ -78,11 +80,12 @@ class InProcessLanes:
                 with job.own_stream():
                     result = work(job)
             except BaseException as error:
-                self._forget(trial)
+                _clear(error)
+                self.forget(trial)
                 client.leave()
                 future.set_exception(error)
             else:
-                self._forget(trial)
+                self.forget(trial)
                 client.leave()
                 future.set_result(result)
 
@@ -100,9 +103,12 @@ class InProcessLanes:
                 lane.jobs.add(trial)
             return lane
 
-    def _forget(self, trial: str) -> None:
+    def forget(self, trial: str) -> None:
+        """The trial is in no lane, and what it had is free for other processes too."""
         with self._lock:
             self._drop(trial)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _drop(self, trial: str) -> None:
         for index, lane in list(self._lanes.items()):
@@ -119,11 +125,18 @@ class LaneJob:
     def __init__(self, lanes: InProcessLanes, client: LaneClient, trial: str) -> None:
         self._lanes = lanes
         self._trial = trial
-        #: Its lane client: `progress`, `need` and `yield_memory` are called on it.
+        #: Its lane client: `progress` and `need` are called on it.
         self.client = client
         #: Nobody knows its need: it is alone on the device and measures its first iterations.
         self.profiling = False
         self._iterations = 0
+        #: What it was measured to need, until the service knows.
+        self._asking: Need | None = None
+
+    def yield_memory(self, timeout: float | None = None) -> None:
+        """See `LaneClient.yield_memory`."""
+        self._lanes.forget(self._trial)
+        self.client.yield_memory(timeout)
 
     @contextlib.contextmanager
     def own_stream(self) -> Iterator[None]:
@@ -137,6 +150,13 @@ class LaneJob:
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
         """One iteration in the trial's lane. Raises StaleToken, before anything ran; see `Gate.iteration`."""
+        if self._asking is not None:
+            asked, self._asking = self._asking, None
+            try:
+                self.client.need(asked)
+            except ServiceLost:
+                # It goes on with what it has, and asks again.
+                self._asking = asked
         measured = self.profiling and self._lanes.device.type == "cuda"
         if measured:
             torch.cuda.reset_peak_memory_stats(self._lanes.device)
@@ -152,7 +172,7 @@ class LaneJob:
             peak = torch.cuda.max_memory_allocated(self._lanes.device)
             self.profiling = False
             # The context is the process', not the trial's.
-            self.client.need(Usage(0, held, peak - held).need())
+            self._asking = Usage(0, held, peak - held).need()
 
     @contextlib.contextmanager
     def _on_lane(self) -> Iterator[None]:
@@ -163,11 +183,17 @@ class LaneJob:
         # Backward in torch's own threads would allocate outside the pool: it runs in this one.
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(lane.stream))
-            if self._iterations > 0:
-                stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
+            stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             yield
         outer.wait_stream(lane.stream)
         if gate.shared:
             # Service is what the device did, not what was queued. Alone in its lane nobody counts.
             lane.stream.synchronize()
+
+
+def _clear(error: BaseException | None) -> None:
+    """What the frames of a trial that failed still hold is free: its error stays, in the future."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -58,11 +58,6 @@ class Telemetry:
         self._nvml = nvml
         self.driver = _text(nvml.nvmlSystemGetDriverVersion())
 
-    @property
-    def available(self) -> bool:
-        """Whether there is anybody to ask."""
-        return self._nvml is not None
-
     def sample(self) -> list[DeviceSample]:
         """Every GPU of this node; none without a driver. A GPU that fell off the bus is left out."""
         if self._nvml is None:

@@ -64,6 +64,8 @@ class SharedTrial:
         timeout: float | None = None,
     ) -> None:
         """See `LaneClient.admit`."""
+        # What it cached while it was alone is not its own any more.
+        self._meter.give_back()
         self._client.admit(need, remaining=remaining, rung=rung, timeout=timeout)
         self._promise(need)
 
@@ -89,6 +91,7 @@ class SharedTrial:
 
     def yield_memory(self, timeout: float | None = None) -> None:
         """After StaleToken, with the memory free: wait until it may be loaded again."""
+        self._meter.give_back()
         self._client.yield_memory(timeout)
         self._profile = Profile(self._meter)
         self._promise(self.promised)
@@ -112,6 +115,8 @@ class SharedTrial:
         self._client.leave()
 
     def _ask(self, need: Need) -> None:
+        # Less is promised to others at once.
+        self._meter.give_back()
         before, self.promised = self.promised, need
         try:
             # If there is no room (StaleToken) it comes back with this promise.

@@ -30,6 +30,9 @@ from salus_share.messages import (
 from salus_share.policies import Policy
 from salus_share.scheduler import Scheduler
 
+#: Bytes per second at which a paused job's persistent memory leaves the device, and comes back.
+MOVE_RATE = 1e9
+
 
 @dataclass(frozen=True)
 class TwinJob:
@@ -81,12 +84,11 @@ class _Running:
 class _Device:
     """One run of the twin."""
 
-    def __init__(self, jobs: Sequence[TwinJob], capacity: float, policy: Policy, move_rate: float, keep: bool) -> None:
+    def __init__(self, jobs: Sequence[TwinJob], capacity: float, policy: Policy, keep: bool) -> None:
         self._jobs = {job.name: job for job in jobs}
         if len(self._jobs) != len(jobs):
             raise SalusError("two jobs of the trace have the same name")
         self._scheduler = Scheduler(capacity, policy)
-        self._move_rate = move_rate
         self._keep = keep
         self.records = {job.name: Record(job.arrival) for job in jobs}
         self._left = {job.name: job.iterations for job in jobs}
@@ -143,7 +145,7 @@ class _Device:
         match instruction:
             case Admit(job, _, token):
                 self._tokens[job] = token
-                load = float(self._jobs[job].need.persistent) / self._move_rate if job in self._resumed else 0.0
+                load = float(self._jobs[job].need.persistent) / MOVE_RATE if job in self._resumed else 0.0
                 self._at(self._now + load, Ready(job, token))
             case Run(job, _):
                 record = self.records[job]
@@ -166,20 +168,19 @@ class _Device:
         # Loads that were under way are void: their token is old.
         self._later = [item for item in self._later if not (isinstance(item[2], Ready) and item[2].job == name)]
         heapq.heapify(self._later)
-        self._at(self._now + float(self._jobs[name].need.persistent) / self._move_rate, Paused(name))
+        self._at(self._now + float(self._jobs[name].need.persistent) / MOVE_RATE, Paused(name))
 
     def _at(self, moment: float, event: Event) -> None:
         heapq.heappush(self._later, (moment, next(self._order), event))
 
 
 def simulate(
-    jobs: Sequence[TwinJob], capacity: float, policy: Policy, *, move_rate: float = 1e9, keep_iterations: bool = False
+    jobs: Sequence[TwinJob], capacity: float, policy: Policy, *, keep_iterations: bool = False
 ) -> dict[str, Record]:
     """Run a trace on one device of ``capacity`` bytes under a policy. Returns what became of every job.
 
-    ``move_rate``: bytes per second at which a paused job's persistent memory leaves the device, and comes back.
     Raises SalusError if a job can never fit.
     """
-    device = _Device(jobs, capacity, policy, move_rate, keep_iterations)
+    device = _Device(jobs, capacity, policy, keep_iterations)
     device.run()
     return device.records

@@ -6,7 +6,7 @@ and no Ray. Parts, each in processes of its own:
 - `pack`: 8 small models trained side by side, seconds for all of their steps: `fifo`, `time_slicing` (processes, no
   gate), `mps` (the same under MPS, left out where it cannot be had), `lanes` (processes with a gate each, PACK),
   `lanes_mps`, `threads` (one process, a stream and a memory pool per lane).
-- `mps`: the daemon is started, a client is held to the limit it was given, and nothing is left of it.
+- `mps`: the daemon is started, a client is held to the limit it was given, and the daemon is told to quit.
 - `admissions`: 1,000 random needs in 8 processes; every trial allocates what it said, E within iterations. Counts
   those that ran out of memory: it must be none.
 - `greedy`: three trials in the hands of FluidTune's workers (`LaneMember`), one of which allocates until it fails. The
@@ -25,6 +25,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -35,7 +36,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
-from benchmarks.salus_jobs import device_home, end_service, seat, together
+from benchmarks.salus_jobs import all_ready, device_home, end_service, seat, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings, Ticket
 from salus_share import Need
 from salus_share.board import Board, home
@@ -125,14 +126,24 @@ def train_threads(begin: Any, directory: str, steps: int, plan: Plan) -> None:
 
     lanes = InProcessLanes(plan.device, "gpu", capacity=plan.capacity, policy="PACK", directory=Path(directory))
 
+    ready, go = threading.Semaphore(0), threading.Event()
+
     def work(job: LaneJob) -> None:
         step = model_and_step(plan.device)
+        with job.iteration():
+            step()
+        ready.release()
+        go.wait()
         for _ in range(steps):
             with job.iteration():
                 step()
 
+    futures = [lanes.start(f"copy{index}", work, NEED) for index in range(plan.copies)]
+    all_ready(ready, futures)
+    wait_for(plan.device)
     begin()
-    for future in [lanes.start(f"copy{index}", work, NEED) for index in range(plan.copies)]:
+    go.set()
+    for future in futures:
         future.result()
 
 
@@ -155,6 +166,11 @@ def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
                     sides[name] = together(train_threads, [(where, steps, plan)])[0]
                 else:
                     policy = {"fifo": "FIFO", "time_slicing": None, "mps": None}.get(name, "PACK")
+                    # The service is started once, and not timed.
+                    if policy is not None:
+                        LaneClient(
+                            "gpu", "starts", capacity=plan.capacity, policy=policy, directory=directory
+                        ).start_service()
                     rows = [(where, f"copy{i}", policy, environment, steps, plan) for i in range(plan.copies)]
                     sides[name] = together(train, rows)[0]
             finally:
@@ -253,6 +269,7 @@ def in_a_worker(begin: Any, name: str, seed: int, steps: int, greedy: bool, plan
     # A third of the device each: the first losses of a trial must not wait for those that came before it.
     lack = member.settle(Ticket((0.2, 0.1), 60.0, 0))
     if lack is not None:
+        begin()
         return [], lack.reason
     step = model_and_step(plan.device, seed)
     begin()
@@ -292,7 +309,9 @@ def greedy(plan: Plan) -> dict[str, Any]:
         end_service(home(name))
         shutil.rmtree(home(name), ignore_errors=True)
     beside = [losses for losses, _ in found[:2]]
-    apart = max(abs(a - b) for one, two in zip(alone, beside, strict=True) for a, b in zip(one, two, strict=True))
+    # Of one that ended early there are fewer; its fate says why.
+    differences = [abs(a - b) for one, two in zip(alone, beside, strict=True) for a, b in zip(one, two, strict=False)]
+    apart = max(differences, default=None)
     return {"losses_as_alone": beside == alone, "largest_difference": apart, "fates": [fate for _, fate in found]}
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import psutil
 
+from salus_share.board import RESIDENT, Board, alive, home
 from salus_share.client import LaneClient
-from salus_share.errors import ServiceLost, StaleToken
+from salus_share.errors import Refused, SalusError, StaleToken
 from salus_share.memory import CONTEXT, CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
 from salus_share.messages import Need
 from salus_share.trial import SharedTrial
@@ -138,7 +139,10 @@ class LaneMember:
             return Lack(f"its device had no room for it within {ADMIT_S:.0f} s", between=True)
         except StaleToken as error:
             return Lack(str(error), between=True)
-        except ServiceLost as error:
+        except Refused as error:
+            self.leave()
+            return Lack(str(error), self.need, between=True)
+        except SalusError as error:
             # Its result does not depend on it: it goes on without, and asks again later.
             logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
             self.leave()
@@ -182,13 +186,15 @@ class LaneMember:
         return Lack(str(error), None if promised is None else self._parts(promised), between=True)
 
     def failed(self, error: BaseException) -> Lack | None:
-        """An allocation failed that the trial's share forbade: what it needs next. None: the error is the trial's own.
+        """An allocation failed that the trial's share, or others, forbade: what it needs next.
 
-        So it is when it had the whole device.
+        None: the error is the trial's own. So it is when it had the whole device.
         """
-        if self._shared is None or not any(map(is_out_of_memory, causes(error))):
+        if not any(map(is_out_of_memory, causes(error))) or (self._shared is None and not self._has_company()):
             return None
         self._meter.lift()
+        if self._shared is None:
+            return Lack("it ran out of memory outside a lane, on a device that others have joined", self.need)
         promised = self._shared.promised or Need(0, self._capacity)
         if sum(self._parts(promised)) > ALL:
             return None
@@ -205,6 +211,15 @@ class LaneMember:
         if shared is not None:
             shared.leave()
 
+    def _has_company(self) -> bool:
+        """Whether others are admitted to the device. Who came within an iteration is in no ticket yet."""
+        with contextlib.suppress(SalusError):
+            board = Board(home(self._settings.device))
+            with board.lock():
+                seats = board.seats()
+            return any(seat.state in RESIDENT and seat.name != self._name and alive(seat) for seat in seats)
+        return False
+
     # Memory
 
     def _hold(self) -> None:
@@ -213,11 +228,13 @@ class LaneMember:
             self._meter.limit(self._settings.capacity)
 
     def _empty(self) -> None:
-        """Before the lane is given back: what was started is done, and what others of the lane may use is free."""
+        """Before the lane is given back: what was started is done, and what others of the lane may use is free.
+
+        Also of a lane without others: one may have joined it within this iteration.
+        """
         if self._torch is not None:
             self._torch.cuda.synchronize()
-            if self._client is not None and self._client.gate.shared:
-                self._torch.cuda.empty_cache()
+            self._meter.give_back()
 
     def _parts(self, need: Need) -> tuple[float, float]:
         return float(need.persistent) / self._capacity, float(need.ephemeral) / self._capacity

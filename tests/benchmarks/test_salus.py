@@ -4,12 +4,15 @@ import json
 import math
 import subprocess
 import sys
+from concurrent.futures import Future
 from statistics import mean
+from threading import Semaphore
 
 import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.lanes import fair_shares, gains, run
+from benchmarks.salus_jobs import all_ready, together
 from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
 
 CSV = """job,runtime_s,peak_memory_mb,iterations
@@ -83,6 +86,19 @@ def test_the_others(name, sides):
     assert figures["kind"] == "real"
     assert figures["sides"].keys() == sides
     assert figures["ratio"] in figures["ratios"].values()
+
+
+def fails_early(begin):
+    raise ZeroDivisionError("before it could begin")
+
+
+def test_what_fails_before_it_could_begin_is_told():
+    with pytest.raises(ZeroDivisionError, match="could begin"):
+        together(fails_early, [()])
+    failed, waits = Future(), Future()
+    failed.set_exception(MemoryError())
+    with pytest.raises(MemoryError):
+        all_ready(Semaphore(1), [waits, failed])
 
 
 def test_without_a_gpu_the_script_says_so():

@@ -6,6 +6,7 @@ import os
 import resource
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,8 +16,9 @@ from fluidtune.cluster import lanes
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
 from salus_share import Need, ServiceLost, StaleToken, service
-from salus_share.board import Board, home
+from salus_share.board import INSIDE, Board, home
 from salus_share.client import LaneClient
+from salus_share.memory import Usage
 from tests.salus.processes import until
 
 MB = 1 << 20
@@ -77,6 +79,91 @@ def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(set
     member.settle(None)
     until(lambda: there(settings) == [])
     turns(member)
+
+
+class Gpu:
+    """A meter of a GPU whose allocator keeps what it had until it is told to give it back."""
+
+    usage = Usage(0, 200 * MB, 2000 * MB)
+
+    def __init__(self, device: int) -> None:
+        self.cached = 0
+
+    def reset(self) -> None:
+        self.cached = self.usage.ephemeral
+
+    def read(self) -> Usage:
+        return self.usage
+
+    def limit(self, share: int) -> None:
+        pass
+
+    def lift(self) -> None:
+        pass
+
+    def give_back(self) -> None:
+        self.cached = 0
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(current_device=lambda: 0, synchronize=lambda: None)
+    monkeypatch.setattr(lanes, "_torch_with_cuda", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(lanes, "CudaMeter", Gpu)
+
+
+def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(
+    settings: LaneSettings, on_a_gpu: None
+) -> None:
+    member = LaneMember("a", settings, "cuda")
+    turns(member)
+    meter: Any = member._meter
+    assert meter.cached > 0, "alone it keeps its cache"
+    assert member.settle(Ticket(None, 10.0, 0)) is None
+    assert meter.cached == 0, "it joined with what it cached when it was alone"
+    other = LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT")
+    board = Board(home(settings.device))
+    emptied = []
+    meter.give_back = lambda: emptied.append(board.seats()[0].state)
+    with member.iteration():
+        # There is one lane for both.
+        other.admit(Need(0, 2000 * MB))
+        assert {seat.lane for seat in board.seats()} == {0}
+    assert emptied == [INSIDE]
+    other.leave()
+    member.leave()
+
+
+def test_one_without_a_lane_that_fails_beside_others_goes_back_to_the_queue(settings: LaneSettings) -> None:
+    member = LaneMember("a", settings, "cpu")
+    turns(member)
+    with LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT") as other:
+        # It came within the iteration, so that the driver has told nothing of it.
+        other.admit(Need(CAPACITY // 2, 0))
+        lack = member.failed(MemoryError())
+        assert lack is not None and lack.need == member.need and not lack.between
+        assert member.failed(ValueError("bad shape")) is None
+    assert member.failed(MemoryError()) is None, "alone it is the trial's own"
+
+
+def test_one_that_has_outgrown_its_device_while_alone_is_not_failed_for_it(
+    settings: LaneSettings, on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gpu, "usage", Usage(0, 2000 * MB, 1800 * MB))
+    member = LaneMember("a", settings, "cuda")
+    turns(member)
+    lack = member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    assert lack is not None and lack.between and "larger device" in lack.reason
+    assert lack.need == member.need and sum(lack.need or ()) > 1
+    assert there(settings) == []
+
+
+def test_a_service_with_other_settings_costs_the_lane_and_not_the_trial(settings: LaneSettings) -> None:
+    with LaneClient(settings.device, "other", capacity=CAPACITY, policy="FAIR") as other:
+        other.admit(Need(1, 1))
+        member = LaneMember("a", settings, "cpu")
+        assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+        turns(member)
 
 
 def test_where_there_is_no_room_it_says_so_and_goes_away(settings: LaneSettings, monkeypatch: Any) -> None:

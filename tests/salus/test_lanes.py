@@ -112,7 +112,7 @@ def test_wrong_calls() -> None:
     made = table(10, ("a", 1, 1))
     with pytest.raises(SalusError, match="already"):
         made.admit("a", 1, 1)
-    for call in (made.release, made.mates, lambda job: made.change(job, 1, 1)):
+    for call in (made.release, lambda job: made.change(job, 1, 1)):
         with pytest.raises(SalusError, match="not on this device"):
             call("b")
     with pytest.raises(SalusError, match="does not fit"):

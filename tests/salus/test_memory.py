@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from salus_share import Need, Refused, SalusError, StaleToken
+from salus_share import Need, Refused, SalusError, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
 from salus_share.trial import SharedTrial
@@ -93,6 +94,7 @@ class Told:
     def __init__(self) -> None:
         self.usage = Usage(0, 100, 200)
         self.limited: list[int] = []
+        self.on_giving_back: Callable[[], object] = lambda: None
 
     def reset(self) -> None:
         pass
@@ -105,6 +107,9 @@ class Told:
 
     def lift(self) -> None:
         self.limited.append(-1)
+
+    def give_back(self) -> None:
+        self.on_giving_back()
 
 
 @pytest.fixture
@@ -132,6 +137,20 @@ def test_an_unknown_trial_has_the_device_until_it_was_measured(directory) -> Non
     assert meter.limited == [1000, 330]
     trial.leave()
     assert meter.limited[-1] == -1
+
+
+def test_what_it_cached_is_given_back_before_others_are_let_in(directory) -> None:
+    meter, other = Told(), LaneClient("device", "b", capacity=1000, directory=directory)
+    other.start_service()
+    reserved = []
+    meter.on_giving_back = lambda: reserved.append(service.status(directory)["reserved"])
+    trial = shared(directory, "a", meter)
+    trial.admit()
+    iterate(trial, 3)
+    # Not there yet, then with the whole device, and only then with what it needs.
+    assert reserved == [0, 1000]
+    assert service.status(directory)["reserved"] == 330
+    trial.leave()
 
 
 def test_an_underestimate_grows_at_a_boundary(directory) -> None:

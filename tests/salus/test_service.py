@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from salus_share import Need, Refused, SalusError, StaleToken, policy, service
-from salus_share.board import Board
+from salus_share.board import RESIDENT, Board, Seat
 from salus_share.client import LaneClient
-from tests.salus.processes import Child, home, kill_service, trial, until
+from tests.salus.processes import Child, home, kill_service, seat, trial, until
 
 
 @pytest.fixture
@@ -205,10 +207,108 @@ def test_trials_go_on_without_the_service_and_it_comes_back_with_the_same_lanes(
             assert {job for jobs in lanes(directory).values() for job in jobs} == {"c", "waits"}
 
 
+def test_the_board_never_says_more_than_fits_wherever_the_service_is_killed(directory, monkeypatch) -> None:
+    made = service.LaneService(directory, 100, "FAIR")
+    sums, write = [], Board.write
+
+    def watched(board: Board, seat: Seat) -> None:
+        write(board, seat)
+        there = [other for other in board.seats() if other.state in RESIDENT]
+        lanes = {other.lane: max(one.ephemeral for one in there if one.lane == other.lane) for other in there}
+        sums.append(sum(other.persistent for other in there) + sum(lanes.values()))
+
+    monkeypatch.setattr(Board, "write", watched)
+    visitors = {}
+    for name, need in (("a", (None, None)), ("b", (20, 20)), ("c", (10, 20)), ("d", (10, 10))):
+        visitors[name] = service._Visitor(ends()[0])
+        asked = {"persistent": need[0], "ephemeral": need[1], "remaining": None, "rung": 0}
+        made._answer(visitors[name], {"do": "announce", "name": name, "pid": os.getpid(), **asked})
+    # Others are let in to what it gives back; then d needs more, and moves to its lane.
+    made._answer(visitors["a"], {"do": "need", "persistent": 10, "ephemeral": 30})
+    assert [seat.lane for seat in Board(directory).seats()] == [0, 1, 1, 1]
+    made._answer(visitors["d"], {"do": "need", "persistent": 10, "ephemeral": 25})
+    assert [seat.lane for seat in Board(directory).seats()] == [0, 1, 1, 0]
+    assert max(sums) == 100
+    made._listener.close()
+
+
+def test_one_that_does_not_fit_when_it_is_found_again_is_told_to_leave(directory) -> None:
+    board = Board.create(directory, 100, "FAIR")
+    unknown = seat(board, "a", token=1, ephemeral=100)
+    small = seat(board, "b", token=2, lane=1, persistent=10, ephemeral=10)
+    with client(directory, "c") as c:
+        c.start_service()
+        assert lanes(directory) == {"0": {"a"}, "1": {"b"}}
+        assert service.status(directory)["reserved"] == 100
+        with small.iteration():
+            pass
+        with pytest.raises(StaleToken), unknown.iteration():
+            pass
+        unknown.withdraw()
+        with pytest.raises(TimeoutError):
+            c.admit(Need(70, 30), timeout=0.5)
+    small.withdraw()
+
+
+def test_what_is_no_number_does_not_end_the_service(directory) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(10, 10), remaining=5.0)
+        pid = service.status(directory)["pid"]
+        for bad in (float("inf"), -1.0):
+            with pytest.raises(SalusError, match="remaining"):
+                a.progress(bad)
+        time.sleep(3 * service.TICK_S)
+        assert service.status(directory)["pid"] == pid
+        assert Board(directory).seats()[0].remaining == 5.0
+
+
 def _there(directory) -> bool:
     with contextlib.suppress(OSError):
         return bool(service.status(directory))
     return False
+
+
+def ends() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def test_a_service_that_dies_while_a_trial_comes_back_is_asked_again(directory, monkeypatch) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(10, 10))
+        dead, closed = ends()
+        closed.close()
+        dying, other = ends()
+
+        def read_and_die() -> None:
+            other.recv(service.PACKET)
+            other.close()
+
+        threading.Thread(target=read_and_die).start()
+        start, links = service.start, [dead, dying]
+        monkeypatch.setattr(service, "start", lambda *settings: links.pop(0) if links else start(*settings))
+        a._hang_up()
+        a.need(Need(10, 20))
+        assert links == []
+        with a.iteration():
+            pass
+
+
+def test_one_that_is_admitted_when_its_patience_ends_is_admitted(directory, monkeypatch) -> None:
+    Board.create(directory, 100, "FAIR")
+    ours, other = ends()
+
+    def admit_late() -> None:
+        while other.recv(service.PACKET):
+            pass
+        other.send(b'{"is": "admitted", "seat": 0, "token": 7, "lane": 0}')
+        other.close()
+
+    threading.Thread(target=admit_late).start()
+    monkeypatch.setattr(service, "start", lambda *_: ours)
+    a = client(directory, "a")
+    a.admit(Need(10, 10), timeout=0.1)
+    assert a.token == 7
+    a.leave()
 
 
 def test_settings_must_agree(directory) -> None:
@@ -238,10 +338,10 @@ def test_only_one_service_and_it_ends_by_itself(directory) -> None:
     command = [sys.executable, "-m", "salus_share.service", "--home", str(directory), "--capacity", "100"]
     first = subprocess.Popen([*command, "--idle", "0.3"])
     until(lambda: _there(directory))
-    assert subprocess.run(command, timeout=20).returncode == 0
-    assert service.status(directory)["pid"] == first.pid
     with client(directory, "a") as a:
         a.admit(Need(1, 1))
+        assert subprocess.run(command, timeout=20).returncode == 0
+        assert service.status(directory)["pid"] == first.pid
         time.sleep(0.8)
         assert first.poll() is None
     assert first.wait(20) == 0

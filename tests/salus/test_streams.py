@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from salus_share import Need, Refused
+from salus_share import Need, Refused, ServiceLost, StaleToken
 from salus_share.board import Board
-from salus_share.streams import InProcessLanes
+from salus_share.client import LaneClient
+from salus_share.streams import InProcessLanes, LaneJob
 from tests.salus.processes import home
 
 
@@ -56,6 +61,112 @@ def test_trials_have_the_losses_they_have_alone_and_fail_alone(directory, epheme
     board = Board(directory)
     with board.lock():
         assert all(seat.state == 7 for seat in board.seats())
+
+
+# A GPU's part, with a stand-in for CUDA
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """What was done with pools and caches, in order."""
+    found: list[str] = []
+
+    @contextlib.contextmanager
+    def use_mem_pool(*_):
+        found.append("pool")
+        yield
+
+    def stream(*_):
+        return SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
+
+    standins = {
+        "Stream": stream,
+        "current_stream": stream,
+        "MemPool": SimpleNamespace,
+        "use_mem_pool": use_mem_pool,
+        "stream": lambda _: contextlib.nullcontext(),
+        "device": lambda _: contextlib.nullcontext(),
+        "empty_cache": lambda: found.append("emptied"),
+        "reset_peak_memory_stats": lambda _: None,
+        "memory_allocated": lambda _: 10,
+        "max_memory_allocated": lambda _: 30,
+    }
+    for name, standin in standins.items():
+        monkeypatch.setattr(torch.cuda, name, standin)
+    before(monkeypatch, "yield_memory", lambda _: found.append("yield_memory"))
+    before(monkeypatch, "leave", lambda _: found.append("leave"))
+    return found
+
+
+def before(monkeypatch, method: str, do) -> None:
+    """Have ``do(client)`` done before every call of a method of `LaneClient`."""
+    its = getattr(LaneClient, method)
+
+    def both(client: LaneClient, *args):
+        do(client)
+        return its(client, *args)
+
+    monkeypatch.setattr(LaneClient, method, both)
+
+
+def test_a_lanes_memory_is_its_pools_from_the_first_iteration_on_and_free_when_a_trial_goes(directory, said) -> None:
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+
+    def work(job: LaneJob) -> None:
+        with job.iteration():
+            said.append("iteration")
+        job.yield_memory()
+        with job.iteration():
+            said.append("iteration")
+
+    lanes.start("a", work, Need(10, 20)).result(30)
+    once = ["pool", "iteration", "emptied"]
+    assert said == [*once, "yield_memory", *once, "leave"]
+
+
+def test_a_trial_that_failed_holds_nothing_when_it_leaves(directory, monkeypatch) -> None:
+    class Model:
+        pass
+
+    models, held = [], []
+    before(monkeypatch, "leave", lambda _: held.extend(model() for model in models))
+
+    def work(job: LaneJob) -> None:
+        model = Model()
+        models.append(weakref.ref(model))
+        with job.iteration():
+            try:
+                raise ValueError(f"bad shape of {type(model)}")
+            except ValueError:
+                raise MemoryError
+
+    future = InProcessLanes("cpu", "device", capacity=100, policy="FAIR", directory=directory).start(
+        "a", work, Need(1, 1)
+    )
+    assert isinstance(future.exception(30), MemoryError)
+    assert held == [None]
+
+
+def test_what_it_needs_is_told_before_an_iteration_and_never_after_one_that_ran(directory, said, monkeypatch) -> None:
+    answers: list[Exception] = [ServiceLost("no service"), StaleToken("no room")]
+
+    def answer(_: LaneClient) -> None:
+        raise answers.pop(0)
+
+    before(monkeypatch, "need", answer)
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    ran = []
+
+    def work(job: LaneJob) -> None:
+        for _ in range(4):
+            with job.iteration():
+                ran.append(len(answers))
+        # The service could not be had before the fourth, and has no room before the fifth.
+        with pytest.raises(StaleToken), job.iteration():
+            ran.append(-1)
+
+    lanes.start("a", work).result(30)
+    assert ran == [2, 2, 2, 1]
 
 
 @pytest.mark.gpu

@@ -77,7 +77,6 @@ def test_without_a_driver_it_is_said_once_and_nothing_is_measured(monkeypatch, c
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             found = Telemetry(standin(nvmlInit=NVMLError))
-            assert not found.available
             assert found.sample() == []
             assert found.process_memory("abc", 7) is None
             found.close()
@@ -88,6 +87,6 @@ def test_without_a_driver_it_is_said_once_and_nothing_is_measured(monkeypatch, c
 @pytest.mark.gpu
 def test_the_real_driver() -> None:
     found = Telemetry()
-    assert found.available
-    assert all(sample.memory_total > 0 for sample in found.sample())
+    samples = found.sample()
+    assert samples and all(sample.memory_total > 0 for sample in samples)
     found.close()

@@ -56,9 +56,9 @@ def test_fair_gives_a_third_each_of_a_constant_total(ephemeral) -> None:
 
 
 def test_a_paused_job_pays_for_moving_and_loses_nothing() -> None:
-    long, short = Need(60, 10, 1.0), Need(50, 10, 1.0)
+    long, short = Need(10**9, 10**8, 1.0), Need(8 * 10**8, 10**8, 1.0)
     jobs = [job("a", 10, need=long), job("b", 2, arrival=2.5, need=short)]
-    records = simulate(jobs, 100, policy("SRTF"), move_rate=60)
+    records = simulate(jobs, 1.6e9, policy("SRTF"))
     # a stops at 3, has left at 4, b runs to 6, a is loaded at 7 and has 7 s to go.
     assert records["a"].pauses == 1
     assert records["b"].ended == pytest.approx(6)
