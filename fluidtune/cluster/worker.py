@@ -458,8 +458,7 @@ class Worker:
 
     def _unload(self) -> str | None:
         trainable, session = self._trainable, self._session
-        self._trainable = self._session = None
-        trouble = None
+        self._session = trouble = None
         if self._follower is not None:
             if session is not None:
                 session.leave()
@@ -468,7 +467,8 @@ class Worker:
             self._follower = None
         if trainable is not None:
             if session is not None and session.leader and session.is_elastic:
-                _leave_in_order(trainable, session)
+                _leave_in_order(trainable, session)  # it notes in its last commit what was reported
+            self._trainable = None
             runner = getattr(compat.get_session(), "training_thread", None)
             try:
                 trainable.stop()
