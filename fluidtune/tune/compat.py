@@ -3,6 +3,7 @@
 Each entry says what is used and why; tests/tune/test_compat.py fails when a Ray release changes it.
 Nothing else in the project may import a Ray module with an underscore in its path.
 
+- ``TuneController.cleanup``: it stops trials that could go on in a later run; we must know that it has begun.
 - ``TuneController._actor_manager``: replaced by ours on the first trial. Ray took its pluggable executor
   away in 2.7; this attribute, with `RayActorManager`'s methods, is where it stood.
 - ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
@@ -28,6 +29,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -70,6 +72,20 @@ def check_ray_version(version: str | None = None) -> None:
 def controller_of(handed: Any) -> TuneController:
     """The TuneController behind what a scheduler is handed (the controller itself or a wrapper of it)."""
     return getattr(handed, "_tune_controller", handed)
+
+
+def before_cleanup(controller: TuneController, then: Callable[[], None]) -> None:
+    """Have ``then`` called when the controller begins to clean up.
+
+    The controller gets a class of its own, as Tune saves its attributes.
+    """
+    ours = type(controller)
+
+    def cleanup(self: TuneController) -> None:
+        then()
+        ours.cleanup(self)
+
+    controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup})
 
 
 def mute_session() -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -385,6 +386,11 @@ class Job:
 
     # --- the end
 
+    def wind_up(self) -> None:
+        """Tune's run is over, in order, by Ctrl-C or by an exception; of what has not ended for good all is kept."""
+        # Tune has saved its final state, unless it cleans up for an exception.
+        self._endings.wind_up(saved=sys.exc_info()[0] is None)
+
     def close(self, trials: Iterable[Trial]) -> None:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
         self.workers.close()
@@ -395,7 +401,6 @@ class Job:
             for device in range(self.layout.count):
                 # Of this node; on others their lane services leave a log and two lock files, empty.
                 shutil.rmtree(home(self._lanes_of(device)), ignore_errors=True)
-        # Tune has saved its final state before it cleans up.
         self._endings.close()
         trials = list(trials)
         metric = self._scheduler.metric

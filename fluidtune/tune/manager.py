@@ -46,6 +46,7 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
         return None
     controller._reuse_actors = False
     manager = controller._actor_manager = FluidActorManager(job)
+    compat.before_cleanup(controller, manager.wind_up)
     manager.note_trial(trial)
     return manager
 
@@ -68,6 +69,8 @@ class FluidActorManager:
         self._failed: set[int] = set()
         #: Runs that Tune let go of in this step; why is read from the trial when the step is over.
         self._released: list[Run] = []
+        #: Tune's run is over; trials that it stops now have not ended.
+        self._over = False
         #: Callbacks into Tune that are due, one a step.
         self._due: deque[Callable[[], None]] = deque()
         self._crew = Crew(job)
@@ -194,6 +197,12 @@ class FluidActorManager:
             return True
         return False
 
+    def wind_up(self) -> None:
+        """The run is over. What Tune stops from now on would have gone on, and may do so in a restored run."""
+        self._tell_released()
+        self._over = True
+        self._job.wind_up()
+
     def cleanup(self) -> None:
         """The run is over: give every process and device back."""
         self._crew.close()
@@ -218,7 +227,7 @@ class FluidActorManager:
             if run.trial.status == Trial.ERROR:
                 ending: m.Ending = "failed"
             else:
-                ending = "stopped" if run.trial.status == Trial.TERMINATED else "paused"
+                ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
             self._unload(run, self._job.workers.patience)
             self._job.ended(run.trial, ending)
             self._crew.events.append(m.TrialEnded(run.id, ending))

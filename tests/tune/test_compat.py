@@ -85,6 +85,23 @@ def test_our_manager_has_all_that_the_controller_uses(name: str, call: ast.Call 
         signature.bind(None, *[None for _ in call.args], **{k.arg: None for k in call.keywords if k.arg})
 
 
+def test_a_controller_says_that_it_cleans_up_and_saves_no_more_than_before() -> None:
+    from ray.tune import tune
+
+    assert "runner.cleanup()" in inspect.getsource(tune)
+
+    class Controller:
+        def cleanup(self) -> None:
+            done.append("cleaned up")
+
+    done: list[str] = []
+    controller: Any = Controller()
+    compat.before_cleanup(controller, lambda: done.append("told"))
+    controller.cleanup()
+    assert done == ["told", "cleaned up"]
+    assert isinstance(controller, Controller) and vars(controller) == {}
+
+
 def test_a_changed_call_would_be_seen() -> None:
     signature = inspect.signature(FluidActorManager.add_actor)
     with pytest.raises(TypeError):

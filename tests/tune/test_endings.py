@@ -54,10 +54,25 @@ def test_nothing_is_deleted_before_its_end_is_saved() -> None:
     assert storage.done[2:] == ["save", "delete b"]
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: bool) -> None:
+    storage = Storage()
+    ended = endings(storage)
+    ended.add("a")
+    ended.settle(cleaning=False)
+    ended.add("b")
+    ended.wind_up(saved)
+    storage.now += 2 * SAVE_EVERY_S
+    ended.settle(cleaning=True)
+    ended.close()
+    assert storage.done == ["save", "delete a"] + ["delete b"] * saved
+
+
 def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     storage = Storage(fails=True)
     ended = endings(storage)
     ended.add("a")
+    ended.wind_up(saved=True)
     ended.close()
     ended.close()
     assert storage.done == ["delete a"]
