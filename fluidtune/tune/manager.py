@@ -151,6 +151,8 @@ class FluidActorManager:
         task = Task(method_name, args or (), kwargs or {}, on_result, on_error)
         run.tasks.append(task)
         self._issue(run)
+        if _return_future and task.future is None and run.tasks[0].method == method_name:
+            return run.tasks[0].future  # asked for already, and nothing is done between
         return task.future if _return_future else None
 
     def clear_actor_task_futures(self, tracked_actor: Any) -> None:
@@ -312,7 +314,7 @@ class FluidActorManager:
         self._job.log("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
         checkpoint = run.trial.latest_checkpoint_result
         if checkpoint and not (run.tasks and run.tasks[0].method == "restore"):
-            run.tasks.appendleft(Task("restore", (checkpoint,), {}, None, None))
+            run.tasks.appendleft(Task("restore", (checkpoint, True), {}, None, None))
         self._issue(run)
 
     def _issue(self, run: Run) -> None:
@@ -359,6 +361,8 @@ class FluidActorManager:
         run.tasks.remove(task)
         if task.method == "save" and task.on_result is None:
             run.trial.on_checkpoint(value)
+        if task.method == "restore" and isinstance(value, int):
+            run.delivered = value  # another number after a restore of another trial's checkpoint
         self._issue(run)
         if isinstance(value, Exception):
             self._due.append(lambda: _call(task.on_error, run.tracked, value))
