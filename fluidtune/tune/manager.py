@@ -185,8 +185,11 @@ class FluidActorManager:
         return sum(len(run.tasks) for run in self._runs.values())
 
     def resolve_future(self, future: Any) -> None:
-        """Wait for one task and handle it now (Tune does so for a trial's export)."""
+        """Wait for one task and tell Tune now (it does so for a trial's export, and then stops the trial)."""
+        due = len(self._due)
         self._crew.resolve(future)
+        if len(self._due) > due:
+            self._due.pop()()
 
     def next(self, timeout: float | None = None) -> bool:
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""
@@ -473,6 +476,11 @@ class FluidActorManager:
         self._crew.events.append(m.TrialEnded(run.id, "failed"))
 
         def tell() -> None:
+            first = next((task for task in tasks if task.on_error is not None), None)
+            if first is not None and not isinstance(error, RayActorError):
+                # The trial's own error: Tune ends or requeues the trial for the task, and knows no ticket after that.
+                _call(first.on_error, tracked, error)
+                return
             _call(tracked._on_error, tracked, error)
             for task in tasks:
                 _call(task.on_error, tracked, error)
