@@ -90,6 +90,11 @@ class FluidActorManager:
         if trial_id in self._by_trial:
             self._crew.events.append(m.BudgetChanged(trial_id, iterations))
 
+    def trial_removed(self, trial: Trial) -> None:
+        """Tune stops a trial that waits or is paused."""
+        if trial.trial_id not in self._by_trial:
+            self._job.ended(trial, "stopped")
+
     def status_line(self) -> str:
         """One line for Tune's progress display."""
         return self._job.status_line(len(self._runs))
@@ -206,7 +211,7 @@ class FluidActorManager:
         """The run is over. What Tune stops from now on would have gone on, and may do so in a restored run."""
         self._tell_released()
         self._over = True
-        self._job.wind_up()
+        self._job.wind_up(self._trials.values())
 
     def cleanup(self) -> None:
         """The run is over: give every process and device back."""

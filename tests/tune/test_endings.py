@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fluidtune import FluidScheduler
 from fluidtune.tune.endings import SAVE_EVERY_S, Endings
+from fluidtune.tune.job import Job
 
 
 class Storage:
@@ -66,6 +69,24 @@ def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: 
     ended.settle(cleaning=True)
     ended.close()
     assert storage.done == ["save", "delete a"] + ["delete b"] * saved
+
+
+def test_paused_trials_that_are_stopped_end_once() -> None:
+    """The scheduler stops one of them, a stopper all that are left."""
+    told: list[Any] = []
+    scheduler = FluidScheduler()
+    scheduler._manager = SimpleNamespace(trial_removed=told.append)
+    trial: Any = SimpleNamespace(trial_id="a", is_finished=lambda: True)
+    scheduler.on_trial_remove(None, trial)
+    assert told == [trial]
+    added: list[Any] = []
+    job: Any = Job.__new__(Job)
+    job._ended, job._endings = set(), SimpleNamespace(add=added.append, wind_up=lambda saved: None)
+    other = SimpleNamespace(trial_id="b", is_finished=lambda: True)
+    goes_on = SimpleNamespace(trial_id="c", is_finished=lambda: False)
+    job.ended(trial, "stopped")
+    job.wind_up([trial, other, goes_on])
+    assert added == [trial, other]
 
 
 def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
