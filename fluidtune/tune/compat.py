@@ -10,6 +10,7 @@ Nothing else in the project may import a Ray module with an underscore in its pa
 - ``TuneController._set_trial_status``: a whole rung that HyperBand lets go on is made pending at once.
 - ``TuneController._max_pending_trials``: raised (by a public method) while new processes are being started.
 - ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
+- ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment of the driver that a trial's processes get.
 - ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
 - The train session of a function trainable: a follower's is muted, so that only the leader reports; an elastic
   leader's loop is let go on from its report when the trial ends (``continue_lock``, ``training_thread``,
@@ -37,6 +38,7 @@ from packaging.version import Version
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
 from ray.train._internal.session import get_session
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.result import RESULT_DUPLICATE, TRIAL_INFO
 
@@ -47,6 +49,7 @@ OLDEST_RAY = "2.44"
 NEWEST_RAY = "2.60"
 
 __all__ = [
+    "ENV_VARS_TO_PROPAGATE",
     "RESULT_DUPLICATE",
     "TRIAL_INFO",
     "TrackedActor",

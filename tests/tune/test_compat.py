@@ -147,6 +147,11 @@ def test_ashas_limit_is_where_we_read_it() -> None:
     assert ASHAScheduler is AsyncHyperBandScheduler, "groups.adapter_for knows the class by one of these names"
 
 
+def test_the_environment_that_trials_get_is_where_we_read_it() -> None:
+    old = {"RAY_CHDIR_TO_TRIAL_DIR", "RAY_TRAIN_V2_ENABLED"}
+    assert old | {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(compat.ENV_VARS_TO_PROPAGATE)
+
+
 def test_a_trainable_counts_where_we_continue_it() -> None:
     assert {"_iteration", "_time_total", "_storage", "iteration"} <= attributes_set(Trainable)
     assert {"_last_training_result", "_trainable_func"} <= attributes_set(FunctionTrainable)
