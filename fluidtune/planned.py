@@ -32,7 +32,7 @@ def job_of(source: str, trials: int | None = None, iterations: int | None = None
         if trials is not None or iterations is not None:
             raise FluidTuneError("--trials and --iterations are for a profile; a run has trials of its own")
         return read_job(read_events(log))
-    count, length = trials or TRIALS, iterations or ITERATIONS
+    count, length = (TRIALS if trials is None else trials), (ITERATIONS if iterations is None else iterations)
     if count < 1 or length < 1:
         raise FluidTuneError(f"{count} trials of {length} iterations are no job; give 1 or more of each")
     return grid(count, length, Profile.load(path))

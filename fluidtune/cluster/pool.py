@@ -20,13 +20,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
+from fluidtune.tune import compat
 
 logger = logging.getLogger(__name__)
 
 #: A worker that cleans up is waited for so long before another process is started, seconds.
 CLEAN_SOON_S = 1.0
 #: Environment that stock Tune gives its trial processes and that user code may rely on.
-_PASSED_ON = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_FUNCTION_THREAD_TIMEOUT_S", "RAY_TRAIN_V2_ENABLED")
+_PASSED_ON = {*compat.ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 
 
 class Holding(Protocol):

@@ -23,7 +23,7 @@ from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
 from fluidtune.cluster import emulated
-from fluidtune.cluster.commits import commit_stores, fingerprint, heirs_store
+from fluidtune.cluster.commits import commit_stores, delete_commits, fingerprint, heirs_store
 from fluidtune.cluster.gpu import GpuProbe, torch_on_gpu
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
@@ -374,22 +374,29 @@ class Worker:
             return compat.TrainingResult(checkpoint=None, metrics=dict(self._last_metrics))
         return trainable.save(*args)
 
-    def restore(self, checkpoint: Any) -> None:
-        """Tune's ``restore``; a commit of this very trial that is newer than the checkpoint wins."""
+    def restore(self, checkpoint: Any, again: bool = False) -> int:
+        """Tune's ``restore``; a commit of this very trial that is newer than the checkpoint wins.
+
+        ``again``: Tune has restored it before, in another worker. Returns how many iterations count as reported.
+        """
         trainable, session, spec = self._trainable, self._session, self._spec
         assert trainable is not None and session is not None and spec is not None
         trainable.restore(checkpoint)
         self._has_checkpoint = True
-        if not _is_own(checkpoint, spec):
+        if not again and not _is_own(checkpoint, spec):
             # Another trial's state was given to this one (PBT): what Tune saw of the old one does not count.
             self._reported = trainable.iteration
             session.forget_resume()
             self._missed = []
+            if self._resume is not None:
+                self._resume = None
+                delete_commits(spec.kwargs["storage"])
         elif self._resume is not None:
             if self._resume.note.iteration > trainable.iteration:
                 self._continue_from(self._resume)
             else:
                 self._missed = []
+        return self._reported
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         assert self._trainable is not None
@@ -458,8 +465,7 @@ class Worker:
 
     def _unload(self) -> str | None:
         trainable, session = self._trainable, self._session
-        self._trainable = self._session = None
-        trouble = None
+        self._session = trouble = None
         if self._follower is not None:
             if session is not None:
                 session.leave()
@@ -468,7 +474,8 @@ class Worker:
             self._follower = None
         if trainable is not None:
             if session is not None and session.leader and session.is_elastic:
-                _leave_in_order(trainable, session)
+                _leave_in_order(trainable, session)  # it notes in its last commit what was reported
+            self._trainable = None
             runner = getattr(compat.get_session(), "training_thread", None)
             try:
                 trainable.stop()
@@ -517,4 +524,4 @@ def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
 def _is_own(checkpoint: Any, spec: LoadSpec) -> bool:
     path = getattr(getattr(checkpoint, "checkpoint", None), "path", None)
     storage = spec.kwargs.get("storage")
-    return path is None or storage is None or str(path).startswith(storage.trial_fs_path)
+    return path is None or storage is None or str(path).startswith(f"{storage.trial_fs_path}/")

@@ -3,12 +3,14 @@
 Each entry says what is used and why; tests/tune/test_compat.py fails when a Ray release changes it.
 Nothing else in the project may import a Ray module with an underscore in its path.
 
+- ``TuneController.cleanup``: it stops trials that could go on in a later run; we must know that it has begun.
 - ``TuneController._actor_manager``: replaced by ours on the first trial. Ray took its pluggable executor
   away in 2.7; this attribute, with `RayActorManager`'s methods, is where it stood.
 - ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
 - ``TuneController._set_trial_status``: a whole rung that HyperBand lets go on is made pending at once.
 - ``TuneController._max_pending_trials``: raised (by a public method) while new processes are being started.
 - ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
+- ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment of the driver that a trial's processes get.
 - ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
 - The train session of a function trainable: a follower's is muted, so that only the leader reports; an elastic
   leader's loop is let go on from its report when the trial ends (``continue_lock``, ``training_thread``,
@@ -28,6 +30,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -35,6 +38,7 @@ from packaging.version import Version
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
 from ray.train._internal.session import get_session
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.result import RESULT_DUPLICATE, TRIAL_INFO
 
@@ -45,6 +49,7 @@ OLDEST_RAY = "2.44"
 NEWEST_RAY = "2.60"
 
 __all__ = [
+    "ENV_VARS_TO_PROPAGATE",
     "RESULT_DUPLICATE",
     "TRIAL_INFO",
     "TrackedActor",
@@ -70,6 +75,20 @@ def check_ray_version(version: str | None = None) -> None:
 def controller_of(handed: Any) -> TuneController:
     """The TuneController behind what a scheduler is handed (the controller itself or a wrapper of it)."""
     return getattr(handed, "_tune_controller", handed)
+
+
+def before_cleanup(controller: TuneController, then: Callable[[], None]) -> None:
+    """Have ``then`` called when the controller begins to clean up.
+
+    The controller gets a class of its own, as Tune saves its attributes.
+    """
+    ours = type(controller)
+
+    def cleanup(self: TuneController) -> None:
+        then()
+        ours.cleanup(self)
+
+    controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup})
 
 
 def mute_session() -> None:

@@ -46,10 +46,14 @@ class Endings:
         if not cleaning:
             self._delete_saved()
 
-    def close(self) -> None:
-        """Tune has saved its final state, and no worker is left."""
-        self._saved += self._unsaved
+    def wind_up(self, saved: bool) -> None:
+        """The run is over: nothing is saved any more. ``saved``: Tune has just done so for all that ended."""
+        if saved:
+            self._saved += self._unsaved
         self._unsaved.clear()
+
+    def close(self) -> None:
+        """No worker is left."""
         self._delete_saved()
 
     def _delete_saved(self) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -120,6 +121,8 @@ class Job:
         self._in_use: dict[str, tuple[int, ...]] = {}
         self._started = time.time()
         self._endings = Endings(lambda: controller.checkpoint(force=True, wait=True), self._delete_commits)
+        #: Trials that are known to have ended for good.
+        self._ended: set[str] = set()
         self.silence = Silence()
         #: Trials that this driver has started.
         self._logged: set[str] = set()
@@ -254,7 +257,8 @@ class Job:
 
     def ended(self, trial: Trial, ending: m.Ending) -> None:
         """Tune let go of the trial; when it is for good, its commits go as soon as Tune has saved that it ended."""
-        if ending != "paused":
+        if ending != "paused" and trial.trial_id not in self._ended:
+            self._ended.add(trial.trial_id)
             self._endings.add(trial)
 
     def settle(self, cleaning: bool) -> None:
@@ -388,6 +392,14 @@ class Job:
 
     # --- the end
 
+    def wind_up(self, trials: Iterable[Trial]) -> None:
+        """Tune's run is over, in order, by Ctrl-C or by an exception; of what has not ended for good all is kept."""
+        for trial in trials:
+            if trial.is_finished():
+                self.ended(trial, "stopped")  # paused ones that a stopper ended with all others
+        # Tune has saved its final state, unless it cleans up for an exception.
+        self._endings.wind_up(saved=sys.exc_info()[0] is None)
+
     def close(self, trials: Iterable[Trial]) -> None:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
         self.workers.close()
@@ -398,7 +410,6 @@ class Job:
             for device in range(self.layout.count):
                 # Of this node; on others their lane services leave a log and two lock files, empty.
                 shutil.rmtree(home(self._lanes_of(device)), ignore_errors=True)
-        # Tune has saved its final state before it cleans up.
         self._endings.close()
         trials = list(trials)
         metric = self._scheduler.metric

@@ -46,6 +46,7 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
         return None
     controller._reuse_actors = False
     manager = controller._actor_manager = FluidActorManager(job)
+    compat.before_cleanup(controller, manager.wind_up)
     manager.note_trial(trial)
     return manager
 
@@ -68,6 +69,8 @@ class FluidActorManager:
         self._failed: set[int] = set()
         #: Runs that Tune let go of in this step; why is read from the trial when the step is over.
         self._released: list[Run] = []
+        #: Tune's run is over; trials that it stops now have not ended.
+        self._over = False
         #: Callbacks into Tune that are due, one a step.
         self._due: deque[Callable[[], None]] = deque()
         self._crew = Crew(job)
@@ -86,6 +89,11 @@ class FluidActorManager:
     def budget_changed(self, trial_id: str, iterations: float | None) -> None:
         if trial_id in self._by_trial:
             self._crew.events.append(m.BudgetChanged(trial_id, iterations))
+
+    def trial_removed(self, trial: Trial) -> None:
+        """Tune stops a trial that waits or is paused."""
+        if trial.trial_id not in self._by_trial:
+            self._job.ended(trial, "stopped")
 
     def status_line(self) -> str:
         """One line for Tune's progress display."""
@@ -148,6 +156,8 @@ class FluidActorManager:
         task = Task(method_name, args or (), kwargs or {}, on_result, on_error)
         run.tasks.append(task)
         self._issue(run)
+        if _return_future and task.future is None and run.tasks[0].method == method_name:
+            return run.tasks[0].future  # asked for already, and nothing is done between
         return task.future if _return_future else None
 
     def clear_actor_task_futures(self, tracked_actor: Any) -> None:
@@ -180,8 +190,11 @@ class FluidActorManager:
         return sum(len(run.tasks) for run in self._runs.values())
 
     def resolve_future(self, future: Any) -> None:
-        """Wait for one task and handle it now (Tune does so for a trial's export)."""
+        """Wait for one task and tell Tune now (it does so for a trial's export, and then stops the trial)."""
+        due = len(self._due)
         self._crew.resolve(future)
+        if len(self._due) > due:
+            self._due.pop()()
 
     def next(self, timeout: float | None = None) -> bool:
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""
@@ -193,6 +206,12 @@ class FluidActorManager:
             self._due.popleft()()
             return True
         return False
+
+    def wind_up(self) -> None:
+        """The run is over. What Tune stops from now on would have gone on, and may do so in a restored run."""
+        self._tell_released()
+        self._over = True
+        self._job.wind_up(self._trials.values())
 
     def cleanup(self) -> None:
         """The run is over: give every process and device back."""
@@ -218,7 +237,7 @@ class FluidActorManager:
             if run.trial.status == Trial.ERROR:
                 ending: m.Ending = "failed"
             else:
-                ending = "stopped" if run.trial.status == Trial.TERMINATED else "paused"
+                ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
             self._unload(run, self._job.workers.patience)
             self._job.ended(run.trial, ending)
             self._crew.events.append(m.TrialEnded(run.id, ending))
@@ -303,7 +322,7 @@ class FluidActorManager:
         self._job.log("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
         checkpoint = run.trial.latest_checkpoint_result
         if checkpoint and not (run.tasks and run.tasks[0].method == "restore"):
-            run.tasks.appendleft(Task("restore", (checkpoint,), {}, None, None))
+            run.tasks.appendleft(Task("restore", (checkpoint, True), {}, None, None))
         self._issue(run)
 
     def _issue(self, run: Run) -> None:
@@ -350,6 +369,8 @@ class FluidActorManager:
         run.tasks.remove(task)
         if task.method == "save" and task.on_result is None:
             run.trial.on_checkpoint(value)
+        if task.method == "restore" and isinstance(value, int):
+            run.delivered = value  # another number after a restore of another trial's checkpoint
         self._issue(run)
         if isinstance(value, Exception):
             self._due.append(lambda: _call(task.on_error, run.tracked, value))
@@ -460,6 +481,11 @@ class FluidActorManager:
         self._crew.events.append(m.TrialEnded(run.id, "failed"))
 
         def tell() -> None:
+            first = next((task for task in tasks if task.on_error is not None), None)
+            if first is not None and not isinstance(error, RayActorError):
+                # The trial's own error: Tune ends or requeues the trial for the task, and knows no ticket after that.
+                _call(first.on_error, tracked, error)
+                return
             _call(tracked._on_error, tracked, error)
             for task in tasks:
                 _call(task.on_error, tracked, error)

@@ -110,6 +110,8 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler.on_trial_complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        if self._manager is not None:
+            self._manager.trial_removed(trial)
         self.base_scheduler.on_trial_remove(tune_controller, trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:

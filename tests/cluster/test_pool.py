@@ -64,3 +64,11 @@ def test_packing_gives_room_for_several(pool):
     pool._layout = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
     first, second = pool.take(0, now=0.0), pool.take(0, now=0.0)
     assert first is not second and not pool.ready(0)
+
+
+def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
+    given = {"AWS_SESSION_TOKEN": "a", "RAY_CHDIR_TO_TRIAL_DIR": "0", "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3"}
+    for name, value in {**given, "HOME_GROWN": "x"}.items():
+        monkeypatch.setenv(name, value)
+    environment = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")._environment
+    assert given.items() <= environment.items() and "HOME_GROWN" not in environment

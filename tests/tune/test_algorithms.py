@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,48 @@ def test_synchronous_pbt_exploits_and_explores_the_same(tmp_path: Path) -> None:
         added = [e["t"] for e in logged(tmp_path, "trial_added") if e["group"] == f"interval{number}"]
         assert len(added) == 4
         assert max(added) < min(e["t"] for e in logged(tmp_path, "trial_result") if e["iteration"] == first)
+
+
+class Killed(Stepper):
+    """Its worker dies once, before the seventh iteration of the trial that exploited another one."""
+
+    def step(self) -> dict[str, Any]:
+        marker = Path(self.config["marker"])
+        if self.at == 6 and self.x > 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step()
+
+
+def test_a_trial_that_exploited_another_one_and_loses_its_worker_reports_nothing_twice(tmp_path: Path) -> None:
+    pbt = PopulationBasedTraining("training_iteration", perturbation_interval=4, custom_explore_fn=shifted, synch=True)
+    space = {"x": tune.grid_search([0, 1]), "marker": str(tmp_path / "died")}
+    _, recorder = run("fluid", tmp_path, pbt, space, Killed, stop={"training_iteration": 7})
+    assert (tmp_path / "died").exists()
+    assert [its for x, its in recorder.iterations().items() if x > 1] == [[5, 6, 7]]
+
+
+class SlowlySaved(Stepper):
+    """The better trial saves for a second; the other one's second iteration ends while it does."""
+
+    def step(self) -> dict[str, Any]:
+        deadline = time.monotonic() + 30
+        while self.x == 1 and self.at == 1 and not os.path.exists(self.config["marker"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return super().step()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        if self.x == 0:
+            Path(self.config["marker"]).touch()
+            time.sleep(1)
+        super().save_checkpoint(checkpoint_dir)
+
+
+def test_a_trial_that_still_saves_is_exploited(tmp_path: Path) -> None:
+    space = {"x": tune.grid_search([0, 1]), "marker": str(tmp_path / "saves")}
+    results, _ = run("fluid", tmp_path, population(True, shifted), space, SlowlySaved, stop={"training_iteration": 3})
+    assert [x for x, *_ in outcome(results)] == [0, 5]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,23 @@ def test_our_manager_has_all_that_the_controller_uses(name: str, call: ast.Call 
         signature.bind(None, *[None for _ in call.args], **{k.arg: None for k in call.keywords if k.arg})
 
 
+def test_a_controller_says_that_it_cleans_up_and_saves_no_more_than_before() -> None:
+    from ray.tune import tune
+
+    assert "runner.cleanup()" in inspect.getsource(tune)
+
+    class Controller:
+        def cleanup(self) -> None:
+            done.append("cleaned up")
+
+    done: list[str] = []
+    controller: Any = Controller()
+    compat.before_cleanup(controller, lambda: done.append("told"))
+    controller.cleanup()
+    assert done == ["told", "cleaned up"]
+    assert isinstance(controller, Controller) and vars(controller) == {}
+
+
 def test_a_changed_call_would_be_seen() -> None:
     signature = inspect.signature(FluidActorManager.add_actor)
     with pytest.raises(TypeError):
@@ -128,6 +145,11 @@ def test_ashas_limit_is_where_we_read_it() -> None:
     scheduler = ASHAScheduler(max_t=17)
     assert (scheduler._max_t, scheduler._time_attr) == (17, "training_iteration")
     assert ASHAScheduler is AsyncHyperBandScheduler, "groups.adapter_for knows the class by one of these names"
+
+
+def test_the_environment_that_trials_get_is_where_we_read_it() -> None:
+    old = {"RAY_CHDIR_TO_TRIAL_DIR", "RAY_TRAIN_V2_ENABLED"}
+    assert old | {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(compat.ENV_VARS_TO_PROPAGATE)
 
 
 def test_a_trainable_counts_where_we_continue_it() -> None:

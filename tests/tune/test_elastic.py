@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ray import tune
+from ray.tune.schedulers import HyperBandScheduler
 
 import fluidtune
 from fluidtune.engine import messages as m
@@ -17,6 +18,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import job as job_module
 from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
+from tests.tune.running import fit
 
 pytestmark = pytest.mark.ray
 
@@ -86,6 +88,21 @@ class ElasticClass(tune.Trainable):
             n = elastic.samples(len(x))
             total, count = total + loss.item() * n, count + n
         return {"value": elastic.mean(total, count)}
+
+
+def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    space = {
+        "x": tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        "iterations": 4,
+        "step": 0.01,
+        "notes": str(tmp_path / "notes"),
+    }
+    config = {"metric": "value", "mode": "min", "scheduler": HyperBandScheduler(max_t=4, reduction_factor=2)}
+    results = fit("fluid", jobs.elastic, space, tmp_path, **config)
+    assert len(results) == 6 and not results.errors
+    assert min(result.metrics["training_iteration"] for result in results) < 4, "none was stopped while it was paused"
+    assert not list(tmp_path.glob("fluid/*/.fluid_commit"))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fluidtune import FluidScheduler
 from fluidtune.tune.endings import SAVE_EVERY_S, Endings
+from fluidtune.tune.job import Job
 
 
 class Storage:
@@ -54,10 +57,43 @@ def test_nothing_is_deleted_before_its_end_is_saved() -> None:
     assert storage.done[2:] == ["save", "delete b"]
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: bool) -> None:
+    storage = Storage()
+    ended = endings(storage)
+    ended.add("a")
+    ended.settle(cleaning=False)
+    ended.add("b")
+    ended.wind_up(saved)
+    storage.now += 2 * SAVE_EVERY_S
+    ended.settle(cleaning=True)
+    ended.close()
+    assert storage.done == ["save", "delete a"] + ["delete b"] * saved
+
+
+def test_paused_trials_that_are_stopped_end_once() -> None:
+    """The scheduler stops one of them, a stopper all that are left."""
+    told: list[Any] = []
+    scheduler = FluidScheduler()
+    scheduler._manager = SimpleNamespace(trial_removed=told.append)
+    trial: Any = SimpleNamespace(trial_id="a", is_finished=lambda: True)
+    scheduler.on_trial_remove(None, trial)
+    assert told == [trial]
+    added: list[Any] = []
+    job: Any = Job.__new__(Job)
+    job._ended, job._endings = set(), SimpleNamespace(add=added.append, wind_up=lambda saved: None)
+    other = SimpleNamespace(trial_id="b", is_finished=lambda: True)
+    goes_on = SimpleNamespace(trial_id="c", is_finished=lambda: False)
+    job.ended(trial, "stopped")
+    job.wind_up([trial, other, goes_on])
+    assert added == [trial, other]
+
+
 def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     storage = Storage(fails=True)
     ended = endings(storage)
     ended.add("a")
+    ended.wind_up(saved=True)
     ended.close()
     ended.close()
     assert storage.done == ["delete a"]

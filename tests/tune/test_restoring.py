@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from ray import tune
 
 import fluidtune
+from tests.faults import jobs
 from tests.tune.running import CPUS, fit, logged
 from tests.tune.trainables import raising, with_checkpoints
 
@@ -107,3 +110,34 @@ def test_an_experiment_goes_on_under_fluidtune_whoever_began_it(side: str, tmp_p
     for result in results:
         assert logged(result) == [1, 2, 3, 4, 5]
     assert len(list(Path(path).glob("fluid_events.jsonl"))) == 1
+
+
+class Ending(tune.Callback):
+    """Ends the run at a trial's third result, once: as Ctrl-C does, or with an exception in the driver."""
+
+    def __init__(self, how: str, marker: Path):
+        self.how, self.marker = how, marker
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+        if result["training_iteration"] == 3 and not self.marker.exists():
+            self.marker.touch()
+            if self.how == "exception":
+                raise RuntimeError("as ordered")
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+@pytest.mark.parametrize("how", ["ctrl-c", "exception"])
+def test_a_run_that_ends_in_the_middle_leaves_its_trial_to_go_on(how: str, tmp_path: Path) -> None:
+    space = {"x": 1.0, "iterations": 6, "step": 0.1, "notes": str(tmp_path)}
+    executor = fluidtune.FluidExecutor(devices="cpu:2", max_workers=1)
+    settings = {"metric": "value", "mode": "min", "run": {"callbacks": [Ending(how, tmp_path / "ended")]}}
+    raises = pytest.raises(Exception, match="as ordered") if how == "exception" else contextlib.nullcontext()
+    with raises:
+        fit("fluid", jobs.elastic, space, tmp_path, executor=executor, **settings)
+    assert len(list(tmp_path.glob("fluid/*/.fluid_commit"))) == 1
+    result = fluidtune.Tuner.restore(str(tmp_path / "fluid"), jobs.elastic, executor=executor).fit()[0]
+    ran = (tmp_path / "1.0").read_text().split()
+    assert logged(result) == [int(iteration) for iteration in ran] == [1, 2, 3, 4, 5, 6]
+    assert not list(tmp_path.glob("fluid/*/.fluid_commit"))
