@@ -231,11 +231,15 @@ class Job:
         done = float((trial.last_result or {}).get("training_iteration") or 0.0)
         left = None if member.target is None else max(0.0, member.target - done)
         kind = self.kind_of(trial)
-        share = self.layout.share_of(trial.placement_group_factory.bundles[0])
+        share = self.share_of(trial)
         self._log.write("trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left)
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
         return events
+
+    def share_of(self, trial: Trial) -> float:
+        """What the trial asks of one device, or how many whole ones."""
+        return self.layout.share_of(trial.placement_group_factory.bundles[0])
 
     def kind_of(self, trial: Trial) -> m.Kind:
         """What one trial of a trainable turned out to be, the next one will be too, until it shows otherwise."""

@@ -105,7 +105,8 @@ class FluidActorManager:
     ) -> compat.TrackedActor:
         tracked = compat.TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
         trial = self._trials[kwargs["config"][compat.TRIAL_INFO].trial_id]
-        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial))
+        gang = self._job.share_of(trial) > 1
+        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial), gang=gang)
         self._runs[tracked] = run
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
@@ -260,8 +261,8 @@ class FluidActorManager:
             future = worker.actor.load.remote(run.trainable_ref, self._spec(run))
             self._crew.track(future, partial(self._loaded, run, worker))
 
-        # Several devices and not elastic: one process that sees them all.
-        self._crew.take(first, run.devices[1:] if run.kind != "elastic" else (), load, died)
+        # What an elastic trial was started on beyond its first device is taken in by a resize.
+        self._crew.take(first, run.devices[1:] if run.gang else (), load, died)
 
     def _spec(self, run: Run) -> LoadSpec:
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
@@ -374,7 +375,7 @@ class FluidActorManager:
             memory, ephemeral = outcome.memory, outcome.ephemeral
             self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, memory, ephemeral, outcome.busy))
             self._job.result(run, outcome)
-        if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
+        if run.kind == "elastic" and not run.gang and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.
             self._resizer.begin(run)
 

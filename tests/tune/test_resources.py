@@ -39,16 +39,22 @@ def look(config: dict[str, Any]) -> None:
     )
 
 
+def several(config: dict[str, Any]) -> None:
+    """Some iterations; on emulated devices any trial is elastic."""
+    for _ in range(4):
+        tune.report({"score": 1.0})
+
+
 def together(results: Any) -> int:
     """The most trials that ran at one time."""
     spans = [(r.metrics["began"], r.metrics["ended"]) for r in results]
     return max(sum(a <= t < b for a, b in spans) for t, _ in spans)
 
 
-def run(path: Path, resources: Any, trials: int = 4, **executor: Any) -> Any:
+def run(path: Path, resources: Any, trials: int = 4, trainable: Any = look, **executor: Any) -> Any:
     results = fit(
         "fluid",
-        tune.with_resources(look, resources),
+        tune.with_resources(trainable, resources),
         {"x": tune.grid_search(list(range(trials)))},
         path,
         executor=FluidExecutor(**executor),
@@ -118,6 +124,13 @@ class TestGPUs:
         events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
         assert not [e for e in events if e["event"].startswith("resize")]
         occupancy_of(events)
+
+    def test_an_elastic_trial_over_two_gpus_is_never_resized(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"gpu": 2}, trials=3, trainable=several, devices="emulated:4")
+        assert [r.metrics["training_iteration"] for r in results] == [4] * 3
+        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        assert {e["kind"] for e in events if e["event"] == "kind_found"} == {"elastic"}
+        assert not [e for e in events if e["event"].startswith("resize")]
 
 
 @pytest.mark.usefixtures("no_ray")
