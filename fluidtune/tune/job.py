@@ -85,6 +85,7 @@ class Job:
             max_packing=MOST_PACKED if search else settings.max_packing or 1,
             concurrency=self._concurrency if stream else None,
             leased=settings.arbiter is not None,
+            nodes=[node["Resources"] for node in ray.nodes() if node["Alive"]],
         )
         self.backend = settings.backend
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
@@ -108,7 +109,7 @@ class Job:
         mps = MpsSettings(self._device_memory) if under_mps else None
         self.engine = Engine(
             lanes=self.lanes,
-            max_packing=None if search else settings.max_packing or 1,
+            max_packing=None if search else min(settings.max_packing or 1, self.layout.packing),
             most_packed=self.layout.packing,
             max_workers=settings.max_workers,
         )
