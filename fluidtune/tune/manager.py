@@ -240,7 +240,13 @@ class FluidActorManager:
             self._resizer.begin(run)
         elif isinstance(instruction, m.Suspend):
             self._by_trial[instruction.trial].suspend = True
-        # Release needs nothing: workers go back to the pool when they have cleaned up.
+        elif isinstance(instruction, m.Release):
+            # Workers go back to the pool by themselves, but for a trial that lost one of its devices and must leave
+            # the others: its one process may live there and see the lost one.
+            left = self._by_trial.get(instruction.trial)
+            waits = self._job.engine.trial(instruction.trial).status == "waiting"
+            if waits and left is not None and left.placement is not None:
+                self._detach(left, "one of its devices was lost")
 
     # --- a trial's leader
 

@@ -129,3 +129,18 @@ def test_a_group_that_mends_itself_while_it_shrinks_has_not_who_left_before(mana
     manager._resizer._follower_ended(run, dead, RayActorError())
     assert run.devices == run.wanted == (0,) and run.width == 1
     assert manager._crew.events[-1] == m.WorkerLost("a", (0,), 2)
+
+
+def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(manager: FluidActorManager) -> None:
+    run = placed(manager, 2.0)
+    assert run.devices == (0, 1)
+    leader: Any = run.leader
+    manager._job.news = [m.DeviceLost(1)]  # type: ignore[attr-defined]
+    manager._crew.poll(force=True)
+    manager._advance()
+    assert run.leader is None and not run.live
+    assert leader.actor.called == ["load", "unload"]
+    manager._job.news = [m.DeviceGained(1, "n")]  # type: ignore[attr-defined]
+    manager._crew.poll(force=True)
+    manager._advance()
+    assert run.leader is not None and run.leader is not leader
