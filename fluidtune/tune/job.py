@@ -73,17 +73,18 @@ class Job:
         self._controller = controller
         self._scheduler = scheduler
         self._concurrency = _asked_concurrency(controller.search_alg)
-        stream = not scheduler.synchronous
         spec = DeviceSpec.parse(settings.devices)
         on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
         # Two trials on one core take turns: nothing is to be found out there.
         search = settings.max_packing is None and not on_cores
+        # A script may ask for more trials at once than there are cores; a GPU is asked for by each trial.
+        packs = settings.max_packing is None and on_cores and not scheduler.synchronous
         self.layout = layout(
             spec,
             request,
             ray.cluster_resources(),
             max_packing=MOST_PACKED if search else settings.max_packing or 1,
-            concurrency=self._concurrency if stream else None,
+            concurrency=self._concurrency if packs else None,
             leased=settings.arbiter is not None,
             nodes=[node["Resources"] for node in ray.nodes() if node["Alive"]],
         )
@@ -111,6 +112,7 @@ class Job:
             lanes=self.lanes,
             max_packing=None if search else min(settings.max_packing or 1, self.layout.packing),
             most_packed=self.layout.packing,
+            concurrent_packing=self.layout.packing if packs else 1,
             max_workers=settings.max_workers,
         )
         #: Trials that Tune lets be pending by itself, and how many we added to that.
