@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.trainable import FunctionTrainable
@@ -36,6 +37,7 @@ from fluidtune.cluster.worker import Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.packing import MOST_PACKED
+from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
@@ -59,7 +61,7 @@ class Job:
     def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> Job | None:
         """The job that the controller's first trial shows; None when only Ray can place its trials."""
         request = trial.placement_group_factory
-        if len(request.bundles) != 1 or request.head_bundle_is_empty:
+        if not _in_one_bundle(request):
             logger.warning(
                 "FluidTune: trials of this job ask for %d bundles (%s); their placement is left to Ray Tune",
                 len(request.bundles),
@@ -70,6 +72,8 @@ class Job:
 
     def __init__(self, controller: Any, scheduler: Any, request: dict[str, float]):
         settings = scheduler.executor
+        #: What the first trial asks for.
+        self._request = request
         self._controller = controller
         self._scheduler = scheduler
         self._concurrency = _asked_concurrency(controller.search_alg)
@@ -207,6 +211,30 @@ class Job:
         )
 
     # --- trials
+
+    def admit(self, trial: Trial) -> None:
+        """A later trial may ask for more devices than the first, not for what a worker made for that one lacks.
+
+        Raises:
+            FluidTuneError: it would run without.
+        """
+        request = trial.placement_group_factory
+        if not _in_one_bundle(request):
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
+                "ask for as many in all of them"
+            )
+        for name, amount in request.bundles[0].items():
+            first = self._request.get(name, 0.0)
+            lacks = amount > first and name not in ("CPU", "GPU")
+            if name == "GPU" and amount:
+                lacks = not first and self._scheduler.executor.devices is None
+            if lacks:
+                remedy = ', or give the job devices="gpu"' if name == "GPU" else ""
+                raise FluidTuneError(
+                    f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
+                    f"workers are made for that one; let all trials ask for as much{remedy}"
+                )
 
     def trainable_ref(self, trial: Trial) -> Any:
         """The trial's trainable in Ray's object store, put there once."""
@@ -419,6 +447,11 @@ class Job:
         self._log.close()
         # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
         threading.Thread(target=_draw, args=(self._log.path,), name="fluid-report").start()
+
+
+def _in_one_bundle(request: PlacementGroupFactory) -> bool:
+    """Whether one process is all that a trial asks for."""
+    return len(request.bundles) == 1 and not request.head_bundle_is_empty
 
 
 def _emulation(settings: Any, devices: int) -> Emulation:

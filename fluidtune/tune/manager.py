@@ -36,9 +36,11 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     """Put FluidTune's executor under this controller, once; the first trial shows what the job needs.
 
     Returns None for a job whose trials Ray alone can place (several bundles): it runs as under stock Tune.
+    Raises FluidTuneError for a later trial that asks for what the job's workers have not.
     """
     manager = controller._actor_manager
     if isinstance(manager, FluidActorManager):
+        manager._job.admit(trial)
         manager.note_trial(trial)
         return manager
     job = Job.for_controller(controller, scheduler, trial)
