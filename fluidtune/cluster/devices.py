@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -85,6 +85,7 @@ def layout(
     max_packing: int,
     concurrency: int | None = None,
     leased: bool = False,
+    nodes: Sequence[Mapping[str, float]] = (),
 ) -> Layout:
     """Work out a job's devices from its trials' request.
 
@@ -95,6 +96,8 @@ def layout(
         max_packing: the executor's c.
         concurrency: how many trials the script wants in flight, if it says so.
         leased: devices are leases of whole GPUs or cores; emulated ones then stand for GPUs that Ray believes to have.
+        nodes: the total resources of every node, () for a cluster of one. Fewer workers share a device where the nodes
+            could not hold all devices else.
 
     Raises:
         FluidTuneError: the cluster cannot hold it.
@@ -138,29 +141,46 @@ def layout(
         packing = max(packing, -(-concurrency // count))
     if share > 1:
         packing = 1
+    # What every worker brings to its device, and what the device has however many there are. A trial over several
+    # GPUs is one process: what it asks for is divided over the devices that it holds.
+    over = max(share, 1.0)
+    each, fixed = {k: v / over for k, v in extra.items()}, {}
     if spec.kind == "emulated":
-        worker, bundle = {"CPU": EMULATED_CPUS}, {"CPU": EMULATED_CPUS * packing, "GPU": 1.0 if leased else 0.0}
+        each["CPU"], fixed["GPU"] = EMULATED_CPUS, 1.0 if leased else 0.0
     elif spec.kind == "gpu":
-        # Each worker brings its CPUs; a device that no node could hold would wait for ever.
-        if cpus > 0:
-            packing = max(1, min(packing, int(cluster.get("CPU", 0) // (cpus * count))))
-        # A trial over several GPUs is one process: its CPUs are divided over the devices that it holds.
-        per_worker = cpus / share if share > 1 else cpus
-        worker = {"CPU": per_worker, "GPU": 1.0 / packing}
-        bundle = {"CPU": per_worker * packing, "GPU": 1.0}
+        each["CPU"], fixed["GPU"] = cpus / over, 1.0
     else:
-        worker = {"CPU": cores / packing}
-        bundle = {"CPU": cores}
-    worker.update({k: v for k, v in extra.items()})
-    bundle.update({k: v * packing for k, v in extra.items()})
+        fixed["CPU"] = cores
+
+    def bundle(workers: int) -> dict[str, float]:
+        return {k: v for k, v in {**{k: v * workers for k, v in each.items()}, **fixed}.items() if v}
+
+    nodes = nodes or [cluster]
+    room = [_held(bundle(1), node) for node in nodes]
+    if max(room) < over:
+        asked = ", ".join(f"{v:g} {k}" for k, v in request.items() if v)
+        raise FluidTuneError(
+            f"a trial asks for {asked}, and no node of the Ray cluster has that; ask for less, or start Ray with it"
+        )
+    # A device that no node can hold would wait for ever.
+    while sum(_held(bundle(packing), node) for node in nodes) < min(count, sum(room)):
+        packing -= 1
+    if share < 1:
+        share = max(share, 1 / packing)
+    worker = dict(each) if spec.kind == "emulated" else {**each, **{k: v / packing for k, v in fixed.items()}}
     return Layout(
         kind=spec.kind,
         count=count,
-        bundle={k: v for k, v in bundle.items() if v},
+        bundle=bundle(packing),
         share=share,
         packing=packing,
         worker={k: v for k, v in worker.items() if v},
     )
+
+
+def _held(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
+    """How many devices of this bundle a node can hold."""
+    return int(min(node.get(name, 0.0) / amount + 1e-9 for name, amount in bundle.items()))
 
 
 def _enough(spec: DeviceSpec, there: int, name: str) -> None:

@@ -43,8 +43,9 @@ class Engine:
     """Divides devices among the trials of one tuning job.
 
     ``max_packing``: c, how many trials may share one device (1: none, unless a script asks for it by a share
-    below 1 or a concurrency above the number of devices; None: found out while trials train, up to
-    ``most_packed``, see `packing`). ``max_workers``: d, the widest a trial may get (None: all devices).
+    below 1; None: found out while trials train, up to ``most_packed``, see `packing`). ``concurrent_packing``: how many
+    trials of an asynchronous group may share one for the sake of its concurrency, if that is more. ``max_workers``: d,
+    the widest a trial may get (None: all devices).
     ``resize_seconds``: epsilon until the first resize was measured. ``lanes``: the policy under which trials share
     a device, whose memory then limits packing as well (`sharing`); None: they share it by count.
     """
@@ -55,6 +56,7 @@ class Engine:
         lanes: str | None = None,
         max_packing: int | None = 1,
         most_packed: int = MOST_PACKED,
+        concurrent_packing: int = 1,
         max_workers: int | None = None,
         resize_seconds: float = 0.2,
     ) -> None:
@@ -65,7 +67,7 @@ class Engine:
         if not (math.isfinite(resize_seconds) and resize_seconds >= 0):
             raise EngineError(f"resize_seconds is {resize_seconds!r}, expected seconds >= 0")
         sharing = None if lanes is None else Sharing(lanes)
-        self._state = State(max_packing, max_workers, resize_seconds, most_packed, sharing)
+        self._state = State(max_packing, max_workers, resize_seconds, most_packed, sharing, concurrent_packing)
         #: Instructions of events taken since the last decision; empty between calls unless one raised.
         self._undelivered: list[Instruction] = []
 

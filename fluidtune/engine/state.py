@@ -69,11 +69,14 @@ class State:
         resize_seconds: float,
         most_packed: int = 4,
         sharing: Sharing | None = None,
+        concurrent_packing: int = 1,
     ) -> None:
         #: c: how many trials may share a device, if nobody asked for more; as far as is known if it is searched for.
         self.max_packing = max_packing or 1
         #: The most that a search for c may come to.
         self.most_packed = most_packed
+        #: How many a device may hold for the sake of a group's concurrency, if that is more.
+        self.concurrent_packing = concurrent_packing
         #: None when c was given.
         self.search = Search() if max_packing is None else None
         #: The largest part of a device's memory that a trial was seen to need, None while none was.
@@ -276,7 +279,7 @@ class State:
         group = trial.group
         if not group.synchronous and group.concurrency and self.devices:
             spread = -(-group.concurrency // len(self.devices))
-            asked = max(asked, spread if self.max_packing == 1 else min(spread, self.max_packing))
+            asked = max(asked, min(spread, max(self.max_packing, self.concurrent_packing)))
         return max(1, asked)
 
     def may_start(self, group: Group) -> int:

@@ -146,12 +146,18 @@ class Crew:
     # --- devices
 
     def poll(self, force: bool = False) -> None:
-        """Look for devices that came or went. Costs calls to Ray, so only while one is missing, or when told to."""
+        """Look for devices that came or went. Costs calls to Ray, so only while one is missing, or when told to.
+
+        Who waits for a worker of a lost device waits no more: the engine gives the trial another.
+        """
         now = time.monotonic()
         if not force and (self.job.reservation.complete or now - self._polled < POLL_S):
             return
         self._polled = now
-        self.events.extend(self.job.poll_devices())
+        news = self.job.poll_devices()
+        lost = {event.device for event in news if isinstance(event, m.DeviceLost)}
+        self._wanting = [want for want in self._wanting if lost.isdisjoint((want.device, *want.others))]
+        self.events.extend(news)
 
 
 def first_line(error: Exception) -> str:

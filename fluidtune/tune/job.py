@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.trainable import FunctionTrainable
@@ -37,6 +38,7 @@ from fluidtune.cluster.worker import Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.packing import MOST_PACKED
+from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import logs
@@ -60,7 +62,7 @@ class Job:
     def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> Job | None:
         """The job that the controller's first trial shows; None when only Ray can place its trials."""
         request = trial.placement_group_factory
-        if len(request.bundles) != 1 or request.head_bundle_is_empty:
+        if not _in_one_bundle(request):
             logger.warning(
                 "FluidTune: trials of this job ask for %d bundles (%s); their placement is left to Ray Tune",
                 len(request.bundles),
@@ -71,21 +73,25 @@ class Job:
 
     def __init__(self, controller: Any, scheduler: Any, request: dict[str, float]):
         settings = scheduler.executor
+        #: What the first trial asks for.
+        self._request = request
         self._controller = controller
         self._scheduler = scheduler
         self._concurrency = _asked_concurrency(controller.search_alg)
-        stream = not scheduler.synchronous
         spec = DeviceSpec.parse(settings.devices)
         on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
         # Two trials on one core take turns: nothing is to be found out there.
         search = settings.max_packing is None and not on_cores
+        # A script may ask for more trials at once than there are cores; a GPU is asked for by each trial.
+        packs = settings.max_packing is None and on_cores and not scheduler.synchronous
         self.layout = layout(
             spec,
             request,
             ray.cluster_resources(),
             max_packing=MOST_PACKED if search else settings.max_packing or 1,
-            concurrency=self._concurrency if stream else None,
+            concurrency=self._concurrency if packs else None,
             leased=settings.arbiter is not None,
+            nodes=[node["Resources"] for node in ray.nodes() if node["Alive"]],
         )
         self.backend = settings.backend
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
@@ -109,8 +115,9 @@ class Job:
         mps = MpsSettings(self._device_memory) if under_mps else None
         self.engine = Engine(
             lanes=self.lanes,
-            max_packing=None if search else settings.max_packing or 1,
+            max_packing=None if search else min(settings.max_packing or 1, self.layout.packing),
             most_packed=self.layout.packing,
+            concurrent_packing=self.layout.packing if packs else 1,
             max_workers=settings.max_workers,
         )
         #: Trials that Tune lets be pending by itself, and how many we added to that.
@@ -208,6 +215,30 @@ class Job:
 
     # --- trials
 
+    def admit(self, trial: Trial) -> None:
+        """A later trial may ask for more devices than the first, not for what a worker made for that one lacks.
+
+        Raises:
+            FluidTuneError: it would run without.
+        """
+        request = trial.placement_group_factory
+        if not _in_one_bundle(request):
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
+                "ask for as many in all of them"
+            )
+        for name, amount in request.bundles[0].items():
+            first = self._request.get(name, 0.0)
+            lacks = amount > first and name not in ("CPU", "GPU")
+            if name == "GPU" and amount:
+                lacks = not first and self._scheduler.executor.devices is None
+            if lacks:
+                remedy = ', or give the job devices="gpu"' if name == "GPU" else ""
+                raise FluidTuneError(
+                    f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
+                    f"workers are made for that one; let all trials ask for as much{remedy}"
+                )
+
     def trainable_ref(self, trial: Trial) -> Any:
         """The trial's trainable in Ray's object store, put there once."""
         trainable = trial.get_trainable_cls()
@@ -234,13 +265,17 @@ class Job:
         done = float((trial.last_result or {}).get("training_iteration") or 0.0)
         left = None if member.target is None else max(0.0, member.target - done)
         kind = self.kind_of(trial)
-        share = self.layout.share_of(trial.placement_group_factory.bundles[0])
+        share = self.share_of(trial)
         self._log.write(
             "trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share)
         )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
         return events
+
+    def share_of(self, trial: Trial) -> float:
+        """What the trial asks of one device, or how many whole ones."""
+        return self.layout.share_of(trial.placement_group_factory.bundles[0])
 
     def kind_of(self, trial: Trial) -> m.Kind:
         """What one trial of a trainable turned out to be, the next one will be too, until it shows otherwise."""
@@ -426,6 +461,11 @@ class Job:
         self._log.close()
         # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
         threading.Thread(target=_draw, args=(self._log.path,), name="fluid-report").start()
+
+
+def _in_one_bundle(request: PlacementGroupFactory) -> bool:
+    """Whether one process is all that a trial asks for."""
+    return len(request.bundles) == 1 and not request.head_bundle_is_empty
 
 
 def _emulation(settings: Any, devices: int) -> Emulation:

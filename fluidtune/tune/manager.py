@@ -36,9 +36,11 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     """Put FluidTune's executor under this controller, once; the first trial shows what the job needs.
 
     Returns None for a job whose trials Ray alone can place (several bundles): it runs as under stock Tune.
+    Raises FluidTuneError for a later trial that asks for what the job's workers have not.
     """
     manager = controller._actor_manager
     if isinstance(manager, FluidActorManager):
+        manager._job.admit(trial)
         manager.note_trial(trial)
         return manager
     job = Job.for_controller(controller, scheduler, trial)
@@ -113,7 +115,8 @@ class FluidActorManager:
     ) -> compat.TrackedActor:
         tracked = compat.TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
         trial = self._trials[kwargs["config"][compat.TRIAL_INFO].trial_id]
-        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial))
+        gang = self._job.share_of(trial) > 1
+        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial), gang=gang)
         self._runs[tracked] = run
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
@@ -258,7 +261,13 @@ class FluidActorManager:
             self._resizer.begin(run)
         elif isinstance(instruction, m.Suspend):
             self._by_trial[instruction.trial].suspend = True
-        # Release needs nothing: workers go back to the pool when they have cleaned up.
+        elif isinstance(instruction, m.Release):
+            # Workers go back to the pool by themselves, but for a trial that lost one of its devices and must leave
+            # the others: its one process may live there and see the lost one.
+            left = self._by_trial.get(instruction.trial)
+            waits = self._job.engine.trial(instruction.trial).status == "waiting"
+            if waits and left is not None and left.placement is not None:
+                self._detach(left, "one of its devices was lost")
 
     # --- a trial's leader
 
@@ -279,8 +288,8 @@ class FluidActorManager:
             future = worker.actor.load.remote(run.trainable_ref, self._spec(run))
             self._crew.track(future, partial(self._loaded, run, worker))
 
-        # Several devices and not elastic: one process that sees them all.
-        self._crew.take(first, run.devices[1:] if run.kind != "elastic" else (), load, died)
+        # What an elastic trial was started on beyond its first device is taken in by a resize.
+        self._crew.take(first, run.devices[1:] if run.gang else (), load, died)
 
     def _spec(self, run: Run) -> LoadSpec:
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
@@ -395,7 +404,7 @@ class FluidActorManager:
             memory, ephemeral = outcome.memory, outcome.ephemeral
             self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, memory, ephemeral, outcome.busy))
             self._job.result(run, outcome)
-        if run.kind == "elastic" and len(run.wanted) > run.width and not run.resizing:
+        if run.kind == "elastic" and not run.gang and len(run.wanted) > run.width and not run.resizing:
             # It was started on several devices before its loop could say where the others find it.
             self._resizer.begin(run)
 

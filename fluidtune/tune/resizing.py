@@ -118,6 +118,9 @@ class Resizer:
                 self._recover(run, f"worker {worker.name} died", died=worker.device)
             else:
                 self._recover(run, f"worker {worker.name} left: {value}", alive=worker.device)
+        elif member:
+            # It was dismissed, and may serve another trial before the leader says so.
+            del run.followers[worker.device]
 
     def _go_on_without(self, run: Run, lost: PooledWorker) -> None:
         """The others go on by themselves; the engine decides anew how wide the trial shall be.
@@ -130,7 +133,7 @@ class Resizer:
         for worker in run.joining.values():
             self._crew.clean(worker, CLEAN_BROKEN_S)
         run.joining, run.awaited, run.reform, run.reforming = {}, set(), None, False
-        run.wanted = run.devices = tuple(device for device in run.devices if device != lost.device)
+        run.wanted = run.devices = tuple(device for device in run.devices if device in run.workers())
         run.width = len(run.devices)
         self._crew.job.resized(run, 0.0)  # how long the others needed is part of their next iteration
         self._crew.events.append(m.WorkerLost(run.id, run.devices, lost.device))

@@ -45,6 +45,8 @@ class Run:
     kwargs: dict[str, Any]
     trainable_ref: Any
     kind: Kind = "plain"
+    #: It asked for several devices: one process sees them all, and it is never resized.
+    gang: bool = False
     #: The devices that the engine says it holds; devices[0] is the leader's.
     devices: tuple[int, ...] = ()
     share: float = 1.0

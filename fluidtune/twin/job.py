@@ -79,6 +79,7 @@ class Job:
     costs: Costs = Costs()
     #: Settings of the engine.
     max_packing: int | None = None
+    concurrent_packing: int = 1
     max_workers: int | None = None
     #: Of the run that this was read off: devices, and its seconds from begin to end. 0 if there was none.
     devices: int = 0
@@ -117,16 +118,19 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Job:
     kind: Kind = kinds.most_common(1)[0][0] if kinds else "plain"
     settings = head.get("settings") or {}
     given = settings.get("max_packing")
+    concurrency = {name: event.get("concurrency") for name, event in groups.items()}
+    on_cores = head["kind"] == "cpu"
     ended = next((event for event in reversed(listed) if event["event"] == "run_ended"), listed[-1])
     return Job(
         works=works,
         profile=profile or measured.profile,
         synchronous=synchronous,
-        concurrency={name: event.get("concurrency") for name, event in groups.items()},
+        concurrency=concurrency,
         pending=_pending(listed),
         kind=kind,
         costs=_costs(listed, head["t"]),
-        max_packing=given or (1 if head["kind"] == "cpu" else None),
+        max_packing=given or (1 if on_cores else None),
+        concurrent_packing=max((c or 1 for c in concurrency.values()), default=1) if on_cores and not given else 1,
         max_workers=settings.get("max_workers"),
         devices=len(head["devices"]),
         seconds=ended["t"] - head["t"],

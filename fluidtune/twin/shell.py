@@ -80,7 +80,12 @@ class Twin:
 
     def __post_init__(self) -> None:
         job = self.job
-        self.engine = Engine(max_packing=job.max_packing, max_workers=job.max_workers, resize_seconds=0.2)
+        self.engine = Engine(
+            max_packing=job.max_packing,
+            concurrent_packing=job.concurrent_packing,
+            max_workers=job.max_workers,
+            resize_seconds=0.2,
+        )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._events: list[m.Event] = []

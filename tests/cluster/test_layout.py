@@ -43,6 +43,50 @@ def test_packing_never_asks_for_more_cores_than_there_are() -> None:
     assert plan.bundle == {"CPU": 2, "GPU": 1}
 
 
+@pytest.mark.parametrize(
+    "request_, nodes, packing",
+    [
+        ({"CPU": 4, "GPU": 1}, [{"CPU": 16}, {"CPU": 8, "GPU": 1}], 2),
+        ({"CPU": 1, "GPU": 1, "memory": 20e9}, [{"CPU": 16, "GPU": 1, "memory": 64e9}], 3),
+        ({"GPU": 1, "licence": 1}, [{"CPU": 8, "GPU": 2, "licence": 2}], 1),
+        ({"CPU": 8, "GPU": 1}, [{"CPU": 8, "GPU": 2}], 1),
+        ({"CPU": 4, "GPU": 1}, [{"CPU": 2, "GPU": 1}, {"CPU": 16, "GPU": 1}], 4),
+    ],
+)
+def test_no_device_is_more_than_a_node_can_hold(
+    request_: dict[str, float], nodes: list[dict[str, float]], packing: int
+) -> None:
+    cluster = {name: sum(node.get(name, 0) for node in nodes) for node in nodes for name in node}
+    plan = made(None, request_, cluster, max_packing=4, nodes=nodes)
+    assert plan.packing == packing
+    assert any(all(node.get(name, 0) >= amount for name, amount in plan.bundle.items()) for node in nodes)
+
+
+def test_a_share_that_no_node_has_room_for_becomes_a_larger_one() -> None:
+    plan = made("gpu:1", {"CPU": 2, "GPU": 0.25}, {"CPU": 5, "GPU": 1})
+    assert (plan.packing, plan.share, plan.share_of({"CPU": 2, "GPU": 0.25})) == (2, 0.5, 0.5)
+
+
+def test_cores_are_packed_though_not_all_can_be_held() -> None:
+    plan = made(None, {"CPU": 2}, {"CPU": 6}, concurrency=6, nodes=[{"CPU": 3}, {"CPU": 3}])
+    assert (plan.count, plan.packing) == (3, 2)
+
+
+def test_what_a_trial_over_several_gpus_asks_for_is_divided() -> None:
+    plan = made(None, {"GPU": 2, "memory": 40e9}, {"CPU": 8, "GPU": 2, "memory": 64e9})
+    assert plan.bundle == plan.worker == {"GPU": 1, "memory": 20e9}
+
+
+@pytest.mark.parametrize(
+    "request_", [{"CPU": 8, "GPU": 1}, {"CPU": 1, "GPU": 2}, {"CPU": 6}, {"CPU": 1, "GPU": 1, "memory": 2e9}]
+)
+def test_what_no_node_has_is_refused(request_: dict[str, float]) -> None:
+    nodes = [{"CPU": 5, "memory": 3e9}, {"CPU": 4, "GPU": 1, "memory": 1e9}, {"CPU": 4, "GPU": 1, "memory": 1e9}]
+    cluster = {"CPU": 13, "GPU": 2, "memory": 5e9}
+    with pytest.raises(FluidTuneError, match=r"a trial asks for .* no node"):
+        made(None, request_, cluster, nodes=nodes)
+
+
 def test_several_gpus_are_whole_devices() -> None:
     plan = made(None, {"CPU": 4, "GPU": 2}, {"CPU": 8, "GPU": 4}, max_packing=3)
     assert (plan.count, plan.share, plan.packing) == (4, 2.0, 1)

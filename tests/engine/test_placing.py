@@ -1,5 +1,7 @@
 """What starts, where and in which order."""
 
+import pytest
+
 from fluidtune.engine import (
     DeviceGained,
     DeviceLost,
@@ -48,13 +50,20 @@ def test_concurrency_below_the_devices_limits_and_above_them_packs():
     bench(GroupAnnounced("few", False, concurrency=1))
     assert bench(plain("a", group="few"), plain("b", group="few")) == [Start("a", (0,), 1.0)]
     assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("b", (0,), 1.0)]
-    bench = Bench(2)
+    bench = Bench(2, concurrent_packing=2)
     bench(GroupAnnounced("many", False, concurrency=3))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [
         Start("a", (0,), 0.5),
         Start("b", (1,), 0.5),
         Start("c", (0,), 0.5),
     ]
+
+
+@pytest.mark.parametrize("packing", [1, None])
+def test_a_generous_concurrency_does_not_pack_by_itself(packing):
+    bench = Bench(2, max_packing=packing)
+    bench(GroupAnnounced("many", False, concurrency=16))
+    assert bench(*[plain(name, group="many") for name in "abcd"]) == [Start("a", (0,), 1.0), Start("b", (1,), 1.0)]
 
 
 def test_explicit_packing_is_not_exceeded_by_concurrency():

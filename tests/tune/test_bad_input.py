@@ -147,3 +147,25 @@ class TestWhatOnlyTheClusterKnows:
         executor = FluidExecutor(devices="cpu", max_workers=3)
         tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=executor)
         refused(tuner.fit, "max_workers=3", "at most 2")
+
+    @pytest.mark.parametrize(
+        "bundles, mentions",
+        [
+            ([{"CPU": 1, "GPU": 1}], 'asks for 1 GPU, .* devices="gpu"'),
+            ([{"CPU": 1, "licence": 1}], "asks for 1 licence, the job's first trial for 0"),
+            ([{"CPU": 1}, {"CPU": 1}], "several bundles"),
+        ],
+    )
+    def test_a_later_trial_that_asks_for_what_the_first_did_not(
+        self, bundles: list[dict[str, float]], mentions: str, tmp_path: Path
+    ) -> None:
+        def asked(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+            return tune.PlacementGroupFactory(bundles if config["x"] else [{"CPU": 1}])
+
+        tuner = fluidtune.Tuner(
+            tune.with_resources(lambda config: without_checkpoints(config), asked),
+            param_space={"x": tune.grid_search([0, 1]), "n": 1},
+            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        )
+        with pytest.raises(Exception, match=mentions):
+            tuner.fit()

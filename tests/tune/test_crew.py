@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.engine import messages as m
 from fluidtune.tune.crew import Crew
 
 
@@ -39,3 +40,17 @@ def test_who_waits_for_a_worker_that_dies_may_go_elsewhere() -> None:
     workers.there = True
     crew.serve()
     assert got == ["died-1", "new-2", "patient-new-1"]
+
+
+def test_nobody_waits_for_a_worker_of_a_device_that_is_gone() -> None:
+    workers, got = Workers(), []  # type: ignore[var-annotated]
+    news = [m.DeviceLost(1)]
+    job = SimpleNamespace(workers=workers, reservation=SimpleNamespace(complete=False), poll_devices=lambda: news)
+    crew = Crew(job)  # type: ignore[arg-type]
+    for device, others in ((0, ()), (1, ()), (0, (1,)), (2, ())):
+        crew.take(device, others, lambda worker: got.append(worker.name))
+    crew.poll()
+    assert crew.events == news
+    workers.there = True
+    crew.serve()
+    assert got == ["new-0", "new-2"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 from ray import tune
+from ray.tune.schedulers import ASHAScheduler
 from ray.util.placement_group import placement_group_table
 
 from fluidtune import FluidExecutor
@@ -39,19 +40,29 @@ def look(config: dict[str, Any]) -> None:
     )
 
 
+def several(config: dict[str, Any]) -> None:
+    """Some iterations; on emulated devices any trial is elastic."""
+    for _ in range(4):
+        tune.report({"score": 1.0})
+
+
 def together(results: Any) -> int:
     """The most trials that ran at one time."""
     spans = [(r.metrics["began"], r.metrics["ended"]) for r in results]
     return max(sum(a <= t < b for a, b in spans) for t, _ in spans)
 
 
-def run(path: Path, resources: Any, trials: int = 4, **executor: Any) -> Any:
+def run(
+    path: Path, resources: Any, trials: int = 4, trainable: Any = look, at_once: int | None = None, **executor: Any
+) -> Any:
     results = fit(
         "fluid",
-        tune.with_resources(look, resources),
+        tune.with_resources(trainable, resources),
         {"x": tune.grid_search(list(range(trials)))},
         path,
         executor=FluidExecutor(**executor),
+        max_concurrent_trials=at_once,
+        scheduler=ASHAScheduler(max_t=4) if at_once else None,
     )
     assert not results.errors
     assert len(results) == trials
@@ -70,6 +81,14 @@ class TestCPUs:
         results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1")
         assert together(results) == 2
         assert all(r.metrics["free"].get("CPU", 0) == 3 for r in results)
+
+    @pytest.mark.parametrize("packing, share", [(None, 0.5), (1, 1.0)])
+    def test_more_at_once_than_cores_are_packed_unless_that_is_forbidden(
+        self, packing: int | None, share: float, tmp_path: Path
+    ) -> None:
+        run(tmp_path, {"cpu": 1}, at_once=4, devices="cpu:2", max_packing=packing)
+        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        assert {e["share"] for e in events if e["event"] == "trial_started"} == {share}
 
     def test_custom_resources_are_kept(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "custom_resources": {"licence": 1}}, trials=3)
@@ -102,6 +121,10 @@ class TestGPUs:
             assert gpu != other or ended <= began + 0.01, "two trials were on one GPU"
         assert all(r.metrics["free"].get("GPU", 0) == 0 for r in results)
 
+    def test_a_generous_limit_of_trials_at_once_shares_no_gpu(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"cpu": 1, "gpu": 1}, trials=6, at_once=8)
+        assert together(results) == 2
+
     def test_half_a_gpu_is_shared_by_two(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1")
         assert together(results) == 2
@@ -118,6 +141,13 @@ class TestGPUs:
         events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
         assert not [e for e in events if e["event"].startswith("resize")]
         occupancy_of(events)
+
+    def test_an_elastic_trial_over_two_gpus_is_never_resized(self, tmp_path: Path) -> None:
+        results = run(tmp_path, {"gpu": 2}, trials=3, trainable=several, devices="emulated:4")
+        assert [r.metrics["training_iteration"] for r in results] == [4] * 3
+        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        assert {e["kind"] for e in events if e["event"] == "kind_found"} == {"elastic"}
+        assert not [e for e in events if e["event"].startswith("resize")]
 
 
 @pytest.mark.usefixtures("no_ray")
