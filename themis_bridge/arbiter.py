@@ -10,6 +10,7 @@ The shell writes `saved()` down before it carries instructions out, and starts a
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,8 @@ from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.rounds import Round
+
+logger = logging.getLogger(__name__)
 
 
 class Arbiter:
@@ -49,6 +52,8 @@ class Arbiter:
         #: The last outcome, for whoever watches.
         self.last: Outcome | None = None
         self.late = 0
+        #: Rounds in which the policy raised something; that is a bug.
+        self.failed = 0
 
     # --- state that survives
 
@@ -207,7 +212,7 @@ class Arbiter:
             return
         try:
             turn.take_report(event.app, event.report)
-        except (ThemisError, TypeError) as error:
+        except (ThemisError, TypeError, AttributeError) as error:
             self._refuse(turn, event, str(error))
             return
         self.apps[event.app].rho = event.report.rho
@@ -311,12 +316,21 @@ class Arbiter:
         if turn is None:
             self._begin()
             return
-        if not turn.answered and self.clock < turn.deadline:
+        late = turn.awaited
+        if late and self.clock < turn.deadline:
             return
-        if not turn.bidders:
-            self._offer(turn)
-        else:
-            self._clear(turn)
+        if late:
+            logger.warning("themis: round %d goes on without an answer of %s", turn.number, ", ".join(sorted(late)))
+        try:
+            if not turn.bidders:
+                self._offer(turn)
+            else:
+                self._clear(turn)
+        except Exception:
+            # A round that stays open would be the last one, and no lease would end.
+            logger.exception("themis: round %d failed; nothing is leased in it", turn.number)
+            self.failed += 1
+            self._settle(turn, Outcome())
 
     def _begin(self) -> None:
         offer = self._offerable()
@@ -448,7 +462,9 @@ class Arbiter:
 
     def _refuse(self, turn: Round, event: m.AppEvent, why: str) -> None:
         turn.out.add(event.app)
-        self._out.append(m.Refused(event.app, event.session, f"app {event.app!r}, round {turn.number}: {why}"))
+        why = f"app {event.app!r}, round {turn.number}: {why}"
+        logger.warning("themis: an answer is refused: %s", why)
+        self._out.append(m.Refused(event.app, event.session, why))
 
     # --- what others see
 
@@ -476,5 +492,6 @@ class Arbiter:
             assert lease.token <= self.leases.token
             assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not there"
             assert lease.heir is None or lease.heir in self.apps
+        assert not self.failed, "a policy raised something; the log says what"
         assert self.round is None or set(self.round.bidders) <= self.round.asked.keys()
         assert not self._out, "instructions that nobody was given"

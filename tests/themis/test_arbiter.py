@@ -16,6 +16,7 @@ from themis_bridge.books import Settings
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.leases import Fence, LeaseTable
 from themis_bridge.locality import Gpu
+from themis_bridge.policy import Themis
 from themis_bridge.twin.faults import World
 
 SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
@@ -154,7 +155,19 @@ def test_a_holder_that_never_leaves_is_killed_at_the_end():
     assert agent.leases == {}
 
 
-def test_late_agents_are_skipped():
+def test_a_policy_that_fails_ends_its_round_and_no_more(caplog, monkeypatch):
+    cluster = Cluster(1)
+    cluster.join("a")
+    monkeypatch.setattr(Themis, "decide", lambda *args: 1 / 0)
+    arbiter, out = cluster.arbiter, []
+    for second in range(200):
+        out += arbiter.handle(m.Tick(), float(second))
+        out += arbiter.handle(m.RhoAnswer("a", "s", arbiter.rounds, m.Report(1.0, 1)), float(second))
+    assert arbiter.failed > 1 and "ZeroDivisionError" in caplog.text
+    assert m.Remove("g0", "a", 1) in out, "leases end as ever"
+
+
+def test_late_agents_are_skipped(caplog):
     cluster = Cluster(4)
     cluster.silent.add("slow")
     cluster.join("slow")
@@ -165,18 +178,23 @@ def test_late_agents_are_skipped():
     late = cluster.arbiter.late
     cluster.send(m.RhoAnswer("slow", "s", ask.round, m.Report(1.0, 1)))
     assert cluster.arbiter.late == late + 1
+    assert "without an answer of slow" in caplog.text
 
 
-@pytest.mark.parametrize("rho", [math.nan, math.inf, -1.0, None])
-def test_a_report_that_cannot_be_true_is_refused_and_harms_nobody(rho):
+@pytest.mark.parametrize(
+    "report",
+    [*(m.Report(rho, 4) for rho in (math.nan, math.inf, -1.0, None)), m.Report(1.0, 2.5), m.Report(1.0, 4, 1.5), None],
+)
+def test_a_report_that_cannot_be_true_is_refused_and_harms_nobody(report, caplog):
     cluster = Cluster(4)
     cluster.silent.add("evil")
     cluster.join("evil")
     cluster.join("good", Job(4))
     number = cluster.arbiter.rounds
     assert cluster.arbiter.round is not None
-    cluster.send(m.RhoAnswer("evil", "s", number, m.Report(rho, 4)))
+    cluster.send(m.RhoAnswer("evil", "s", number, report))
     assert any(isinstance(s, m.Refused) and s.app == "evil" and "evil" in s.why for s in cluster.said)
+    assert "app 'evil'" in caplog.text
     cluster.wait(5)
     assert len(cluster.holds("good")) == 4
 

@@ -120,6 +120,7 @@ class ArbiterActor:
                 "rounds": arbiter.rounds,
                 "round_seconds": self._round_seconds,
                 "late_answers": arbiter.late,
+                "failed_rounds": arbiter.failed,
                 "settings": arbiter.saved()["settings"],
                 "apps": {
                     name: {

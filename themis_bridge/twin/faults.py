@@ -16,6 +16,7 @@ import argparse
 import copy
 import heapq
 import itertools
+import logging
 import random
 import sys
 from collections.abc import Callable
@@ -368,6 +369,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many schedules")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
+    # Late and refused answers are what it is about.
+    logging.disable(logging.WARNING)
     if options.seed is not None:
         World(options.seed, print).run()
         return
