@@ -28,6 +28,9 @@ from themis_bridge.rounds import Round
 
 logger = logging.getLogger(__name__)
 
+#: How often the pause after a reservation that failed is doubled at most.
+DOUBLED = 4
+
 
 class Arbiter:
     """See the module. ``policy``: Themis with the settings' f unless another one is given."""
@@ -46,8 +49,9 @@ class Arbiter:
         self._epoch, self._version = 0, 0
         #: When a round may begin although nothing changed.
         self._next = 0.0
-        #: GPU -> when it may be offered again.
-        self._shunned: dict[str, float] = {}
+        #: (GPU, app) -> reservations that failed one after the other, and when the next may be tried. A lease under
+        #: way there is not told and does not count as held until it is reserved.
+        self._failures: dict[tuple[str, str], tuple[int, float]] = {}
         self._out: list[m.Instruction] = []
         #: The last outcome, for whoever watches.
         self.last: Outcome | None = None
@@ -175,6 +179,7 @@ class Arbiter:
     @_take.register
     def _(self, event: m.GpuLeft) -> None:
         self.gpus.pop(event.gpu, None)
+        self._failures = {pair: known for pair, known in self._failures.items() if pair[0] != event.gpu}
         lease = self.leases.get(event.gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back: the token is never used again.
@@ -248,12 +253,24 @@ class Arbiter:
         self._soon()
 
     @_take.register
+    def _(self, event: m.Reserved) -> None:
+        lease = self.leases.current(event.gpu, event.token)
+        if lease is None or lease.closing or self._failures.pop((lease.gpu, lease.app), None) is None:
+            return
+        if self._room(lease.app) < 0:
+            # Others were won meanwhile.
+            self._close(lease)
+        self._tell(lease.app)
+
+    @_take.register
     def _(self, event: m.ReserveFailed) -> None:
         lease = self.leases.current(event.gpu, event.token)
         if lease is None:
             return
         self.leases.drop(lease)
-        self._shunned[event.gpu] = self.clock + self._retry
+        before, _ = self._failures.get((lease.gpu, lease.app), (0, 0.0))
+        pause = self._retry * 2 ** min(before, DOUBLED)
+        self._failures[lease.gpu, lease.app] = (before + 1, self.clock + pause)
         self._tell(lease.app)
 
     @_take.register
@@ -280,6 +297,7 @@ class Arbiter:
     def _forget(self, name: str) -> None:
         """The app is gone: end its leases and leave it out of the round."""
         self.apps.pop(name, None)
+        self._failures = {pair: known for pair, known in self._failures.items() if pair[1] != name}
         for lease in self.leases.of(name):
             self._close(lease)
         for lease in self.leases:
@@ -298,14 +316,19 @@ class Arbiter:
 
     # --- rounds
 
+    def _barred(self, gpu: str) -> frozenset[str]:
+        """Apps for which Ray could not reserve the GPU a short while ago."""
+        return frozenset(
+            app for (each, app), (_, until) in self._failures.items() if each == gpu and until > self.clock
+        )
+
     def _offerable(self) -> dict[str, Gpu]:
-        """GPUs that are free or whose leases end within the notice and are not settled yet."""
+        """GPUs that are free for some app, or whose leases end within the notice and are not settled yet."""
         found = {}
-        self._shunned = {name: until for name, until in self._shunned.items() if until > self.clock}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
-                if name not in self._shunned:
+                if self.apps.keys() - self._barred(name):
                     found[name] = gpu
             elif not lease.closing and not lease.ending and lease.expires - self.clock <= self.settings.notice_s:
                 found[name] = gpu
@@ -336,10 +359,15 @@ class Arbiter:
         offer = self._offerable()
         if not offer or not self.apps or self.clock < self._next:
             return
+        # One round is about GPUs that the same apps may have; other GPUs are the next one's.
+        groups: dict[frozenset[str], dict[str, Gpu]] = {}
+        for name, gpu in offer.items():
+            groups.setdefault(self._barred(name), {})[name] = gpu
         self.rounds += 1
-        self._next = self.clock + self._retry
-        asked = {name: app.session for name, app in self.apps.items()}
-        self.round = Round(self.rounds, self.clock + self.settings.answer_s, asked, offer)
+        self._next = self.clock + self._retry / len(groups)
+        barred = list(groups)[self.rounds % len(groups)]
+        asked = {name: app.session for name, app in self.apps.items() if name not in barred}
+        self.round = Round(self.rounds, self.clock + self.settings.answer_s, asked, groups[barred])
         for name, session in asked.items():
             self._out.append(m.AskRho(name, session, self.rounds, self.contention(name), len(self.gpus)))
 
@@ -406,7 +434,8 @@ class Arbiter:
         """Seconds until the next `Tick` that could change anything, if no other event comes first."""
         if self.round is not None:
             return max(0.0, self.round.deadline - self.clock)
-        times = [self._shunned[name] for name in self._shunned if name not in {each.gpu for each in self.leases}]
+        times = [until for (gpu, _), (_, until) in self._failures.items() if not self.leases.get(gpu)]
+        times = [until for until in times if until > self.clock]
         for lease in self.leases:
             if not lease.closing:
                 settled = lease.ending or lease.expires - self.clock <= self.settings.notice_s
@@ -435,9 +464,9 @@ class Arbiter:
         holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in turn.offer}
         return Situation(reports, held, turn.offer, holder, self.settings.quotas, rng)
 
-    @staticmethod
-    def _keeps(lease: Lease, turn: Round) -> bool:
-        return lease.gpu not in turn.offer and lease.heir is None and not lease.ending
+    def _keeps(self, lease: Lease, turn: Round) -> bool:
+        settled = lease.gpu not in turn.offer and lease.heir is None and not lease.ending
+        return settled and (lease.gpu, lease.app) not in self._failures
 
     def _room(self, app: str, turn: Round | None = None) -> int:
         """How many more GPUs the app may hold; those on offer do not count as held."""
@@ -482,6 +511,7 @@ class Arbiter:
         views = tuple(
             m.LeaseView(self.gpus[each.gpu], each.token, each.expires - self.clock, each.ending, each.leftover)
             for each in self.leases.of(name)
+            if (each.gpu, name) not in self._failures
         )
         self._out.append(m.Leases(name, app.session, (self._epoch, self._version), views))
 

@@ -47,6 +47,8 @@ class Cluster:
         self.now = 0.0
         self.silent: set[str] = set()
         self.reserved: dict[str, tuple[str, int]] = {}
+        #: (GPU, app): what Ray cannot reserve.
+        self.impossible: set[tuple[str, str]] = set()
         self.notices: list = []
         self.said: list[m.Instruction] = []
         for i in range(gpus):
@@ -59,9 +61,12 @@ class Cluster:
             self.arbiter.validate_state()
             for instruction in out:
                 self.said.append(instruction)
-                if isinstance(instruction, m.Reserve):
+                if isinstance(instruction, m.Reserve) and (instruction.gpu, instruction.app) in self.impossible:
+                    queue.append(m.ReserveFailed(instruction.gpu, instruction.token))
+                elif isinstance(instruction, m.Reserve):
                     assert instruction.gpu not in self.reserved
                     self.reserved[instruction.gpu] = (instruction.app, instruction.token)
+                    queue.append(m.Reserved(instruction.gpu, instruction.token))
                 elif isinstance(instruction, m.Remove):
                     assert self.reserved.pop(instruction.gpu) == (instruction.app, instruction.token)
                     queue.append(m.Removed(instruction.gpu, instruction.token))
@@ -313,6 +318,57 @@ def test_what_somebody_outside_holds_is_tried_again():
     cluster.wait(6)
     assert cluster.reserved["g0"][0] == app
     assert cluster.reserved["g0"][1] > token
+
+
+def test_what_cannot_be_reserved_for_one_app_goes_to_another():
+    cluster = Cluster(3)
+    cluster.join("b", Job(1))
+    cluster.impossible = {(gpu, "a") for gpu in {"g0", "g1", "g2"} - cluster.holds("b") - {"g2"}}
+    cluster.join("a", Job(3))
+    cluster.wait(6)
+    assert cluster.holds("a") == {"g2"}, "it tried both"
+    cluster.agents["b"].work.jobs = 3
+    cluster.wait(6)
+    assert cluster.holds("b") == {"g0", "g1"}
+
+
+def test_a_gpu_that_somebody_outside_keeps_is_tried_ever_less():
+    cluster = Cluster(1)
+    cluster.impossible = {("g0", "a")}
+    agent = cluster.join("a")
+    cluster.wait(600)
+    tries = sum(isinstance(said, m.Reserve) for said in cluster.said)
+    assert 10 < tries < 25
+    cluster.impossible.clear()
+    cluster.wait(42)
+    assert set(agent.leases) == {"g0"}
+    assert sum(isinstance(notice, Gained) for notice in cluster.notices) == 2, "the first try, and the one that counts"
+
+
+def test_a_reservation_under_way_where_the_last_one_failed_is_not_held():
+    cluster = Cluster(1)
+    cluster.join("b", Job(1))
+    cluster.impossible = {("g1", "a"), ("g1", "b")}
+    cluster.send(m.GpuJoined(Gpu("g1", "m1")))
+    agent = cluster.join("a", Job(1))
+    cluster.wait(3)
+    # It is tried again, and Ray takes its time.
+    token = cluster.arbiter.leases.grant("g1", "a", 1e6).token
+    cluster.wait(150)
+    assert cluster.holds("a") == set(agent.leases) == {"g0"}, "it bids for another"
+    cluster.send(m.Reserved("g1", token))
+    assert set(agent.leases) == {"g0", "g1"}
+
+
+def test_a_reservation_over_the_quota_is_closed():
+    cluster = Cluster(1, Settings(quotas={"a": 1}, lease_s=100, notice_s=10, answer_s=2, patience_s=1e6))
+    cluster.impossible = {("g0", "a")}
+    cluster.join("a")
+    cluster.send(m.GpuJoined(Gpu("g1", "m1")))
+    cluster.wait(1)
+    assert cluster.holds("a") == {"g1"}
+    lease = cluster.arbiter.leases.grant("g0", "a", 1e6)
+    assert m.Remove("g0", "a", lease.token) in cluster.arbiter.handle(m.Reserved("g0", lease.token), cluster.now)
 
 
 # --- the arbiter's death

@@ -224,6 +224,7 @@ class ArbiterActor:
             state = states.get(key)
             if state == "CREATED":
                 del self._making[key]
+                self._handle(m.Reserved(key[1], key[2]))
             elif now - since > CREATE_S:
                 del self._making[key]
                 reservations.remove(key)

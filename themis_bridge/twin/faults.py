@@ -190,6 +190,7 @@ class World:
         self.say(f"{what}")
         self.greatest[what.gpu] = what.token
         self.reserved[what.gpu] = (what.app, what.token)
+        self._to_arbiter(m.Reserved(what.gpu, what.token))
 
     def _remove(self, what: m.Remove) -> None:
         if self.reserved.get(what.gpu) == (what.app, what.token):
