@@ -33,7 +33,7 @@ CREATE_S = 5.0
 
 
 class ArbiterActor:
-    """See the module. ``settings``: of `Settings`, used when there are no books. ``books``: path of the state file."""
+    """See the module. ``settings``: changes to `Settings` if there are no books. ``books``: path of the state file."""
 
     def __init__(self, settings: dict[str, Any], unit: str, books: str):
         self._unit, self._books = unit, Path(books)
@@ -58,7 +58,7 @@ class ArbiterActor:
         # The first one, too, goes on from a state: its tokens and versions must be above those of any before it.
         self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
         if not data:
-            self._arbiter.settings = Settings(**settings)
+            self._arbiter.settings = Settings().changed(settings)
         logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.apps), len(there))
         self._write()
         self._carry_out(out)
