@@ -160,7 +160,7 @@ class Arbiter:
             app.session, app.heard = event.session, self.clock
             return True
         why = "another app of that name is running" if app else "the arbiter does not know this app; join again"
-        self._out.append(m.Refused(event.app, event.session, f"app {event.app!r}: {why}", final=app is not None))
+        self._out.append(m.Refused(event.app, event.session, f"app {event.app!r}: {why}", app is not None, app is None))
         return False
 
     @singledispatchmethod

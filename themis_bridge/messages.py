@@ -183,12 +183,16 @@ class Leases(Instruction):
 
 @dataclass(frozen=True)
 class Refused(Instruction):
-    """Tell an app that it, or its answer, is not accepted. ``final``: it must not go on."""
+    """Tell an app that it, or its answer, is not accepted.
+
+    ``final``: it must not go on. ``unknown``: the arbiter does not know it, and it has to join again.
+    """
 
     app: str
     session: str
     why: str
     final: bool = False
+    unknown: bool = False
 
 
 @dataclass(frozen=True)

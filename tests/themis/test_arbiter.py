@@ -448,6 +448,19 @@ def test_an_agent_ignores_what_is_out_of_date():
     assert agent.handle(m.Leases("a", "s", (1, 0), ()))[1] == [Lost(gpu, 5)]
 
 
+def test_an_arbiter_that_began_anew_by_an_earlier_clock_is_believed():
+    agent = Agent("a", "s", Job())
+    gpu = Gpu("g", "m")
+    agent.handle(m.Leases("a", "s", (2_000, 1), (m.LeaseView(gpu, 2_001, 60.0),)))
+    agent.handle(m.Leases("a", "s", (2_000, 2), ()))
+    agent.handle(m.Refused("a", "s", "round 3: nonsense"))
+    again = m.Leases("a", "s", (1_000, 1), (m.LeaseView(gpu, 1_001, 60.0),))
+    assert agent.handle(again) == ([], [])
+    (stranger,) = Arbiter().handle(m.Heard("a", "s"), 0.0)
+    assert agent.handle(stranger) == ([m.AppJoined("a", "s")], [])
+    assert agent.handle(again) == ([], [Gained(gpu, 1_001)])
+
+
 def test_what_was_left_stays_left():
     agent = Agent("a", "s", Job())
     gpu = Gpu("g", "m")
