@@ -160,7 +160,8 @@ class Arbiter:
             app.session, app.heard = event.session, self.clock
             return True
         why = "another app of that name is running" if app else "the arbiter does not know this app; join again"
-        self._out.append(m.Refused(event.app, event.session, f"app {event.app!r}: {why}", app is not None, app is None))
+        why = f"app {event.app!r}: {why}"
+        self._out.append(m.Refused(event.app, event.session, why, final=app is not None, unknown=app is None))
         return False
 
     @singledispatchmethod
@@ -328,7 +329,7 @@ class Arbiter:
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
-                if self.apps.keys() - self._barred(name):
+                if not self.apps.keys() <= self._barred(name):
                     found[name] = gpu
             elif not lease.closing and not lease.ending and lease.expires - self.clock <= self.settings.notice_s:
                 found[name] = gpu
