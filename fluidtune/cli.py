@@ -134,32 +134,33 @@ def arbiter(address: str) -> None:
 @click.option("--lease", "lease_s", type=float, help="Seconds of a lease.  [600]")
 @click.option("--notice", "notice_s", type=float, help="Seconds before its end that a lease is settled.  [30]")
 @click.option("--f", type=float, help="The worst 1 - f of the apps bid.  [0.8]")
-@click.option("--quota", "quotas", multiple=True, metavar="APP=N", help="Most devices of an app.")
-@click.option("--weight", "weights", multiple=True, metavar="APP=X", help="Factor of an app's rho.")
+@click.option("--quota", "quotas", multiple=True, metavar="APP=N", help="Most devices of an app; APP=none: any.")
+@click.option("--weight", "weights", multiple=True, metavar="APP=X", help="Factor of an app's rho; APP=none: 1.")
 def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], **settings: float | None) -> None:
     """Start it, or change the settings of the one that runs."""
-    import ray
-
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
     changes: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
     for name, pairs, read in (("quotas", quotas, int), ("weights", weights, float)):
         try:
-            chosen = {app: read(text) for app, _, text in (pair.rpartition("=") for pair in pairs)}
+            parts = [pair.rpartition("=") for pair in pairs]
+            chosen = {app: None if text == "none" else read(text) for app, _, text in parts}
         except ValueError:
             raise FluidTuneError(f"{name} {', '.join(pairs)}: expected APP=NUMBER")
         if chosen:
             changes[name] = chosen
     try:
         running = control.find() is not None
-        actor = control.start(unit, **changes)
-        if running and changes:
-            ray.get(actor.configure.remote(changes))
+        if running:
+            control.change(unit, changes)
+        else:
+            control.start(unit, **changes)
     except ThemisError as error:
         # Ray wraps what an actor raises, traceback and all.
         raise FluidTuneError(str(getattr(error, "cause", error)))
-    click.echo("the arbiter was running; it has the new settings" if running else "the arbiter runs")
+    new = "; it has the new settings" if changes else ""
+    click.echo(f"the arbiter was running{new}" if running else "the arbiter runs")
 
 
 @arbiter.command()

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from fluidtune.errors import FluidTuneError
+from themis_bridge.books import Settings
 from themis_bridge.shell import control
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +92,7 @@ def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     "options, mentions",
     [
         (["--quota", "a"], "APP=NUMBER"),
+        (["--quota", "5"], "say whose"),
         (["--weight", "a=-1"], "weight of app 'a'"),
         (["--lease", "0"], "lease_s=0"),
         (["--notice", "700"], "notice_s=700"),
@@ -100,6 +103,40 @@ def test_impossible_settings_of_the_arbiter(options: list[str], mentions: str, m
     monkeypatch.setattr(control, "find", lambda: None)
     raised = _invoke(monkeypatch, "start", *options)
     assert isinstance(raised, FluidTuneError) and mentions in str(raised)
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """An arbiter of GPUs seems to run; its settings, one after the other."""
+    import ray
+
+    settings = [Settings(lease_s=20.0, notice_s=5.0)]
+
+    def configure(changes: dict[str, Any]) -> None:
+        settings.append(settings[-1].changed(changes))
+
+    actor = SimpleNamespace(configure=SimpleNamespace(remote=configure))
+    monkeypatch.setattr(control, "find", lambda: actor)
+    monkeypatch.setattr(control, "status", lambda: {"unit": "GPU"})
+    monkeypatch.setattr(ray, "get_actor", lambda *args, **options: actor)
+    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    return settings
+
+
+def test_settings_of_an_arbiter_that_runs(running: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in (["--lease", "25"], ["--unit", "GPU", "--quota", "a=4"], ["--quota", "b=2"], ["--quota", "a=none"]):
+        assert _invoke(monkeypatch, "start", *options) is None
+    assert running[-1] == Settings(lease_s=25.0, notice_s=5.0, quotas={"b": 2})
+    assert running[-2].quotas == {"a": 4, "b": 2}
+
+
+@pytest.mark.parametrize("options, mentions", [(["--unit", "CPU"], "leases GPUs"), (["--lease", "4"], "notice_s=5")])
+def test_impossible_settings_of_an_arbiter_that_runs(
+    options: list[str], mentions: str, running: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = _invoke(monkeypatch, "start", *options)
+    assert isinstance(raised, FluidTuneError) and mentions in str(raised)
+    assert len(running) == 1
 
 
 def test_an_unknown_option_after_the_script_is_the_scripts(tmp_path: Path) -> None:

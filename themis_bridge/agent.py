@@ -68,8 +68,6 @@ class Agent:
         self.fence = Fence()
         #: Why the arbiter does not want this app, None as long as it does.
         self.refused: str | None = None
-        #: What was refused of it last.
-        self.complaint: str | None = None
         #: GPU id -> token of the last lease that the executor left by itself.
         self._left: dict[str, int] = {}
         self._version = (0, 0)
@@ -84,12 +82,13 @@ class Agent:
         if isinstance(instruction, m.Leases):
             return self._told(instruction)
         if isinstance(instruction, m.Refused):
-            self.complaint = instruction.why
             if instruction.final:
                 self.refused = instruction.why
                 return [], self._drop(self.leases)
-            # The arbiter may have started anew without its books.
-            return [m.AppJoined(self.app, self.session)], []
+            if instruction.unknown:
+                # The arbiter may have started anew, by a clock that was set back: what it says counts from now on.
+                self._version, self.fence = (0, 0), Fence()
+                return [m.AppJoined(self.app, self.session)], []
         return [], []
 
     def vacated(self, gpu: str) -> list[m.AppEvent]:

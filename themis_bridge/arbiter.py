@@ -10,6 +10,7 @@ The shell writes `saved()` down before it carries instructions out, and starts a
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,11 @@ from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.rounds import Round
+
+logger = logging.getLogger(__name__)
+
+#: How often the pause after a reservation that failed is doubled at most.
+DOUBLED = 4
 
 
 class Arbiter:
@@ -43,12 +49,15 @@ class Arbiter:
         self._epoch, self._version = 0, 0
         #: When a round may begin although nothing changed.
         self._next = 0.0
-        #: GPU -> when it may be offered again.
-        self._shunned: dict[str, float] = {}
+        #: (GPU, app) -> reservations that failed one after the other, and when the next may be tried. A lease under
+        #: way there is not told and does not count as held until it is reserved.
+        self._failures: dict[tuple[str, str], tuple[int, float]] = {}
         self._out: list[m.Instruction] = []
         #: The last outcome, for whoever watches.
         self.last: Outcome | None = None
         self.late = 0
+        #: Rounds in which the policy raised something; that is a bug.
+        self.failed = 0
 
     # --- state that survives
 
@@ -151,7 +160,8 @@ class Arbiter:
             app.session, app.heard = event.session, self.clock
             return True
         why = "another app of that name is running" if app else "the arbiter does not know this app; join again"
-        self._out.append(m.Refused(event.app, event.session, f"app {event.app!r}: {why}", final=app is not None))
+        why = f"app {event.app!r}: {why}"
+        self._out.append(m.Refused(event.app, event.session, why, final=app is not None, unknown=app is None))
         return False
 
     @singledispatchmethod
@@ -170,6 +180,7 @@ class Arbiter:
     @_take.register
     def _(self, event: m.GpuLeft) -> None:
         self.gpus.pop(event.gpu, None)
+        self._failures = {pair: known for pair, known in self._failures.items() if pair[0] != event.gpu}
         lease = self.leases.get(event.gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back: the token is never used again.
@@ -207,7 +218,7 @@ class Arbiter:
             return
         try:
             turn.take_report(event.app, event.report)
-        except (ThemisError, TypeError) as error:
+        except (ThemisError, TypeError, AttributeError) as error:
             self._refuse(turn, event, str(error))
             return
         self.apps[event.app].rho = event.report.rho
@@ -243,12 +254,24 @@ class Arbiter:
         self._soon()
 
     @_take.register
+    def _(self, event: m.Reserved) -> None:
+        lease = self.leases.current(event.gpu, event.token)
+        if lease is None or lease.closing or self._failures.pop((lease.gpu, lease.app), None) is None:
+            return
+        if self._room(lease.app) < 0:
+            # Others were won meanwhile.
+            self._close(lease)
+        self._tell(lease.app)
+
+    @_take.register
     def _(self, event: m.ReserveFailed) -> None:
         lease = self.leases.current(event.gpu, event.token)
         if lease is None:
             return
         self.leases.drop(lease)
-        self._shunned[event.gpu] = self.clock + self._retry
+        before, _ = self._failures.get((lease.gpu, lease.app), (0, 0.0))
+        pause = self._retry * 2 ** min(before, DOUBLED)
+        self._failures[lease.gpu, lease.app] = (before + 1, self.clock + pause)
         self._tell(lease.app)
 
     @_take.register
@@ -275,6 +298,7 @@ class Arbiter:
     def _forget(self, name: str) -> None:
         """The app is gone: end its leases and leave it out of the round."""
         self.apps.pop(name, None)
+        self._failures = {pair: known for pair, known in self._failures.items() if pair[1] != name}
         for lease in self.leases.of(name):
             self._close(lease)
         for lease in self.leases:
@@ -293,14 +317,19 @@ class Arbiter:
 
     # --- rounds
 
+    def _barred(self, gpu: str) -> frozenset[str]:
+        """Apps for which Ray could not reserve the GPU a short while ago."""
+        return frozenset(
+            app for (each, app), (_, until) in self._failures.items() if each == gpu and until > self.clock
+        )
+
     def _offerable(self) -> dict[str, Gpu]:
-        """GPUs that are free or whose leases end within the notice and are not settled yet."""
+        """GPUs that are free for some app, or whose leases end within the notice and are not settled yet."""
         found = {}
-        self._shunned = {name: until for name, until in self._shunned.items() if until > self.clock}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
-                if name not in self._shunned:
+                if not self.apps.keys() <= self._barred(name):
                     found[name] = gpu
             elif not lease.closing and not lease.ending and lease.expires - self.clock <= self.settings.notice_s:
                 found[name] = gpu
@@ -311,21 +340,35 @@ class Arbiter:
         if turn is None:
             self._begin()
             return
-        if not turn.answered and self.clock < turn.deadline:
+        late = turn.awaited
+        if late and self.clock < turn.deadline:
             return
-        if not turn.bidders:
-            self._offer(turn)
-        else:
-            self._clear(turn)
+        if late:
+            logger.warning("themis: round %d goes on without an answer of %s", turn.number, ", ".join(sorted(late)))
+        try:
+            if not turn.bidders:
+                self._offer(turn)
+            else:
+                self._clear(turn)
+        except Exception:
+            # A round that stays open would be the last one, and no lease would end.
+            logger.exception("themis: round %d failed; nothing is leased in it", turn.number)
+            self.failed += 1
+            self._settle(turn, Outcome())
 
     def _begin(self) -> None:
         offer = self._offerable()
         if not offer or not self.apps or self.clock < self._next:
             return
+        # One round is about GPUs that the same apps may have; other GPUs are the next one's.
+        groups: dict[frozenset[str], dict[str, Gpu]] = {}
+        for name, gpu in offer.items():
+            groups.setdefault(self._barred(name), {})[name] = gpu
         self.rounds += 1
-        self._next = self.clock + self._retry
-        asked = {name: app.session for name, app in self.apps.items()}
-        self.round = Round(self.rounds, self.clock + self.settings.answer_s, asked, offer)
+        self._next = self.clock + self._retry / len(groups)
+        barred = list(groups)[self.rounds % len(groups)]
+        asked = {name: app.session for name, app in self.apps.items() if name not in barred}
+        self.round = Round(self.rounds, self.clock + self.settings.answer_s, asked, groups[barred])
         for name, session in asked.items():
             self._out.append(m.AskRho(name, session, self.rounds, self.contention(name), len(self.gpus)))
 
@@ -392,7 +435,8 @@ class Arbiter:
         """Seconds until the next `Tick` that could change anything, if no other event comes first."""
         if self.round is not None:
             return max(0.0, self.round.deadline - self.clock)
-        times = [self._shunned[name] for name in self._shunned if name not in {each.gpu for each in self.leases}]
+        times = [until for (gpu, _), (_, until) in self._failures.items() if not self.leases.get(gpu)]
+        times = [until for until in times if until > self.clock]
         for lease in self.leases:
             if not lease.closing:
                 settled = lease.ending or lease.expires - self.clock <= self.settings.notice_s
@@ -421,9 +465,9 @@ class Arbiter:
         holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in turn.offer}
         return Situation(reports, held, turn.offer, holder, self.settings.quotas, rng)
 
-    @staticmethod
-    def _keeps(lease: Lease, turn: Round) -> bool:
-        return lease.gpu not in turn.offer and lease.heir is None and not lease.ending
+    def _keeps(self, lease: Lease, turn: Round) -> bool:
+        settled = lease.gpu not in turn.offer and lease.heir is None and not lease.ending
+        return settled and (lease.gpu, lease.app) not in self._failures
 
     def _room(self, app: str, turn: Round | None = None) -> int:
         """How many more GPUs the app may hold; those on offer do not count as held."""
@@ -448,7 +492,9 @@ class Arbiter:
 
     def _refuse(self, turn: Round, event: m.AppEvent, why: str) -> None:
         turn.out.add(event.app)
-        self._out.append(m.Refused(event.app, event.session, f"app {event.app!r}, round {turn.number}: {why}"))
+        why = f"app {event.app!r}, round {turn.number}: {why}"
+        logger.warning("themis: an answer is refused: %s", why)
+        self._out.append(m.Refused(event.app, event.session, why))
 
     # --- what others see
 
@@ -466,6 +512,7 @@ class Arbiter:
         views = tuple(
             m.LeaseView(self.gpus[each.gpu], each.token, each.expires - self.clock, each.ending, each.leftover)
             for each in self.leases.of(name)
+            if (each.gpu, name) not in self._failures
         )
         self._out.append(m.Leases(name, app.session, (self._epoch, self._version), views))
 
@@ -476,5 +523,6 @@ class Arbiter:
             assert lease.token <= self.leases.token
             assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not there"
             assert lease.heir is None or lease.heir in self.apps
+        assert not self.failed, "a policy raised something; the log says what"
         assert self.round is None or set(self.round.bidders) <= self.round.asked.keys()
         assert not self._out, "instructions that nobody was given"

@@ -40,6 +40,8 @@ class Settings:
                 raise ThemisError(f"{name}={getattr(self, name)!r}: expected seconds > 0")
         if not 0 <= self.notice_s < self.lease_s:
             raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
+        if "" in {*self.quotas, *self.weights}:
+            raise ThemisError("a quota or a weight of the app named ''; say whose it is")
         for app, quota in self.quotas.items():
             if isinstance(quota, bool) or not isinstance(quota, int) or quota < 0:
                 raise ThemisError(f"the quota of app {app!r} is {quota!r}; expected a whole number of GPUs >= 0")
@@ -48,11 +50,15 @@ class Settings:
                 raise ThemisError(f"the weight of app {app!r} is {weight!r}; expected a number > 0")
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
-        """Raises ThemisError for a name that is no setting."""
+        """These with ``changes``; quotas and weights app by app, None takes one away. Raises ThemisError."""
         known = [each.name for each in fields(self)]
         for name in changes:
             if name not in known:
                 raise ThemisError(f"{name!r} is not a setting of the arbiter; use one of: {', '.join(known)}")
+        changes = dict(changes)
+        for name in changes.keys() & {"quotas", "weights"}:
+            both = {**getattr(self, name), **changes[name]}
+            changes[name] = {app: value for app, value in both.items() if value is not None}
         return replace(self, **changes)
 
 

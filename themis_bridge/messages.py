@@ -108,8 +108,16 @@ class Removed(Event):
 
 
 @dataclass(frozen=True)
+class Reserved(Event):
+    """The GPU is reserved under that token."""
+
+    gpu: str
+    token: int
+
+
+@dataclass(frozen=True)
 class ReserveFailed(Event):
-    """The GPU could not be reserved (somebody outside has it): try later."""
+    """The GPU could not be reserved for that app (somebody outside has it, or the CPUs beside it): try later."""
 
     gpu: str
     token: int
@@ -175,17 +183,21 @@ class Leases(Instruction):
 
 @dataclass(frozen=True)
 class Refused(Instruction):
-    """Tell an app that it, or its answer, is not accepted. ``final``: it must not go on."""
+    """Tell an app that it, or its answer, is not accepted.
+
+    ``final``: it must not go on. ``unknown``: the arbiter does not know it, and it has to join again.
+    """
 
     app: str
     session: str
     why: str
     final: bool = False
+    unknown: bool = False
 
 
 @dataclass(frozen=True)
 class Reserve(Instruction):
-    """Step 5: reserve the GPU for the app under this token. Answered by nothing, or `ReserveFailed`."""
+    """Step 5: reserve the GPU for the app under this token. Answered by `Reserved` or `ReserveFailed`."""
 
     gpu: str
     app: str

@@ -64,7 +64,8 @@ class Themis:
     """The partial-allocation auction among the worst ``1 - f`` of the apps; of these no more than want all there is.
 
     Were twenty apps of one GPU each to bid for two, each winner would pay all it won for what the others lose, and the
-    worst would go empty-handed round by round. Two bid at least where there are two GPUs: nobody bids without a rival.
+    worst would go empty-handed round by round. Two bid at least where ``1 - f`` are that many and two GPUs on offer; of
+    up to five apps that want some, at f = 0.8, the worst bids alone.
     """
 
     f: float = 0.8

@@ -39,11 +39,12 @@ class Round:
         return event.app in self.bidders and event.app not in self.out
 
     def take_report(self, app: str, report: m.Report) -> None:
-        """Raises ThemisError, or TypeError, for one that cannot be true."""
+        """Raises ThemisError, or TypeError or AttributeError, for one that cannot be true."""
         for name, value in (("rho", report.rho), ("best", report.best), ("left", report.left)):
             if not math.isfinite(value) or value < 0:
                 raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
-        if report.useful < 0 or report.gang < 1:
+        whole = isinstance(report.useful, int) and isinstance(report.gang, int)
+        if not whole or report.useful < 0 or report.gang < 1:
             raise ThemisError(f"{report.useful!r} GPUs in gangs of {report.gang!r} of use; expected whole numbers")
         self.reports[app] = report
 
@@ -57,11 +58,11 @@ class Round:
         self.bids[app] = bid
 
     @property
-    def answered(self) -> bool:
-        """All that this phase waits for is there."""
+    def awaited(self) -> set[str]:
+        """Apps whose answer this phase still waits for."""
         if not self.bidders:
-            return self.asked.keys() <= self.reports.keys() | self.out
-        return set(self.bidders) <= self.bids.keys() | self.out
+            return self.asked.keys() - self.reports.keys() - self.out
+        return set(self.bidders) - self.bids.keys() - self.out
 
     def forget(self, app: str) -> None:
         """The app is gone."""

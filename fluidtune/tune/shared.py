@@ -40,9 +40,10 @@ class Progress:
         self._engine, self._gang = engine, gang
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
-        self._left: list[JobInfo] = []
+        #: Until there is a trial: one as the first will be, so that its devices are there when it comes.
+        self._left = [JobInfo(1.0, UNKNOWN_S, gang)]
         self._done = 0.0
-        self._peak = 1
+        self._peak = self._useful(self._left)
         self._slowdowns = Slowdowns()
         #: Trial -> iterations of it that were looked at.
         self._seen: dict[str, int] = {}
@@ -55,6 +56,8 @@ class Progress:
             return
         self._updated = now
         engine = self._engine()
+        if not engine.trials:
+            return
         left, done = [], 0.0
         for view in engine.trials.values():
             alone = view.seconds.get(1.0) or next(iter(view.seconds.values()), 0.0)

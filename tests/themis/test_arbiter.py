@@ -16,6 +16,7 @@ from themis_bridge.books import Settings
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.leases import Fence, LeaseTable
 from themis_bridge.locality import Gpu
+from themis_bridge.policy import Themis
 from themis_bridge.twin.faults import World
 
 SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
@@ -46,6 +47,8 @@ class Cluster:
         self.now = 0.0
         self.silent: set[str] = set()
         self.reserved: dict[str, tuple[str, int]] = {}
+        #: (GPU, app): what Ray cannot reserve.
+        self.impossible: set[tuple[str, str]] = set()
         self.notices: list = []
         self.said: list[m.Instruction] = []
         for i in range(gpus):
@@ -58,9 +61,12 @@ class Cluster:
             self.arbiter.validate_state()
             for instruction in out:
                 self.said.append(instruction)
-                if isinstance(instruction, m.Reserve):
+                if isinstance(instruction, m.Reserve) and (instruction.gpu, instruction.app) in self.impossible:
+                    queue.append(m.ReserveFailed(instruction.gpu, instruction.token))
+                elif isinstance(instruction, m.Reserve):
                     assert instruction.gpu not in self.reserved
                     self.reserved[instruction.gpu] = (instruction.app, instruction.token)
+                    queue.append(m.Reserved(instruction.gpu, instruction.token))
                 elif isinstance(instruction, m.Remove):
                     assert self.reserved.pop(instruction.gpu) == (instruction.app, instruction.token)
                     queue.append(m.Removed(instruction.gpu, instruction.token))
@@ -154,7 +160,19 @@ def test_a_holder_that_never_leaves_is_killed_at_the_end():
     assert agent.leases == {}
 
 
-def test_late_agents_are_skipped():
+def test_a_policy_that_fails_ends_its_round_and_no_more(caplog, monkeypatch):
+    cluster = Cluster(1)
+    cluster.join("a")
+    monkeypatch.setattr(Themis, "decide", lambda *args: 1 / 0)
+    arbiter, out = cluster.arbiter, []
+    for second in range(200):
+        out += arbiter.handle(m.Tick(), float(second))
+        out += arbiter.handle(m.RhoAnswer("a", "s", arbiter.rounds, m.Report(1.0, 1)), float(second))
+    assert arbiter.failed > 1 and "ZeroDivisionError" in caplog.text
+    assert m.Remove("g0", "a", 1) in out, "leases end as ever"
+
+
+def test_late_agents_are_skipped(caplog):
     cluster = Cluster(4)
     cluster.silent.add("slow")
     cluster.join("slow")
@@ -165,18 +183,23 @@ def test_late_agents_are_skipped():
     late = cluster.arbiter.late
     cluster.send(m.RhoAnswer("slow", "s", ask.round, m.Report(1.0, 1)))
     assert cluster.arbiter.late == late + 1
+    assert "without an answer of slow" in caplog.text
 
 
-@pytest.mark.parametrize("rho", [math.nan, math.inf, -1.0, None])
-def test_a_report_that_cannot_be_true_is_refused_and_harms_nobody(rho):
+@pytest.mark.parametrize(
+    "report",
+    [*(m.Report(rho, 4) for rho in (math.nan, math.inf, -1.0, None)), m.Report(1.0, 2.5), m.Report(1.0, 4, 1.5), None],
+)
+def test_a_report_that_cannot_be_true_is_refused_and_harms_nobody(report, caplog):
     cluster = Cluster(4)
     cluster.silent.add("evil")
     cluster.join("evil")
     cluster.join("good", Job(4))
     number = cluster.arbiter.rounds
     assert cluster.arbiter.round is not None
-    cluster.send(m.RhoAnswer("evil", "s", number, m.Report(rho, 4)))
+    cluster.send(m.RhoAnswer("evil", "s", number, report))
     assert any(isinstance(s, m.Refused) and s.app == "evil" and "evil" in s.why for s in cluster.said)
+    assert "app 'evil'" in caplog.text
     cluster.wait(5)
     assert len(cluster.holds("good")) == 4
 
@@ -297,6 +320,57 @@ def test_what_somebody_outside_holds_is_tried_again():
     assert cluster.reserved["g0"][1] > token
 
 
+def test_what_cannot_be_reserved_for_one_app_goes_to_another():
+    cluster = Cluster(3)
+    cluster.join("b", Job(1))
+    cluster.impossible = {(gpu, "a") for gpu in {"g0", "g1", "g2"} - cluster.holds("b") - {"g2"}}
+    cluster.join("a", Job(3))
+    cluster.wait(6)
+    assert cluster.holds("a") == {"g2"}, "it tried both"
+    cluster.agents["b"].work.jobs = 3
+    cluster.wait(6)
+    assert cluster.holds("b") == {"g0", "g1"}
+
+
+def test_a_gpu_that_somebody_outside_keeps_is_tried_ever_less():
+    cluster = Cluster(1)
+    cluster.impossible = {("g0", "a")}
+    agent = cluster.join("a")
+    cluster.wait(600)
+    tries = sum(isinstance(said, m.Reserve) for said in cluster.said)
+    assert 10 < tries < 25
+    cluster.impossible.clear()
+    cluster.wait(42)
+    assert set(agent.leases) == {"g0"}
+    assert sum(isinstance(notice, Gained) for notice in cluster.notices) == 2, "the first try, and the one that counts"
+
+
+def test_a_reservation_under_way_where_the_last_one_failed_is_not_held():
+    cluster = Cluster(1)
+    cluster.join("b", Job(1))
+    cluster.impossible = {("g1", "a"), ("g1", "b")}
+    cluster.send(m.GpuJoined(Gpu("g1", "m1")))
+    agent = cluster.join("a", Job(1))
+    cluster.wait(3)
+    # It is tried again, and Ray takes its time.
+    token = cluster.arbiter.leases.grant("g1", "a", 1e6).token
+    cluster.wait(150)
+    assert cluster.holds("a") == set(agent.leases) == {"g0"}, "it bids for another"
+    cluster.send(m.Reserved("g1", token))
+    assert set(agent.leases) == {"g0", "g1"}
+
+
+def test_a_reservation_over_the_quota_is_closed():
+    cluster = Cluster(1, Settings(quotas={"a": 1}, lease_s=100, notice_s=10, answer_s=2, patience_s=1e6))
+    cluster.impossible = {("g0", "a")}
+    cluster.join("a")
+    cluster.send(m.GpuJoined(Gpu("g1", "m1")))
+    cluster.wait(1)
+    assert cluster.holds("a") == {"g1"}
+    lease = cluster.arbiter.leases.grant("g0", "a", 1e6)
+    assert m.Remove("g0", "a", lease.token) in cluster.arbiter.handle(m.Reserved("g0", lease.token), cluster.now)
+
+
 # --- the arbiter's death
 
 
@@ -372,6 +446,19 @@ def test_an_agent_ignores_what_is_out_of_date():
     assert agent.handle(m.Leases("a", "other", (9, 9), ())) == ([], [])
     assert not agent.admits("g", 4)
     assert agent.handle(m.Leases("a", "s", (1, 0), ()))[1] == [Lost(gpu, 5)]
+
+
+def test_an_arbiter_that_began_anew_by_an_earlier_clock_is_believed():
+    agent = Agent("a", "s", Job())
+    gpu = Gpu("g", "m")
+    agent.handle(m.Leases("a", "s", (2_000, 1), (m.LeaseView(gpu, 2_001, 60.0),)))
+    agent.handle(m.Leases("a", "s", (2_000, 2), ()))
+    agent.handle(m.Refused("a", "s", "round 3: nonsense"))
+    again = m.Leases("a", "s", (1_000, 1), (m.LeaseView(gpu, 1_001, 60.0),))
+    assert agent.handle(again) == ([], [])
+    (stranger,) = Arbiter().handle(m.Heard("a", "s"), 0.0)
+    assert agent.handle(stranger) == ([m.AppJoined("a", "s")], [])
+    assert agent.handle(again) == ([], [Gained(gpu, 1_001)])
 
 
 def test_what_was_left_stays_left():

@@ -132,6 +132,14 @@ def test_a_trial_of_several_gpus_wants_as_many_leases():
     assert progress.useful == 2 and progress.valuation(1.0, 4).gang == 2
 
 
+def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
+    progress = shared.Progress(Engine, None, None, gang=2)
+    progress.update({})
+    assert progress.useful == 2
+    value = progress.valuation(1.0, 4)
+    assert value.finish([gpu(0), gpu(1)]) == value.independent == shared.UNKNOWN_S / 2
+
+
 def test_an_emulated_device_is_one_that_ray_believes_in():
     plan = layout(DeviceSpec("emulated", 3), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
     assert plan.bundle["GPU"] == 1.0 and plan.count == 3

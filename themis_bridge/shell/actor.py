@@ -1,7 +1,7 @@
 """The arbiter's process: a named, detached Ray actor that Ray starts again when it dies.
 
 It feeds the state machine: what agents send, which GPUs Ray has, what became of reservations, and time. Books are
-written before anything is carried out. Nothing is decided here.
+written before anything is carried out, and once a second for the clock. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CREATE_S = 5.0
 
 
 class ArbiterActor:
-    """See the module. ``settings``: of `Settings`, used when there are no books. ``books``: path of the state file."""
+    """See the module. ``settings``: changes to `Settings` if there are no books. ``books``: path of the state file."""
 
     def __init__(self, settings: dict[str, Any], unit: str, books: str):
         self._unit, self._books = unit, Path(books)
@@ -58,7 +58,7 @@ class ArbiterActor:
         # The first one, too, goes on from a state: its tokens and versions must be above those of any before it.
         self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
         if not data:
-            self._arbiter.settings = Settings(**settings)
+            self._arbiter.settings = Settings().changed(settings)
         logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.apps), len(there))
         self._write()
         self._carry_out(out)
@@ -87,10 +87,11 @@ class ArbiterActor:
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
         with self._lock:
-            known = self._arbiter.apps.get(app)
-            if known is None or known.session in ("", session) or app not in self._bundles:
-                self._bundles[app] = bundle
             self._handle(m.AppJoined(app, session))
+            if self._arbiter.apps[app].session == session:
+                # Not of one that is refused; of a job that starts again, possibly changed, in the place of the old.
+                self._bundles[app] = bundle
+                self._write()
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
         """Take what an agent says; hand it what waits for it."""
@@ -107,6 +108,7 @@ class ArbiterActor:
         """Raises ThemisError for a setting that cannot be."""
         with self._lock:
             self._handle(m.Configured(changes))
+            self._write()
 
     def status(self) -> dict[str, Any]:
         """All that an operator may want to see, as plain data."""
@@ -120,6 +122,7 @@ class ArbiterActor:
                 "rounds": arbiter.rounds,
                 "round_seconds": self._round_seconds,
                 "late_answers": arbiter.late,
+                "failed_rounds": arbiter.failed,
                 "settings": arbiter.saved()["settings"],
                 "apps": {
                     name: {
@@ -152,9 +155,12 @@ class ArbiterActor:
         elif turn is None and self._round_began[1]:
             self._round_seconds = time.monotonic() - self._round_began[1]
             self._round_began = (self._arbiter.rounds, 0.0)
-        if out:
+        if not out:
+            return
+        if not isinstance(event, m.Heard) or len(out) > 1:
+            # Who is heard is told what it holds; with no more than that, nothing has changed but the clock.
             self._write()
-            self._carry_out(out)
+        self._carry_out(out)
 
     def _write(self) -> None:
         if self._written == "closed":
@@ -200,6 +206,7 @@ class ArbiterActor:
                         self._nodes_at = time.monotonic() + NODES_S
                         self._clear_away()
                         self._show()
+                        self._write()
                     self._handle(m.Tick())
             except Exception:
                 # Ray may be winding up, or a node be half gone; the next look tells.
@@ -223,6 +230,7 @@ class ArbiterActor:
             state = states.get(key)
             if state == "CREATED":
                 del self._making[key]
+                self._handle(m.Reserved(key[1], key[2]))
             elif now - since > CREATE_S:
                 del self._making[key]
                 reservations.remove(key)

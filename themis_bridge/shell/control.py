@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ def start(unit: str | None = None, **settings: Any) -> Any:
     Raises:
         ThemisError: a setting that cannot be.
     """
-    Settings().changed(settings)
     there = find()
     if there is not None:
         return there
+    Settings().changed(settings)
     unit = unit or ("GPU" if ray.cluster_resources().get("GPU") else "CPU")
     check_unit(unit)
     actor = ray.remote(ArbiterActor).options(
@@ -62,6 +63,21 @@ def start(unit: str | None = None, **settings: Any) -> Any:
     arbiter = actor.remote(settings, unit, str(_books()))
     ray.get(arbiter.status.remote())
     return arbiter
+
+
+def change(unit: str | None, changes: Mapping[str, Any]) -> None:
+    """Change settings of the arbiter that runs.
+
+    Raises:
+        ThemisError: none runs, it leases another unit, or a setting that cannot be beside those that it has.
+    """
+    leased = status()["unit"]
+    if unit not in (None, leased):
+        raise ThemisError(
+            f"the arbiter of this Ray cluster leases {leased}s; to lease {unit}s stop it first: fluidtune arbiter stop"
+        )
+    if changes:
+        ray.get(ray.get_actor(NAME, namespace=NAMESPACE).configure.remote(changes))
 
 
 def stop(patience: float = 20.0) -> bool:

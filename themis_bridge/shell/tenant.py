@@ -93,8 +93,7 @@ class Tenant:
                 self._exchange()
                 trouble = self._agent.refused
             except ThemisError as error:
-                # Ray wraps what an actor raises, traceback and all.
-                raise ThemisError(str(getattr(error, "cause", error))) from None
+                raise ThemisError(_plain(error)) from None
             except ray.exceptions.RayActorError as error:
                 trouble = f"the arbiter does not answer: {error}"
             if not trouble:
@@ -107,10 +106,17 @@ class Tenant:
     def _join(self) -> None:
         ray.get(self._arbiter.join.remote(self.app, self._agent.session, self._bundle), timeout=ANSWER_S)
 
+    def _join_again(self) -> None:
+        """Join an arbiter that does not know the job; if it leases something else now, the job cannot go on."""
+        try:
+            self._join()
+        except ThemisError as error:
+            self._agent.refused = _plain(error)
+
     # --- the thread
 
     def _loop(self) -> None:
-        while not self._over.wait(POLL_S):
+        while not self._over.wait(POLL_S) and not self._agent.refused:
             if not ray.is_initialized():
                 return  # the driver has left the cluster; a call would make Ray start another one
             try:
@@ -126,7 +132,7 @@ class Tenant:
         """Ray starts a dead arbiter again; one that was stopped is started by whoever needs it."""
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             self._arbiter = control.start(self._unit)
-            self._join()
+            self._join_again()
 
     def _send(self, events: list[m.AppEvent]) -> list[m.Instruction]:
         answer: list[m.Instruction] = ray.get(
@@ -144,14 +150,16 @@ class Tenant:
                 # Only what was answered is off the list; a message that comes twice does no harm.
                 del self._outbox[: len(sending)]
                 for instruction in answer:
+                    if isinstance(instruction, m.Refused):
+                        logger.warning("themis: %s", instruction.why)
                     events, notices = self._agent.handle(instruction)
                     self._outbox += events
                     for notice in notices:
                         self._note(notice)
                 due = list(self._outbox)
             if any(isinstance(event, m.AppJoined) for event in due):
-                self._join()
-            if not due or self._over.is_set():
+                self._join_again()
+            if not due or self._agent.refused or self._over.is_set():
                 break
         self._look_for_groups()
 
@@ -178,3 +186,8 @@ class Tenant:
                     self._groups[notice.gpu.id, notice.token] = group
                     self._coming.remove(notice)
                     self._notices.append(notice)
+
+
+def _plain(error: ThemisError) -> str:
+    """What an actor said: Ray wraps it, traceback and all."""
+    return str(getattr(error, "cause", error))

@@ -16,6 +16,7 @@ import argparse
 import copy
 import heapq
 import itertools
+import logging
 import random
 import sys
 from collections.abc import Callable
@@ -189,6 +190,7 @@ class World:
         self.say(f"{what}")
         self.greatest[what.gpu] = what.token
         self.reserved[what.gpu] = (what.app, what.token)
+        self._to_arbiter(m.Reserved(what.gpu, what.token))
 
     def _remove(self, what: m.Remove) -> None:
         if self.reserved.get(what.gpu) == (what.app, what.token):
@@ -368,6 +370,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many schedules")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
+    # Late and refused answers are what it is about.
+    logging.disable(logging.WARNING)
     if options.seed is not None:
         World(options.seed, print).run()
         return

@@ -24,7 +24,7 @@ from themis_bridge.locality import Gpu
 from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
 from themis_bridge.twin.baselines import policy
 
-#: Seconds between rounds: GPUs that come free meanwhile are auctioned together.
+#: Seconds before its end at which a lease is auctioned, at most; a GPU that comes free is auctioned at once.
 PACE_S = 60.0
 
 

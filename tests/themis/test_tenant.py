@@ -1,0 +1,82 @@
+"""A job's end of the line to the arbiter, without Ray."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from themis_bridge import ThemisError
+from themis_bridge import messages as m
+from themis_bridge.shell import tenant
+
+
+class Remote:
+    """A method of an actor in this process; ``ray.get`` returns its answer as it is."""
+
+    def __init__(self, method):
+        self.remote = method
+
+
+class Arbiter:
+    """It takes whoever asks for the unit that it leases, and knows those that joined."""
+
+    def __init__(self, unit):
+        self.unit, self.apps = unit, set()
+        self.join, self.exchange = Remote(self._join), Remote(self._exchange)
+
+    def _join(self, app, session, bundle):
+        if self.unit not in bundle:
+            raise ThemisError(f"leases single {self.unit}s")
+        self.apps.add(app)
+
+    def _exchange(self, app, session, events):
+        return [] if app in self.apps else [m.Refused(app, session, "join again", unknown=True)]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster whose arbiter can be exchanged."""
+    there = SimpleNamespace(arbiter=Arbiter("GPU"))
+    monkeypatch.setattr(tenant.control, "start", lambda unit: there.arbiter)
+    monkeypatch.setattr(tenant, "POLL_S", 0.01)
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    return there
+
+
+def wait_for(what):
+    deadline = time.monotonic() + 10.0
+    while not what():
+        assert time.monotonic() < deadline, "nothing came"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    assert cluster.arbiter.apps == {"a"} and job.poll() == []
+    former, cluster.arbiter = cluster.arbiter, Arbiter("CPU")
+    if dead:
+
+        def gone(*args):
+            raise ray.exceptions.RayActorError
+
+        former.exchange.remote = gone
+    else:
+        job._arbiter = cluster.arbiter
+    wait_for(lambda: job._agent.refused)
+    with pytest.raises(ThemisError, match="leases single CPUs"):
+        job.poll()
+    job.close()
+    assert not cluster.arbiter.apps
+
+
+def test_an_arbiter_that_was_started_anew_is_joined(cluster):
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    job._arbiter = cluster.arbiter = Arbiter("GPU")
+    wait_for(lambda: cluster.arbiter.apps)
+    assert job.poll() == []
+    job.close()
