@@ -299,9 +299,7 @@ class Worker:
             started = time.perf_counter()
             try:
                 with self._lane.iteration() if self._lane is not None else _FREE:
-                    if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
-                        session.boundary()
-                    result = trainable.train()
+                    result = self._iterate()
             except GroupLost as error:
                 return Outcome({}, self._kind(), 0.0, lost=str(error))
             except Exception as error:
@@ -339,6 +337,15 @@ class Worker:
             outcome.busy = outcome.gpu.utilisation
         return outcome
 
+    def _iterate(self) -> dict[str, Any]:
+        """One iteration; before one of a class trainable its loop comes to its boundary."""
+        trainable, session = self._trainable, self._session
+        assert trainable is not None and session is not None
+        if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
+            session.boundary()
+        result: dict[str, Any] = trainable.train()
+        return result
+
     def _lacking(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is what its code raised."""
         failed(self._mps, error)
@@ -365,11 +372,13 @@ class Worker:
 
     def save(self, *args: Any) -> Any:
         """Tune's ``save``; after a recovery it first gets back to where Tune thinks the trial is."""
-        trainable, spec = self._trainable, self._spec
-        assert trainable is not None and spec is not None
+        trainable, session = self._trainable, self._session
+        assert trainable is not None and session is not None
         while trainable.iteration < self._reported:
-            if compat.RESULT_DUPLICATE in trainable.train():
+            if compat.RESULT_DUPLICATE in self._iterate():
                 break
+        if self._resume is not None and not isinstance(trainable, FunctionTrainable):
+            session.recall()
         if isinstance(trainable, FunctionTrainable) and not getattr(trainable, "_last_training_result", None):
             return compat.TrainingResult(checkpoint=None, metrics=dict(self._last_metrics))
         return trainable.save(*args)
@@ -390,6 +399,8 @@ class Worker:
                 self._continue_from(self._resume)
             else:
                 self._missed = []
+                if self._resume.note.iteration < trainable.iteration:
+                    session.outrun_resume()
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         assert self._trainable is not None

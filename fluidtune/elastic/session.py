@@ -93,6 +93,7 @@ class ElasticSession:
         self._kept = self._iteration  # iteration of the last commit
         self._elastic = False
         self._over: BaseException | None = None
+        self._outrun = False  # the loop was given a newer state than ``resume``
 
     # -- the host's side: any thread, never blocks for long --
 
@@ -119,6 +120,18 @@ class ElasticSession:
     def forget_resume(self) -> None:
         """Before the loop runs: do not go on from ``resume``, the trial was given another state."""
         self._resume, self._iteration, self._kept = None, 0, 0
+
+    def outrun_resume(self) -> None:
+        """Before the loop runs: it was given a newer state than ``resume``.
+
+        `epochs` finds out by its ``start`` whether the loop took that up; other loops begin with what they have.
+        """
+        self._outrun = True
+
+    def recall(self) -> None:
+        """Before a class trainable's first step: its objects are as in ``resume`` already, to be saved."""
+        if self._resume is not None and not self._outrun:
+            self._state.load(self._resume.state, with_streams=True)
 
     def direct(self, reform: Reform | None) -> None:
         """Leader: re-form at the next boundary at which all joiners stand ready (`enter`); None: as you are.
@@ -211,7 +224,7 @@ class ElasticSession:
         """
         if self._next_step is None:
             self._loop += 1
-            step = self._begin(0)
+            step = self._begin(0, counted=False)
         else:
             step = self._turn(self._next_step)
         if step is None:
@@ -230,7 +243,7 @@ class ElasticSession:
         False if this loop was done before the commit that the trial goes on from.
         """
         self._loop += 1
-        step = self._begin(0)
+        step = self._begin(0, counted=False)
         self._next_step = None if step is None else step + 1
         return step is not None
 
@@ -317,11 +330,16 @@ class ElasticSession:
             self._address = self._backend.serve()
         self._elastic = True
 
-    def _begin(self, start: int) -> int | None:
-        """The boundary before a loop's first turn. The epoch to run, or None if this loop was done before."""
+    def _begin(self, start: int, counted: bool = True) -> int | None:
+        """The boundary before a loop's first turn. The epoch to run, or None if this loop was done before.
+
+        ``counted``: ``start`` says how far the state is that the loop has.
+        """
         self._begin_elastic()
         if self.leader:
             commit = self._resume
+            if self._outrun and not counted:
+                commit = self._resume = None
             if commit is not None:
                 if commit.loop > self._loop:
                     return None
