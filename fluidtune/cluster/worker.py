@@ -189,7 +189,7 @@ class Worker:
         self._gpu = GpuProbe()
         self._last_metrics: dict[str, Any] = {}
         self._resume: Commit | None = None
-        #: The latest (iteration, result) that Tune was given; what a commit has and Tune missed, to be given first.
+        #: The latest (iteration, result), each once; what a commit has and Tune missed, to be given first.
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
         self._missed: list[dict[str, Any]] = []
 
@@ -246,6 +246,7 @@ class Worker:
             return lack
         if resume is not None:
             self._continue_from(resume)
+            self._recent.extend(kept for kept in resume.note.results if kept[0] <= spec.delivered)
         return None
 
     def _newest(self, stores: list[CommitStore], mark: str) -> Commit | None:
@@ -289,7 +290,7 @@ class Worker:
         if self._missed:
             result = self._missed.pop(0)
             self._reported = result["training_iteration"]
-            self._recent.append((self._reported, result))
+            self._keep(self._reported, result)
             return Outcome(result, self._kind(), result["time_this_iter_s"])
         lack = self._lane.settle(ticket) if self._lane is not None else None
         if lack is not None:
@@ -313,7 +314,6 @@ class Worker:
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
-            self._recent.append((self._reported, {k: v for k, v in result.items() if k != "should_checkpoint"}))
             self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
@@ -344,7 +344,15 @@ class Worker:
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
             session.boundary()
         result: dict[str, Any] = trainable.train()
+        if compat.RESULT_DUPLICATE not in result:
+            self._keep(trainable.iteration, result)
         return result
+
+    def _keep(self, iteration: int, result: dict[str, Any]) -> None:
+        """Commits have this result from now on, after those of earlier iterations."""
+        while self._recent and self._recent[-1][0] >= iteration:
+            self._recent.pop()
+        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
 
     def _lacking(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is what its code raised."""

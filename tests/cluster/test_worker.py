@@ -95,6 +95,23 @@ def test_a_save_that_comes_first_after_a_loss_has_what_was_trained(in_a_process:
     in_a_process(saved_after_a_loss)
 
 
+def moved(folder: str, saved: int) -> None:
+    train(hosting(folder), 6)  # the last commit is of iteration 5
+    second = hosting(folder, delivered=6)
+    train(second, 3)
+    # The driver dies; what Tune saved last is older than the worker that was the trial's when it died
+    again = hosting(folder, delivered=saved)
+    results = train(again, 11 - saved)
+    assert [(r["training_iteration"], r["steps"]) for r in results] == [(i, i) for i in range(saved + 1, 12)]
+    ran_again = again._trainable is not None and again._trainable._iterations_since_restore
+    assert ran_again == 3, f"it has results up to 8 in its commit, and ran {ran_again} iterations"
+
+
+@pytest.mark.parametrize("saved", [3, 5, 6, 8])
+def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, saved: int) -> None:
+    in_a_process(moved, saved)
+
+
 def restored_past_its_commit(folder: str) -> None:
     first = hosting(folder)
     train(first, 5)
