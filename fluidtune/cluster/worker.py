@@ -342,7 +342,7 @@ class Worker:
         trainable, session = self._trainable, self._session
         assert trainable is not None and session is not None
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
-            session.boundary()
+            session.boundary(trainable.iteration)
         result: dict[str, Any] = trainable.train()
         if compat.RESULT_DUPLICATE not in result:
             self._keep(trainable.iteration, result)
@@ -510,6 +510,7 @@ def _step_for_ever(trainable: Trainable, session: ElasticSession) -> None:
     """A class trainable's loop in a follower; it ends with `Left`."""
     while True:
         session.boundary()
+        trainable._iteration = session.iteration
         trainable.step()
 
 
@@ -520,7 +521,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
         compat.let_go_on(timeout=5.0)
     else:
         with contextlib.suppress(Left, GroupLost):
-            session.boundary()
+            session.boundary(trainable.iteration)
 
 
 def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:

@@ -216,14 +216,17 @@ class ElasticSession:
             yield epoch
             epoch = self._turn(epoch + 1)
 
-    def boundary(self) -> int:
+    def boundary(self, done: int | None = None) -> int:
         """For a class trainable, whose host drives the loop: to be called before each ``step()``.
 
+        ``done``: leader: the iterations that its host counts, which `iteration` is then in followers, too.
         Returns the step's index, from 0. In a follower the first call waits until it has entered. To end:
         `leave` and a last call of it, which raises `Left`; then `close`.
         """
         if self._next_step is None:
             self._loop += 1
+            if done is not None:
+                self._iteration = done
             step = self._begin(0, counted=False)
         else:
             step = self._turn(self._next_step)

@@ -13,7 +13,8 @@ from ray.tune import Trainable
 
 from fluidtune.cluster import worker as worker_module
 from fluidtune.cluster.worker import LoadSpec, Worker
-from tests.elastic.processes import workers
+from fluidtune.elastic import Reform
+from tests.elastic.processes import until, workers
 
 
 class Storage:
@@ -37,6 +38,9 @@ class Counting(Trainable):
         self.module = elastic.prepare(self.module)
 
     def step(self) -> dict[str, Any]:
+        if self.config.get("notes"):
+            with open(os.path.join(self.config["notes"], str(os.getpid())), "a") as file:
+                file.write(f"{self.iteration} ")
         self.module.weight.data += 1
         return {"steps": self.module.weight.item(), "iteration_before": self.iteration}
 
@@ -47,14 +51,24 @@ class Counting(Trainable):
         self.module.weight.data.fill_(float(Path(checkpoint_dir, "steps").read_text()))
 
 
-def hosting(folder: str, delivered: int = 0) -> Worker:
-    """A process that has taken the place of one that hosted the trial and died."""
+#: The last one in this process.
+_worker: list[Worker] = []
+
+
+def fresh(folder: str, name: str) -> Worker:
+    """A process that serves a trial in this folder."""
     from fluidtune.elastic import use
 
     use(None)
     worker_module._storage = lambda spec: Storage(folder)
-    worker = Worker("w", {})
-    assert worker.load(Counting, LoadSpec("trial", {"config": {}}, delivered=delivered)) is None
+    _worker[:] = [Worker(name, {})]
+    return _worker[0]
+
+
+def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
+    """It has taken the place of one that hosted the trial and died."""
+    worker = fresh(folder, "w")
+    assert worker.load(Counting, LoadSpec("trial", {"config": config}, delivered=delivered)) is None
     return worker
 
 
@@ -110,6 +124,41 @@ def moved(folder: str, saved: int) -> None:
 @pytest.mark.parametrize("saved", [3, 5, 6, 8])
 def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, saved: int) -> None:
     in_a_process(moved, saved)
+
+
+def leading(folder: str) -> Any:
+    """Address of a leader that has done two iterations, as another worker before it."""
+    train(hosting(folder, notes=folder), 3)
+    worker = hosting(folder, delivered=2, notes=folder)
+    train(worker, 1)
+    assert worker._session is not None
+    return worker._session.address
+
+
+def led(reform: Reform, iterations: int) -> None:
+    worker = _worker[0]
+    assert worker._session is not None
+    worker._session.direct(reform)
+    until(lambda: worker._session._backend.announced(reform.generation, [1]))  # type: ignore[union-attr]
+    train(worker, iterations)
+
+
+def following(folder: str) -> Any:
+    return fresh(folder, "f").join(Counting, LoadSpec("trial", {"config": {"notes": folder}}))
+
+
+def entering(reform: Reform) -> str | None:
+    return _worker[0].enter(reform)
+
+
+def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
+    with workers(2) as (leader, follower):
+        reform = Reform(1, ("w", "f"), leader.call(leading, str(tmp_path)))
+        assert follower.call(following, str(tmp_path)) is True
+        follower.send(entering, reform)
+        leader.call(led, reform, 3)
+        assert (tmp_path / str(leader.process.pid)).read_text().split() == ["0", "1", "2", "2", "3", "4", "5"]
+        until(lambda: (tmp_path / str(follower.process.pid)).read_text().split() == ["3", "4", "5"])
 
 
 def restored_past_its_commit(folder: str) -> None:
