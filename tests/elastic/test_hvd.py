@@ -190,3 +190,30 @@ def test_a_commit_of_another_state_is_refused(pool):
         state.load({"values": {"batch": 1}, "handlers": {}}, with_streams=True)
     state.load({"values": {"epoch": 7}, "handlers": {}}, with_streams=True)
     assert state._state.epoch == 7
+
+
+def test_what_is_saved_can_be_gone_back_to_again_and_again():
+    from fluidtune.elastic.hvd import elastic
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    state = elastic.TorchState(model, optimizer, epoch=1)
+    saved = elastic.Saved(state)
+    commit = saved.capture()
+    step()
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    for back in (saved.restore, saved.restore, lambda: saved.load(commit, with_streams=True), saved.restore):
+        back()
+        step()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, after[name], rtol=0, atol=0)
+    assert {
+        float(kept["step"]) for kept in commit["handlers"]["optimizer"]["_saved_optimizer_state"]["state"].values()
+    } == {1.0}
