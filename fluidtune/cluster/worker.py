@@ -227,6 +227,7 @@ class Worker:
             fingerprint=mark,
             note=self._note,
             brief=_brief,
+            rewind=self._rewind,
         )
         if spec.lanes is not None:
             if self._mps is not None:
@@ -277,6 +278,11 @@ class Worker:
         while self._recent and self._recent[0][1].get("timestamp", 0) < since:
             self._recent.popleft()
         return _Note(self._trainable.iteration, self._trainable._time_total, list(self._recent))
+
+    def _rewind(self, note: _Note) -> None:
+        """The loop has gone back to where this was noted; what it reports again is not reported to Tune again."""
+        assert self._trainable is not None
+        self._trainable._iteration, self._trainable._time_total = note.iteration, note.time_total
 
     def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> Outcome:
         """Run until the next iteration that Tune has not seen, and return it.

@@ -42,6 +42,7 @@ class ElasticSession:
     ``fingerprint``: names the trial's configuration; a commit of another one is not taken.
     ``note``: asked at every commit for what the host wants kept with it (`Commit.note`); picklable.
     ``brief``: what of such a note a follower must have that commits in place of a leader that died.
+    ``rewind``: told in the leader's loop, with its note, that the trial goes on from what was saved last (`mend`).
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ElasticSession:
         fingerprint: str = "",
         note: Callable[[], Any] | None = None,
         brief: Callable[[Any], Any] | None = None,
+        rewind: Callable[[Any], None] | None = None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
@@ -76,6 +78,7 @@ class ElasticSession:
         self._fingerprint = fingerprint
         self._note = note
         self._brief = brief
+        self._rewind = rewind
         self._saved: Commit | None = None  # of an adopted state, which says itself what is to be committed
         self._written: Commit | None = None  # the last such one that is in the store
         self._bequest: Commit | None = None  # a follower's last one of which it knows what its leader had reported
@@ -288,6 +291,8 @@ class ElasticSession:
                 if last:
                     raise
         self._next_step = self._epoch + 1
+        if self.leader and self._rewind is not None and self._saved is not None:
+            self._rewind(self._saved.note)
         self.last_reform = (generation, time.perf_counter() - started)
 
     def _drop_wish_for(self, gone: set[str]) -> None:

@@ -126,6 +126,21 @@ def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, s
     in_a_process(moved, saved)
 
 
+def mended(folder: str) -> None:
+    worker = hosting(folder)
+    train(worker, 2)
+    note = worker._note()
+    train(worker, 2)
+    assert isinstance(worker._trainable, Counting)
+    worker._trainable.module.weight.data.fill_(2.0)
+    worker._rewind(note)
+    assert [(r["training_iteration"], r["steps"]) for r in train(worker, 2)] == [(5, 5), (6, 6)]
+
+
+def test_what_a_mended_group_does_again_is_not_reported_again(in_a_process: Any) -> None:
+    in_a_process(mended)
+
+
 def leading(folder: str) -> Any:
     """Address of a leader that has done two iterations, as another worker before it."""
     train(hosting(folder, notes=folder), 3)

@@ -20,7 +20,7 @@ CONFIG = {"backend": "horovod", "stop": 4}
 
 
 def scripted(config: dict[str, Any], report: trials.Report) -> dict[str, Any]:
-    """An elastic Horovod script: a commit after every second batch of six and after each epoch."""
+    """An elastic Horovod script: a commit after every second batch of six and, unless sparing, after each epoch."""
     from fluidtune.elastic import hvd
 
     hvd.init()
@@ -54,7 +54,8 @@ def scripted(config: dict[str, Any], report: trials.Report) -> dict[str, Any]:
                 report(state.total / 6)
             state.epoch, state.total = state.epoch + 1, 0.0
             sampler.set_epoch(state.epoch)
-            state.commit()
+            if not config.get("sparing"):
+                state.commit()
 
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, total=0.0)
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
@@ -136,6 +137,20 @@ def test_a_worker_killed_in_an_allreduce_costs_what_is_after_the_commit(pool):
     assert pool[0].call(trials.reports) == pytest.approx(expected, rel=1e-4)
     epoch, progress = ended["seen"][-1]
     assert progress % 16 == 0 and epoch >= 3  # at a commit
+
+
+def test_an_epoch_that_was_reported_after_the_last_commit_counts_once(pool):
+    expected, _ = alone(pool)
+    driver = Driver(pool, scripted, {**CONFIG, "sparing": True})
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    pool[1].kill()
+    pool[0].call(trials.allow, 1000)
+    kind, ended = pool[0].call(trials.outcome)
+    assert kind == "returned" and ended["resets"] == [2, 1] and ended["seen"][-1] == (1, 48)
+    assert pool[0].call(trials.reports) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("width", [3, 4])

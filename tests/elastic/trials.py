@@ -180,6 +180,7 @@ class Hosted:
             fingerprint="f",
             note=lambda: len(self.reports),
             brief=lambda note: note,
+            rewind=self._back_to,
         )
         elastic.use(self.session)
         Hosted.now = self
@@ -187,6 +188,9 @@ class Hosted:
 
     def _gated(self, trial: Callable[..., Any], config: dict[str, Any]) -> Any:
         return trial(config, self._report)
+
+    def _back_to(self, reports: int) -> None:
+        del self.reports[reports:]
 
     def _report(self, loss: float) -> None:
         self.reports.append(loss)

@@ -110,6 +110,8 @@ class _Run:
         session.adopt(self._saved)
         if not session.first_boundary():
             return None
+        if session.leader:
+            session.save()  # what `mend` goes back to before the first commit
         # On the object: what the user's own subclass overrides is kept
         state.save, state.check_host_updates = self._save, self._check_host_updates
         if self._saved.loaded or not session.leader:
