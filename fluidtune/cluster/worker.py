@@ -429,8 +429,8 @@ class Worker:
 
     # --- a follower
 
-    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
-        """Run the trial's code here up to where it can enter the group. False: it does not get there."""
+    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | None:
+        """Run the trial's code here up to where it can enter the group. Returns why it does not get there, or None."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.loaded()
@@ -453,8 +453,9 @@ class Worker:
         self._follower = loop.start()
         while loop.outcome is None:
             if session.wait_ready(timeout=0.2):
-                return True
-        return False
+                return None
+        error = loop.outcome.error
+        return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
 
     def enter(self, reform: Reform) -> str | None:
         """Enter the group and follow until told to leave. Returns what its loop raised, None when it left in order."""

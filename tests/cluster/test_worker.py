@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
+from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster import worker as worker_module
 from fluidtune.cluster.worker import LoadSpec, Worker
@@ -169,11 +170,27 @@ def entering(reform: Reform) -> str | None:
 def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
     with workers(2) as (leader, follower):
         reform = Reform(1, ("w", "f"), leader.call(leading, str(tmp_path)))
-        assert follower.call(following, str(tmp_path)) is True
+        assert follower.call(following, str(tmp_path)) is None
         follower.send(entering, reform)
         leader.call(led, reform, 3)
         assert (tmp_path / str(leader.process.pid)).read_text().split() == ["0", "1", "2", "2", "3", "4", "5"]
         until(lambda: (tmp_path / str(follower.process.pid)).read_text().split() == ["3", "4", "5"])
+
+
+def without_data(config: dict[str, Any]) -> None:
+    raise FileNotFoundError("no data on this node")
+
+
+def failing(folder: str) -> str | None:
+    class WithoutStorage(wrap_function(without_data)):  # type: ignore[misc]
+        def setup(self, config: dict[str, Any]) -> None:
+            """Ray's would want a place for checkpoints."""
+
+    return fresh(folder, "f").join(WithoutStorage, LoadSpec("trial", {"config": {}}))
+
+
+def test_a_joiner_that_fails_says_why(in_a_process: Any) -> None:
+    assert "no data on this node" in in_a_process(failing)
 
 
 def restored_past_its_commit(folder: str) -> None:
