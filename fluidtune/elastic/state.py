@@ -112,6 +112,8 @@ class TrialState:
         for generators, parts in zip(self._generators(), state["generators"], strict=True):
             for generator, part in zip(generators, parts, strict=True):
                 generator.set_state(part)
+        for loader, begun in zip(self._loaders, state["begun"], strict=True):
+            loader.begun = begun
         if with_streams:
             streams = state["streams"]
             random.setstate(streams["python"])
@@ -132,6 +134,7 @@ class TrialState:
             "stateful": [obj.state_dict() for obj in self._stateful],
             "loose": list(self._loose),
             "generators": [[generator.get_state() for generator in found] for found in self._generators()],
+            "begun": [loader.begun for loader in self._loaders],
         }
 
     def _generators(self) -> list[list[torch.Generator]]:

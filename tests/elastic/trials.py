@@ -34,7 +34,8 @@ def mlp(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     torch.manual_seed(config.get("seed", 1))
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True)
+    kept = {"num_workers": 1, "persistent_workers": True} if config.get("processes") else {}
+    loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True, **kept)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
     for _ in elastic.epochs(config.get("start", 0), config.get("stop", 4)):
         total, count = 0.0, 0
