@@ -71,16 +71,16 @@ def pool():
 
 def alone(pool: list[Any], stop: int = 4) -> tuple[list[float], dict[str, torch.Tensor]]:
     """What the script reports, and its weights, in a process without a session."""
-    reports, ended = pool[2].call(outside, stop)
+    reports, ended = pool[2].call(outside, scripted, {"stop": stop})
     return reports, ended["weights"]
 
 
-def outside(stop: int) -> Any:
+def outside(script: Any, config: dict[str, Any]) -> Any:
     from fluidtune import elastic
 
     elastic.use(None)
     reports: list[float] = []
-    ended = scripted({"stop": stop}, reports.append)
+    ended = script(config, reports.append)
     import horovod.torch
 
     horovod.torch.shutdown()
@@ -95,6 +95,19 @@ def test_the_result_does_not_depend_on_the_width(pool, widths):
     for ending in endings:
         for name, value in weights.items():
             torch.testing.assert_close(ending["weights"][name], value, rtol=1e-3, atol=1e-5)
+
+
+def digits(config: dict[str, Any], report: trials.Report) -> None:
+    from examples import digits_horovod
+
+    config = {**digits_horovod.ONCE, "batch_size": 32, "epochs": 2}
+    digits_horovod.training(config, lambda metrics: report(metrics["loss"]))
+
+
+def test_the_example_trains_on_whole_batches_at_a_width_that_does_not_divide_its_data(pool):
+    expected, _ = pool[2].call(outside, digits, {})
+    reports, _ = run(pool, digits, CONFIG, (4,))
+    assert reports == pytest.approx(expected, rel=1e-4)
 
 
 def test_every_trial_of_the_torch_suite_runs_with_horovods_collectives(pool):
