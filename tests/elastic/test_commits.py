@@ -173,7 +173,7 @@ def pool():
         yield started
 
 
-@pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
+@pytest.mark.parametrize("trial", [trials.mlp, trials.normed, trials.unfreezing])
 @pytest.mark.parametrize("before, after", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after, stopped):

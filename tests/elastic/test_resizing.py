@@ -33,6 +33,11 @@ def test_every_sequence_of_widths_gives_the_result_of_one_worker(pool, trial, wi
     same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
 
 
+@pytest.mark.parametrize("widths", [(1, 1, 2), (2, 1, 2)])
+def test_what_learns_and_gradients_that_await_a_step_come_along(pool, widths):
+    same(run(pool, trials.unfreezing, {}, widths), *trials.plain(trials.unfreezing, {}))
+
+
 @pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
 @pytest.mark.parametrize("widths", [(3, 2, 1), (3, 1, 3), (2, 3, 3)])
 def test_three_workers(pool, trial, widths):

@@ -77,6 +77,30 @@ def normed(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
+    """Its first layer learns from the second turn on, and a step takes five batches, of which a turn has four."""
+    torch.manual_seed(config.get("seed", 1))
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    loader = DataLoader(data(51), batch_size=16, shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for epoch in elastic.epochs(0, config.get("stop", 4)):
+        if epoch == 1:
+            model[0].requires_grad_(True)
+        total, count = 0.0, 0
+        for batch, (x, y) in enumerate(loader, start=4 * epoch + 1):
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if batch % 5 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
+        report(elastic.mean(total, count))
+    return dict(model.state_dict())
+
+
 def stubborn(config: dict[str, Any], report: Report) -> None:
     """Catches the exceptions of its training steps."""
     model = nn.Linear(6, 1)
