@@ -9,6 +9,7 @@ own. Run it either way:
 """
 
 import argparse
+from itertools import islice
 
 import torch
 from ray import tune
@@ -56,12 +57,13 @@ def training(config, report):
     @hvd.elastic.run
     def train(state):
         while state.epoch < config["epochs"]:
-            # The batch of all workers together stays the same, so the learning rate may stay the same, too. Without
-            # the last, smaller one: to divide it, the sampler would repeat samples
+            # The batch of all workers together stays the same, so the learning rate may stay the same, too: their
+            # number must divide it. Without the last, smaller one, to divide which the sampler repeats samples
             share = config["batch_size"] // hvd.size()
-            loader = DataLoader(train_set, batch_size=share, sampler=sampler, drop_last=True)
+            whole = len(sampler.remaining_indices) // config["batch_size"]
+            loader = DataLoader(train_set, batch_size=share, sampler=sampler)
             model.train()
-            for batch, (x, y) in enumerate(loader):
+            for batch, (x, y) in enumerate(islice(loader, whole)):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()

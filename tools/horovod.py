@@ -199,6 +199,15 @@ def operations() -> str:
     return "NCCL" if torch.version.cuda and shutil.which("nvcc") else ""
 
 
+def for_cpus_only() -> str | None:
+    """Why the wheel will be of no use for GPUs, if torch is built for them."""
+    import torch
+
+    if not torch.version.cuda or operations():
+        return None
+    return "for CPUs only, though torch is built for CUDA: GPUs need its compiler, nvcc, on the PATH"
+
+
 def missing() -> str | None:
     """What of the tools to build is not there."""
     lacking = [name for name in ("cmake", "make") if shutil.which(name) is None]
@@ -325,6 +334,9 @@ def run() -> None:
         mark.parent.mkdir(exist_ok=True)
         mark.touch()
     say(check())
+    limit = for_cpus_only()
+    if limit is not None:
+        say(limit)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType
-from ray import cloudpickle
+from ray.tune.utils.serialization import TuneFunctionEncoder
 
 if TYPE_CHECKING:
     from fluidtune.elastic import CommitStore
@@ -53,10 +54,14 @@ def delete_commits(storage: Any) -> None:
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-    """A commit belongs to one configuration; a trial that was given another one must not resume from it."""
+    """A commit belongs to one configuration; a trial that was given another one must not resume from it.
+
+    The same before and after Tune has written the configuration down and read it, as JSON.
+    """
     plain = {key: value for key, value in config.items() if not key.startswith("__")}
     try:
-        data = cloudpickle.dumps(sorted(plain.items()))
+        written = json.loads(json.dumps(plain, cls=TuneFunctionEncoder))
+        data = json.dumps(written, sort_keys=True).encode()
     except Exception:
         data = repr(sorted(plain)).encode()
     return hashlib.sha1(data).hexdigest()

@@ -189,7 +189,7 @@ class Worker:
         self._gpu = GpuProbe()
         self._last_metrics: dict[str, Any] = {}
         self._resume: Commit | None = None
-        #: The latest (iteration, result) that Tune was given; what a commit has and Tune missed, to be given first.
+        #: The latest (iteration, result), each once; what a commit has and Tune missed, to be given first.
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
         self._missed: list[dict[str, Any]] = []
 
@@ -227,6 +227,7 @@ class Worker:
             fingerprint=mark,
             note=self._note,
             brief=_brief,
+            rewind=self._rewind,
         )
         if spec.lanes is not None:
             if self._mps is not None:
@@ -246,6 +247,7 @@ class Worker:
             return lack
         if resume is not None:
             self._continue_from(resume)
+            self._recent.extend(kept for kept in resume.note.results if kept[0] <= spec.delivered)
         return None
 
     def _newest(self, stores: list[CommitStore], mark: str) -> Commit | None:
@@ -277,6 +279,11 @@ class Worker:
             self._recent.popleft()
         return _Note(self._trainable.iteration, self._trainable._time_total, list(self._recent))
 
+    def _rewind(self, note: _Note) -> None:
+        """The loop has gone back to where this was noted; what it reports again is not reported to Tune again."""
+        assert self._trainable is not None
+        self._trainable._iteration, self._trainable._time_total = note.iteration, note.time_total
+
     def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> Outcome:
         """Run until the next iteration that Tune has not seen, and return it.
 
@@ -289,7 +296,7 @@ class Worker:
         if self._missed:
             result = self._missed.pop(0)
             self._reported = result["training_iteration"]
-            self._recent.append((self._reported, result))
+            self._keep(self._reported, result)
             return Outcome(result, self._kind(), result["time_this_iter_s"])
         lack = self._lane.settle(ticket) if self._lane is not None else None
         if lack is not None:
@@ -299,9 +306,7 @@ class Worker:
             started = time.perf_counter()
             try:
                 with self._lane.iteration() if self._lane is not None else _FREE:
-                    if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
-                        session.boundary()
-                    result = trainable.train()
+                    result = self._iterate()
             except GroupLost as error:
                 return Outcome({}, self._kind(), 0.0, lost=str(error))
             except Exception as error:
@@ -315,7 +320,6 @@ class Worker:
         if compat.RESULT_DUPLICATE not in result:
             self._reported = trainable.iteration
             self._last_metrics = result
-            self._recent.append((self._reported, {k: v for k, v in result.items() if k != "should_checkpoint"}))
             self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
@@ -338,6 +342,23 @@ class Worker:
         if outcome.gpu is not None and outcome.busy is None:
             outcome.busy = outcome.gpu.utilisation
         return outcome
+
+    def _iterate(self) -> dict[str, Any]:
+        """One iteration; before one of a class trainable its loop comes to its boundary."""
+        trainable, session = self._trainable, self._session
+        assert trainable is not None and session is not None
+        if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
+            session.boundary(trainable.iteration)
+        result: dict[str, Any] = trainable.train()
+        if compat.RESULT_DUPLICATE not in result:
+            self._keep(trainable.iteration, result)
+        return result
+
+    def _keep(self, iteration: int, result: dict[str, Any]) -> None:
+        """Commits have this result from now on, after those of earlier iterations."""
+        while self._recent and self._recent[-1][0] >= iteration:
+            self._recent.pop()
+        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
 
     def _lacking(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is what its code raised."""
@@ -365,11 +386,13 @@ class Worker:
 
     def save(self, *args: Any) -> Any:
         """Tune's ``save``; after a recovery it first gets back to where Tune thinks the trial is."""
-        trainable, spec = self._trainable, self._spec
-        assert trainable is not None and spec is not None
+        trainable, session = self._trainable, self._session
+        assert trainable is not None and session is not None
         while trainable.iteration < self._reported:
-            if compat.RESULT_DUPLICATE in trainable.train():
+            if compat.RESULT_DUPLICATE in self._iterate():
                 break
+        if self._resume is not None and not isinstance(trainable, FunctionTrainable):
+            session.recall()
         if isinstance(trainable, FunctionTrainable) and not getattr(trainable, "_last_training_result", None):
             return compat.TrainingResult(checkpoint=None, metrics=dict(self._last_metrics))
         return trainable.save(*args)
@@ -396,6 +419,8 @@ class Worker:
                 self._continue_from(self._resume)
             else:
                 self._missed = []
+                if self._resume.note.iteration < trainable.iteration:
+                    session.outrun_resume()
         return self._reported
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -411,8 +436,8 @@ class Worker:
 
     # --- a follower
 
-    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> bool:
-        """Run the trial's code here up to where it can enter the group. False: it does not get there."""
+    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | None:
+        """Run the trial's code here up to where it can enter the group. Returns why it does not get there, or None."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.loaded()
@@ -435,8 +460,9 @@ class Worker:
         self._follower = loop.start()
         while loop.outcome is None:
             if session.wait_ready(timeout=0.2):
-                return True
-        return False
+                return None
+        error = loop.outcome.error
+        return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
 
     def enter(self, reform: Reform) -> str | None:
         """Enter the group and follow until told to leave. Returns what its loop raised, None when it left in order."""
@@ -498,6 +524,7 @@ def _step_for_ever(trainable: Trainable, session: ElasticSession) -> None:
     """A class trainable's loop in a follower; it ends with `Left`."""
     while True:
         session.boundary()
+        trainable._iteration = session.iteration
         trainable.step()
 
 
@@ -508,7 +535,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
         compat.let_go_on(timeout=5.0)
     else:
         with contextlib.suppress(Left, GroupLost):
-            session.boundary()
+            session.boundary(trainable.iteration)
 
 
 def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:

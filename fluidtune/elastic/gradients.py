@@ -9,7 +9,7 @@ nothing happens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,7 @@ class GradientReducer:
     def __init__(self, session: ElasticSession) -> None:
         self._session = session
         self._parameters: list[torch.Tensor] = []
+        self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
 
@@ -55,7 +56,28 @@ class GradientReducer:
         parameter.requires_grad_(not frozen)
         return True
 
-    def _on_gradient(self, _parameter: torch.Tensor) -> None:
+    def watch_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Know which gradients a step of this optimizer has taken."""
+
+        def stepped(*_: Any) -> None:
+            self._unfinished.difference_update(id(p) for group in optimizer.param_groups for p in group["params"])
+
+        optimizer.register_step_post_hook(stepped)
+
+    def view(self) -> list[tuple[bool, torch.Tensor | None]]:
+        """Of each parameter: whether it learns, and its gradient if that is being accumulated."""
+        return [(p.requires_grad, p.grad if id(p) in self._unfinished else None) for p in self._parameters]
+
+    def load(self, view: list[tuple[bool, torch.Tensor | None]]) -> None:
+        """Put back what `view` gave, in this worker or another."""
+        for parameter, (learns, gradient) in zip(self._parameters, view, strict=True):
+            parameter.requires_grad_(learns)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+            if gradient is not None:
+                self._unfinished.add(id(parameter))
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        self._unfinished.add(id(parameter))
         if self._session.width == 1:
             return
         current = backward_pass()

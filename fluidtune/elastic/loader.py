@@ -50,6 +50,9 @@ class ElasticLoader:
             )
         self._loader = loader
         self._session = session
+        #: Iterators that were made of it in the trial.
+        self.begun = 0
+        self._kept = False  # the user's loader has its worker processes, which persist
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not there yet: while unpickling
@@ -61,11 +64,36 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if self._session.width == 1:
-            return self._checked(iter(self._loader), None)
-        # what a stock iterator draws as it is made: the seed of its worker processes
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator).item())
+            return self._checked(self._whole(), None)
+        seed = self._seed()
         shares = _Shares(self._loader, self._session)
         return self._checked(iter(self._divided(shares, seed)), shares)
+
+    def _whole(self) -> Iterator[Any]:
+        """The user's loader's own iterator, that draws a seed only where a stock one would have done it."""
+        loader, own = self._loader, self._loader.generator
+        if loader.persistent_workers and self.begun and not self._kept:
+            loader.generator = torch.Generator().manual_seed(self._seed())
+        self._kept = True
+        self.begun += 1
+        try:
+            return iter(loader)
+        finally:
+            loader.generator = own
+
+    def _seed(self) -> int:
+        """What a stock iterator draws as it is made, the seed of its worker processes.
+
+        If these persist it does so once; later ones get another number, and the stream stays as it is.
+        """
+        stream = self._loader.generator or torch.default_generator
+        before = stream.get_state()
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator).item())
+        if self._loader.persistent_workers and self.begun:
+            stream.set_state(before)
+            seed += self.begun
+        self.begun += 1
+        return seed % 2**63
 
     def _checked(self, batches: Iterator[Any], shares: _Shares | None) -> Iterator[Any]:
         session, generation = self._session, self._session.generation

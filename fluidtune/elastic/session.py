@@ -42,6 +42,7 @@ class ElasticSession:
     ``fingerprint``: names the trial's configuration; a commit of another one is not taken.
     ``note``: asked at every commit for what the host wants kept with it (`Commit.note`); picklable.
     ``brief``: what of such a note a follower must have that commits in place of a leader that died.
+    ``rewind``: told in the leader's loop, with its note, that the trial goes on from what was saved last (`mend`).
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ElasticSession:
         fingerprint: str = "",
         note: Callable[[], Any] | None = None,
         brief: Callable[[Any], Any] | None = None,
+        rewind: Callable[[Any], None] | None = None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
@@ -76,6 +78,7 @@ class ElasticSession:
         self._fingerprint = fingerprint
         self._note = note
         self._brief = brief
+        self._rewind = rewind
         self._saved: Commit | None = None  # of an adopted state, which says itself what is to be committed
         self._written: Commit | None = None  # the last such one that is in the store
         self._bequest: Commit | None = None  # a follower's last one of which it knows what its leader had reported
@@ -93,6 +96,7 @@ class ElasticSession:
         self._kept = self._iteration  # iteration of the last commit
         self._elastic = False
         self._over: BaseException | None = None
+        self._outrun = False  # the loop was given a newer state than ``resume``
 
     # -- the host's side: any thread, never blocks for long --
 
@@ -119,6 +123,18 @@ class ElasticSession:
     def forget_resume(self) -> None:
         """Before the loop runs: do not go on from ``resume``, the trial was given another state."""
         self._resume, self._iteration, self._kept = None, 0, 0
+
+    def outrun_resume(self) -> None:
+        """Before the loop runs: it was given a newer state than ``resume``.
+
+        `epochs` finds out by its ``start`` whether the loop took that up; other loops begin with what they have.
+        """
+        self._outrun = True
+
+    def recall(self) -> None:
+        """Before a class trainable's first step: its objects are as in ``resume`` already, to be saved."""
+        if self._resume is not None and not self._outrun:
+            self._state.load(self._resume.state, with_streams=True)
 
     def direct(self, reform: Reform | None) -> None:
         """Leader: re-form at the next boundary at which all joiners stand ready (`enter`); None: as you are.
@@ -203,15 +219,18 @@ class ElasticSession:
             yield epoch
             epoch = self._turn(epoch + 1)
 
-    def boundary(self) -> int:
+    def boundary(self, done: int | None = None) -> int:
         """For a class trainable, whose host drives the loop: to be called before each ``step()``.
 
+        ``done``: leader: the iterations that its host counts, which `iteration` is then in followers, too.
         Returns the step's index, from 0. In a follower the first call waits until it has entered. To end:
         `leave` and a last call of it, which raises `Left`; then `close`.
         """
         if self._next_step is None:
             self._loop += 1
-            step = self._begin(0)
+            if done is not None:
+                self._iteration = done
+            step = self._begin(0, counted=False)
         else:
             step = self._turn(self._next_step)
         if step is None:
@@ -230,7 +249,7 @@ class ElasticSession:
         False if this loop was done before the commit that the trial goes on from.
         """
         self._loop += 1
-        step = self._begin(0)
+        step = self._begin(0, counted=False)
         self._next_step = None if step is None else step + 1
         return step is not None
 
@@ -272,6 +291,8 @@ class ElasticSession:
                 if last:
                     raise
         self._next_step = self._epoch + 1
+        if self.leader and self._rewind is not None and self._saved is not None:
+            self._rewind(self._saved.note)
         self.last_reform = (generation, time.perf_counter() - started)
 
     def _drop_wish_for(self, gone: set[str]) -> None:
@@ -317,11 +338,16 @@ class ElasticSession:
             self._address = self._backend.serve()
         self._elastic = True
 
-    def _begin(self, start: int) -> int | None:
-        """The boundary before a loop's first turn. The epoch to run, or None if this loop was done before."""
+    def _begin(self, start: int, counted: bool = True) -> int | None:
+        """The boundary before a loop's first turn. The epoch to run, or None if this loop was done before.
+
+        ``counted``: ``start`` says how far the state is that the loop has.
+        """
         self._begin_elastic()
         if self.leader:
             commit = self._resume
+            if self._outrun and not counted:
+                commit = self._resume = None
             if commit is not None:
                 if commit.loop > self._loop:
                     return None

@@ -67,6 +67,7 @@ class TrialState:
             return obj
         if isinstance(obj, torch.optim.Optimizer):
             parameters = [p for group in obj.param_groups for p in group["params"]]
+            self._gradients.watch_steps(obj)
             self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
         return obj
@@ -109,9 +110,12 @@ class TrialState:
         with torch.no_grad():
             for parameter, value in zip(self._loose, state["loose"], strict=True):
                 parameter.copy_(value)
+        self._gradients.load(state["parameters"])
         for generators, parts in zip(self._generators(), state["generators"], strict=True):
             for generator, part in zip(generators, parts, strict=True):
                 generator.set_state(part)
+        for loader, begun in zip(self._loaders, state["begun"], strict=True):
+            loader.begun = begun
         if with_streams:
             streams = state["streams"]
             random.setstate(streams["python"])
@@ -131,7 +135,9 @@ class TrialState:
         return {
             "stateful": [obj.state_dict() for obj in self._stateful],
             "loose": list(self._loose),
+            "parameters": self._gradients.view(),
             "generators": [[generator.get_state() for generator in found] for found in self._generators()],
+            "begun": [loader.begun for loader in self._loaders],
         }
 
     def _generators(self) -> list[list[torch.Generator]]:

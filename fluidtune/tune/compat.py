@@ -21,7 +21,7 @@ Nothing else in the project may import a Ray module with an underscore in its pa
 - ``PopulationBasedTraining._synch``, ``_next_perturbation_sync``, ``_perturbation_interval``: its intervals.
 - ``MaximumIterationStopper._max_iter``, ``CombinedStopper._stoppers``, ``TuneController._stopper``: likewise.
 - ``Tuner._local_tuner``: where a restored Tuner keeps its `TuneConfig`.
-- ``Trainable._iteration``, ``_time_total``: continued when a trial resumes from a commit.
+- ``Trainable._iteration``, ``_time_total``: continued when a trial resumes from a commit, and in its followers.
 """
 
 from __future__ import annotations

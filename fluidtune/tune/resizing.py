@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec
@@ -63,7 +63,7 @@ class Resizer:
     def _joined(self, run: Run, worker: PooledWorker, value: Any) -> None:
         if run.joining.get(worker.device) is not worker:
             return
-        if value is True:
+        if value is None:
             run.ready.add(worker.device)
             if run.ready == run.awaited:
                 self._all_ready(run)
@@ -71,7 +71,7 @@ class Resizer:
         if isinstance(value, RayActorError):
             del run.joining[worker.device]
             self._crew.lost(worker, value)
-        self._cancel(run, str(value) if isinstance(value, Exception) else "a new worker's loop ended early")
+        self._cancel(run, repr(value.cause) if isinstance(value, RayTaskError) else str(value))
 
     def _all_ready(self, run: Run) -> None:
         assert run.address is not None

@@ -1,54 +1,212 @@
-"""What a worker takes a trial's checkpoint for. No Ray runs here."""
+"""A worker process that hosts trials, without Ray's cluster: each test calls its methods as a driver would."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow.fs import LocalFileSystem
+from ray.tune import Trainable
+from ray.tune.trainable import wrap_function
 
+from fluidtune.cluster import worker as worker_module
 from fluidtune.cluster.worker import LoadSpec, Worker
+from fluidtune.elastic import Reform
+from tests.elastic.processes import until, workers
 
 
-class Hosting(Worker):
-    """Hosts trial_1, of which 13 iterations are reported; its commit is of iteration 12."""
+class Storage:
+    """A trial's directory."""
 
-    def __init__(self) -> None:
-        self.deleted: list[str] = []
-        self.forgot = 0
-        files = SimpleNamespace(delete_dir=self.deleted.append)
-        storage = SimpleNamespace(trial_fs_path="/job/trial_1", storage_filesystem=files)
-        self._spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
-        self._trainable: Any = SimpleNamespace(iteration=0, restore=self.restored)
-        self._session: Any = SimpleNamespace(forget_resume=self.forget)
-        self._reported = 13
-        self._resume: Any = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
-        self._missed = []
-
-    def restored(self, checkpoint: Any) -> None:
-        self._trainable.iteration = 10
-
-    def forget(self) -> None:
-        self.forgot += 1
+    def __init__(self, folder: str) -> None:
+        self.trial_fs_path = folder
+        self.storage_filesystem = LocalFileSystem()
 
 
-def at(path: str) -> Any:
-    return SimpleNamespace(checkpoint=SimpleNamespace(path=path))
+class Counting(Trainable):
+    """An elastic class trainable whose only weight is the number of its steps, which it reports and saves."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        import torch
+
+        from fluidtune import elastic
+
+        self.module = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(self.module.weight)
+        self.module = elastic.prepare(self.module)
+
+    def step(self) -> dict[str, Any]:
+        if self.config.get("notes"):
+            with open(os.path.join(self.config["notes"], str(os.getpid())), "a") as file:
+                file.write(f"{self.iteration} ")
+        self.module.weight.data += 1
+        return {"steps": self.module.weight.item(), "iteration_before": self.iteration}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "steps").write_text(str(self.module.weight.item()))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self.module.weight.data.fill_(float(Path(checkpoint_dir, "steps").read_text()))
 
 
-@pytest.mark.parametrize(
-    ("path", "again"), [("/job/trial_1/checkpoint_10", False), ("/job/trial_2/checkpoint_10", True)]
-)
-def test_a_trial_goes_on_from_its_commit_if_that_is_newer(path: str, again: bool) -> None:
-    worker = Hosting()
-    assert worker.restore(at(path), again) == 13
-    assert worker._trainable._iteration == 12
-    assert not worker.forgot and not worker.deleted
+#: The last one in this process.
+_worker: list[Worker] = []
 
 
-@pytest.mark.parametrize("path", ["/job/trial_2/checkpoint_10", "/job/trial_10/checkpoint_10"])
-def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
-    worker = Hosting()
-    assert worker.restore(at(path)) == 10
-    assert worker._reported == 10
-    assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]
+def fresh(folder: str, name: str) -> Worker:
+    """A process that serves a trial in this folder."""
+    from fluidtune.elastic import use
+
+    use(None)
+    worker_module._storage = lambda spec: Storage(folder)
+    _worker[:] = [Worker(name, {})]
+    return _worker[0]
+
+
+def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
+    """It has taken the place of one that hosted the trial and died."""
+    worker = fresh(folder, "w")
+    assert worker.load(Counting, LoadSpec("trial", {"config": config}, delivered=delivered)) is None
+    return worker
+
+
+def train(worker: Worker, iterations: int, commits: bool = True) -> list[dict[str, Any]]:
+    """The results of so many iterations, each of which a commit goes before if ``commits``."""
+    assert worker._session is not None and worker._session._commits is not None
+    worker._session._commits._budget = 1e9 if commits else -1.0
+    results = []
+    for _ in range(iterations):
+        results.append(worker.train().result)
+        worker._session._commits.flush()
+    return results
+
+
+@pytest.fixture
+def in_a_process(tmp_path: Path) -> Any:
+    """Run a function there, with a folder for the trial."""
+    with workers(1) as (process,):
+
+        def call(fn: Callable[..., Any], *args: Any) -> Any:
+            return process.call(fn, str(tmp_path), *args)
+
+        yield call
+
+
+def saved_after_a_loss(folder: str) -> None:
+    train(hosting(folder), 5)  # the last commit is of iteration 4
+    for delivered in (4, 5):
+        again = hosting(folder, delivered)
+        kept = again.save(os.path.join(folder, f"kept-{delivered}"))
+        assert kept.checkpoint is not None
+        steps = Path(kept.checkpoint.path, "steps").read_text()
+        assert steps == f"{delivered}.0", steps
+        assert train(again, 1)[0]["steps"] == delivered + 1
+
+
+def test_a_save_that_comes_first_after_a_loss_has_what_was_trained(in_a_process: Any) -> None:
+    in_a_process(saved_after_a_loss)
+
+
+def moved(folder: str, saved: int) -> None:
+    train(hosting(folder), 6)  # the last commit is of iteration 5
+    second = hosting(folder, delivered=6)
+    train(second, 3)
+    # The driver dies; what Tune saved last is older than the worker that was the trial's when it died
+    again = hosting(folder, delivered=saved)
+    results = train(again, 11 - saved)
+    assert [(r["training_iteration"], r["steps"]) for r in results] == [(i, i) for i in range(saved + 1, 12)]
+    ran_again = again._trainable is not None and again._trainable._iterations_since_restore
+    assert ran_again == 3, f"it has results up to 8 in its commit, and ran {ran_again} iterations"
+
+
+@pytest.mark.parametrize("saved", [3, 5, 6, 8])
+def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, saved: int) -> None:
+    in_a_process(moved, saved)
+
+
+def mended(folder: str) -> None:
+    worker = hosting(folder)
+    train(worker, 2)
+    note = worker._note()
+    train(worker, 2)
+    assert isinstance(worker._trainable, Counting)
+    worker._trainable.module.weight.data.fill_(2.0)
+    worker._rewind(note)
+    assert [(r["training_iteration"], r["steps"]) for r in train(worker, 2)] == [(5, 5), (6, 6)]
+
+
+def test_what_a_mended_group_does_again_is_not_reported_again(in_a_process: Any) -> None:
+    in_a_process(mended)
+
+
+def leading(folder: str) -> Any:
+    """Address of a leader that has done two iterations, as another worker before it."""
+    train(hosting(folder, notes=folder), 3)
+    worker = hosting(folder, delivered=2, notes=folder)
+    train(worker, 1)
+    assert worker._session is not None
+    return worker._session.address
+
+
+def led(reform: Reform, iterations: int) -> None:
+    worker = _worker[0]
+    assert worker._session is not None
+    worker._session.direct(reform)
+    until(lambda: worker._session._backend.announced(reform.generation, [1]))  # type: ignore[union-attr]
+    train(worker, iterations)
+
+
+def following(folder: str) -> Any:
+    return fresh(folder, "f").join(Counting, LoadSpec("trial", {"config": {"notes": folder}}))
+
+
+def entering(reform: Reform) -> str | None:
+    return _worker[0].enter(reform)
+
+
+def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
+    with workers(2) as (leader, follower):
+        reform = Reform(1, ("w", "f"), leader.call(leading, str(tmp_path)))
+        assert follower.call(following, str(tmp_path)) is None
+        follower.send(entering, reform)
+        leader.call(led, reform, 3)
+        assert (tmp_path / str(leader.process.pid)).read_text().split() == ["0", "1", "2", "2", "3", "4", "5"]
+        until(lambda: (tmp_path / str(follower.process.pid)).read_text().split() == ["3", "4", "5"])
+
+
+def without_data(config: dict[str, Any]) -> None:
+    raise FileNotFoundError("no data on this node")
+
+
+def failing(folder: str) -> str | None:
+    class WithoutStorage(wrap_function(without_data)):  # type: ignore[misc]
+        def setup(self, config: dict[str, Any]) -> None:
+            """Ray's would want a place for checkpoints."""
+
+    return fresh(folder, "f").join(WithoutStorage, LoadSpec("trial", {"config": {}}))
+
+
+def test_a_joiner_that_fails_says_why(in_a_process: Any) -> None:
+    assert "no data on this node" in in_a_process(failing)
+
+
+def restored_past_its_commit(folder: str) -> None:
+    first = hosting(folder)
+    train(first, 5)
+    train(first, 2, commits=False)
+    checkpoint = first.save(os.path.join(folder, "kept"))
+    again = hosting(folder, delivered=7)
+    again.restore(checkpoint)
+    results = train(again, 2)
+    assert [(r["training_iteration"], r["steps"]) for r in results] == [(8, 8), (9, 9)]
+    # The next one goes on from the commit of 8 that was made meanwhile
+    third = hosting(folder, delivered=9)
+    third.restore(checkpoint)
+    assert [(r["training_iteration"], r["steps"]) for r in train(third, 1)] == [(10, 10)]
+
+
+def test_a_checkpoint_that_is_newer_than_the_commit_is_gone_on_from(in_a_process: Any) -> None:
+    in_a_process(restored_past_its_commit)

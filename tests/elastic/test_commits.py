@@ -173,7 +173,7 @@ def pool():
         yield started
 
 
-@pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
+@pytest.mark.parametrize("trial", [trials.mlp, trials.normed, trials.unfreezing])
 @pytest.mark.parametrize("before, after", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after, stopped):
@@ -261,6 +261,21 @@ def test_the_newer_of_commit_and_the_users_own_checkpoint_counts():
     assert resumed(2) == ([2, 3, 4], 15, True)
     assert resumed(3) == ([3, 4], 15, False)
     assert resumed(0, commit_at=5) == ([], 15, True)
+
+
+def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
+    model = torch.nn.Linear(2, 1)
+    before = model.weight.clone()
+    zero = {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}
+    state = {"stateful": [zero], "loose": [], "generators": []}
+    for begin in (ElasticSession.boundary, ElasticSession.first_boundary):
+        kept = Commit("t", "", loop=0, epoch=8, iteration=8, state=state)
+        session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), resume=kept)
+        session.prepare(model)
+        session.outrun_resume()
+        begin(session)
+        assert torch.equal(model.weight, before)
+        session.close()
 
 
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 from fluidtune.elastic.backends import HorovodBackend
 from fluidtune.elastic.backends.rendezvous import Rendezvous
+from fluidtune.errors import FluidTuneError
 
 from .backend_contract import HERE, BackendContract, ask, build, everyone, form, lost_after, summed
 from .processes import workers
@@ -27,6 +28,16 @@ def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> HorovodBackend:
 
 class TestHorovodBackend(BackendContract):
     make = staticmethod(make)
+
+
+def test_gpus_need_a_horovod_that_was_built_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import horovod.torch as hvd
+
+    monkeypatch.setattr(hvd, "nccl_built", lambda: 0)
+    with pytest.raises(FluidTuneError, match="nvcc"):
+        HorovodBackend(device="cuda")
+    monkeypatch.setattr(hvd, "nccl_built", lambda: 21000)
+    assert HorovodBackend(device="cuda:0").device.type == "cuda"
 
 
 def die_before_connecting(address: Any, rank: int, world: int) -> None:

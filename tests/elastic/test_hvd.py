@@ -20,7 +20,7 @@ CONFIG = {"backend": "horovod", "stop": 4}
 
 
 def scripted(config: dict[str, Any], report: trials.Report) -> dict[str, Any]:
-    """An elastic Horovod script: a commit after every second batch of six and after each epoch."""
+    """An elastic Horovod script: a commit after every second batch of six and, unless sparing, after each epoch."""
     from fluidtune.elastic import hvd
 
     hvd.init()
@@ -54,7 +54,8 @@ def scripted(config: dict[str, Any], report: trials.Report) -> dict[str, Any]:
                 report(state.total / 6)
             state.epoch, state.total = state.epoch + 1, 0.0
             sampler.set_epoch(state.epoch)
-            state.commit()
+            if not config.get("sparing"):
+                state.commit()
 
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, total=0.0)
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
@@ -70,16 +71,16 @@ def pool():
 
 def alone(pool: list[Any], stop: int = 4) -> tuple[list[float], dict[str, torch.Tensor]]:
     """What the script reports, and its weights, in a process without a session."""
-    reports, ended = pool[2].call(outside, stop)
+    reports, ended = pool[2].call(outside, scripted, {"stop": stop})
     return reports, ended["weights"]
 
 
-def outside(stop: int) -> Any:
+def outside(script: Any, config: dict[str, Any]) -> Any:
     from fluidtune import elastic
 
     elastic.use(None)
     reports: list[float] = []
-    ended = scripted({"stop": stop}, reports.append)
+    ended = script(config, reports.append)
     import horovod.torch
 
     horovod.torch.shutdown()
@@ -94,6 +95,19 @@ def test_the_result_does_not_depend_on_the_width(pool, widths):
     for ending in endings:
         for name, value in weights.items():
             torch.testing.assert_close(ending["weights"][name], value, rtol=1e-3, atol=1e-5)
+
+
+def digits(config: dict[str, Any], report: trials.Report) -> None:
+    from examples import digits_horovod
+
+    config = {**digits_horovod.ONCE, "batch_size": 32, "epochs": 2}
+    digits_horovod.training(config, lambda metrics: report(metrics["loss"]))
+
+
+def test_the_example_trains_on_whole_batches_at_a_width_that_does_not_divide_its_data(pool):
+    expected, _ = pool[2].call(outside, digits, {})
+    reports, _ = run(pool, digits, CONFIG, (4,))
+    assert reports == pytest.approx(expected, rel=1e-4)
 
 
 def test_every_trial_of_the_torch_suite_runs_with_horovods_collectives(pool):
@@ -136,6 +150,20 @@ def test_a_worker_killed_in_an_allreduce_costs_what_is_after_the_commit(pool):
     assert pool[0].call(trials.reports) == pytest.approx(expected, rel=1e-4)
     epoch, progress = ended["seen"][-1]
     assert progress % 16 == 0 and epoch >= 3  # at a commit
+
+
+def test_an_epoch_that_was_reported_after_the_last_commit_counts_once(pool):
+    expected, _ = alone(pool)
+    driver = Driver(pool, scripted, {**CONFIG, "sparing": True})
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    pool[1].kill()
+    pool[0].call(trials.allow, 1000)
+    kind, ended = pool[0].call(trials.outcome)
+    assert kind == "returned" and ended["resets"] == [2, 1] and ended["seen"][-1] == (1, 48)
+    assert pool[0].call(trials.reports) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("width", [3, 4])
@@ -190,3 +218,30 @@ def test_a_commit_of_another_state_is_refused(pool):
         state.load({"values": {"batch": 1}, "handlers": {}}, with_streams=True)
     state.load({"values": {"epoch": 7}, "handlers": {}}, with_streams=True)
     assert state._state.epoch == 7
+
+
+def test_what_is_saved_can_be_gone_back_to_again_and_again():
+    from fluidtune.elastic.hvd import elastic
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    state = elastic.TorchState(model, optimizer, epoch=1)
+    saved = elastic.Saved(state)
+    commit = saved.capture()
+    step()
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    for back in (saved.restore, saved.restore, lambda: saved.load(commit, with_streams=True), saved.restore):
+        back()
+        step()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, after[name], rtol=0, atol=0)
+    assert {
+        float(kept["step"]) for kept in commit["handlers"]["optimizer"]["_saved_optimizer_state"]["state"].values()
+    } == {1.0}

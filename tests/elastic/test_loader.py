@@ -74,6 +74,8 @@ def stock(kind):
     if kind == "batches":
         sampler = BatchSampler(RandomSampler(Numbers()), 6, False)
         return DataLoader(Numbers(), batch_sampler=sampler, collate_fn=collate)
+    if kind == "persistent processes":
+        return DataLoader(Numbers(), batch_size=5, shuffle=True, num_workers=1, persistent_workers=True)
     if kind == "processes":
         return DataLoader(Numbers(), batch_size=5, shuffle=True, num_workers=2)
     return DataLoader(Numbers(), batch_sampler=Lazy())
@@ -94,6 +96,7 @@ KINDS = [
     "weighted",
     "batches",
     "processes",
+    "persistent processes",
     "lazy",
 ]
 

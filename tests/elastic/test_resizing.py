@@ -33,6 +33,11 @@ def test_every_sequence_of_widths_gives_the_result_of_one_worker(pool, trial, wi
     same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
 
 
+@pytest.mark.parametrize("widths", [(1, 1, 2), (2, 1, 2)])
+def test_what_learns_and_gradients_that_await_a_step_come_along(pool, widths):
+    same(run(pool, trials.unfreezing, {}, widths), *trials.plain(trials.unfreezing, {}))
+
+
 @pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
 @pytest.mark.parametrize("widths", [(3, 2, 1), (3, 1, 3), (2, 3, 3)])
 def test_three_workers(pool, trial, widths):
@@ -44,3 +49,8 @@ def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):
         (reports, [weights]), plain = run(pool, trial, {}, (1, 1, 1)), trials.plain(trial, {})
         assert reports == plain[0]
         assert all(torch.equal(weights[name], value) for name, value in plain[1].items())
+
+
+def test_a_loader_that_keeps_its_processes_gives_the_same_order_at_every_width(pool):
+    config = {"processes": True}
+    same(run(pool, trials.mlp, config, (2, 1, 2)), *trials.plain(trials.mlp, config))

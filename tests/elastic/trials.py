@@ -34,7 +34,8 @@ def mlp(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     torch.manual_seed(config.get("seed", 1))
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True)
+    kept = {"num_workers": 1, "persistent_workers": True} if config.get("processes") else {}
+    loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True, **kept)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
     for _ in elastic.epochs(config.get("start", 0), config.get("stop", 4)):
         total, count = 0.0, 0
@@ -72,6 +73,30 @@ def normed(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
             n = elastic.samples(len(x))
             total, count = total + loss.item() * n, count + n
         scheduler.step()
+        report(elastic.mean(total, count))
+    return dict(model.state_dict())
+
+
+def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
+    """Its first layer learns from the second turn on, and a step takes five batches, of which a turn has four."""
+    torch.manual_seed(config.get("seed", 1))
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    loader = DataLoader(data(51), batch_size=16, shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for epoch in elastic.epochs(0, config.get("stop", 4)):
+        if epoch == 1:
+            model[0].requires_grad_(True)
+        total, count = 0.0, 0
+        for batch, (x, y) in enumerate(loader, start=4 * epoch + 1):
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if batch % 5 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            n = elastic.samples(len(x))
+            total, count = total + loss.item() * n, count + n
         report(elastic.mean(total, count))
     return dict(model.state_dict())
 
@@ -180,6 +205,7 @@ class Hosted:
             fingerprint="f",
             note=lambda: len(self.reports),
             brief=lambda note: note,
+            rewind=self._back_to,
         )
         elastic.use(self.session)
         Hosted.now = self
@@ -187,6 +213,9 @@ class Hosted:
 
     def _gated(self, trial: Callable[..., Any], config: dict[str, Any]) -> Any:
         return trial(config, self._report)
+
+    def _back_to(self, reports: int) -> None:
+        del self.reports[reports:]
 
     def _report(self, loss: float) -> None:
         self.reports.append(loss)

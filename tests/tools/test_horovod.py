@@ -53,6 +53,19 @@ def test_a_wheel_is_kept_by_what_it_was_built_for(monkeypatch, tmp_path):
     assert horovod.cache() != on_cpu
 
 
+def test_a_build_for_cpus_on_a_machine_with_gpus_says_so(monkeypatch, tmp_path):
+    import torch
+
+    monkeypatch.delenv("HOROVOD_GPU_OPERATIONS", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert horovod.for_cpus_only() is None
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "nvcc" in horovod.for_cpus_only()
+    (tmp_path / "nvcc").touch(0o755)
+    assert horovod.for_cpus_only() is None
+
+
 @pytest.mark.parametrize("can", [(), ("--can",)])
 def test_without_tools_it_says_so(monkeypatch, tmp_path, can):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

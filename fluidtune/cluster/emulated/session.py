@@ -116,7 +116,7 @@ class EmulatedSession:
         self._board.leave(self._device)
         self._board.close()
 
-    def boundary(self) -> None:
+    def boundary(self, done: int) -> None:
         """The host's call before a class trainable's step; `begin` does what there is to do."""
 
     # -- a follower's loop

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fluidtune.errors import FluidTuneError
+
 from .base import Address, CollectiveBackend
-from .horovod_there import require_horovod
+from .horovod_there import GPU_HOW, require_horovod
 from .rendezvous import Rendezvous
 from .torch_backend import interface_of
 
@@ -25,10 +27,15 @@ _LOOK_S = 0.02
 
 
 class HorovodBackend(CollectiveBackend):
-    """Collectives are Horovod's. FluidTuneError if it is not installed."""
+    """Collectives are Horovod's. FluidTuneError if it is not installed, or not built for the device."""
 
     def __init__(self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0) -> None:
         require_horovod()
+        if device.startswith("cuda"):
+            import horovod.torch as hvd
+
+            if not hvd.nccl_built():  # its thread would end at the first tensor, and everyone wait for ever
+                raise FluidTuneError(f"the installed Horovod was built without NCCL, which GPUs need: {GPU_HOW}")
         super().__init__(host, device, form_timeout)
         self._running = False
         self._alone = False

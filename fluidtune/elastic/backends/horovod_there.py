@@ -8,6 +8,7 @@ from pathlib import Path
 from fluidtune.errors import FluidTuneError
 
 HOW = "type `make horovod` in FluidTune's source tree (docs/horovod.md says what it does)"
+GPU_HOW = "put CUDA's compiler, nvcc, on the PATH and " + HOW
 
 
 def horovod_missing() -> str | None:

@@ -72,8 +72,18 @@ class Saved:
         if state["values"]:
             self._state._saved_state = state["values"]
         if want:
-            self._state.restore()
+            self.restore()
         self.loaded = True
+
+    def restore(self) -> None:
+        """The state's own ``restore``, with copies: an optimizer trains on with the very tensors that it is given."""
+        handlers = getattr(self._state, "_handlers", {})
+        saved = {name: _without_value(handler) for name, handler in handlers.items()}
+        for name, values in copy.deepcopy(saved).items():
+            vars(handlers[name]).update(values)
+        self._state.restore()
+        for name, values in saved.items():
+            vars(handlers[name]).update(values)
 
     def broadcast(self, backend: CollectiveBackend) -> None:
         """The state's own ``sync`` does it, when the function is called again."""
@@ -92,17 +102,19 @@ class _Run:
     def __init__(self, session: ElasticSession, state: State) -> None:
         self._session = session
         self._state = state
+        self._saved = Saved(state)
         self._original_save = state.save
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         session, state = self._session, self._state
-        saved = Saved(state)
-        session.adopt(saved)
+        session.adopt(self._saved)
         if not session.first_boundary():
             return None
+        if session.leader:
+            session.save()  # what `mend` goes back to before the first commit
         # On the object: what the user's own subclass overrides is kept
         state.save, state.check_host_updates = self._save, self._check_host_updates
-        if saved.loaded or not session.leader:
+        if self._saved.loaded or not session.leader:
             state.on_reset()  # what was built here, or is in the commit, was for a group of another size
         try:
             while True:
@@ -135,4 +147,4 @@ class _Run:
                 self._session.bequeath()
             raise
         # Not before: a sampler asks for the size of the group
-        self._state.restore()
+        self._saved.restore()

@@ -1,0 +1,54 @@
+"""What a worker takes a trial's checkpoint for. No Ray runs here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster.worker import LoadSpec, Worker
+
+
+class Hosting(Worker):
+    """Hosts trial_1, of which 13 iterations are reported; its commit is of iteration 12."""
+
+    def __init__(self) -> None:
+        self.deleted: list[str] = []
+        self.forgot = 0
+        files = SimpleNamespace(delete_dir=self.deleted.append)
+        storage = SimpleNamespace(trial_fs_path="/job/trial_1", storage_filesystem=files)
+        self._spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
+        self._trainable: Any = SimpleNamespace(iteration=0, restore=self.restored)
+        self._session: Any = SimpleNamespace(forget_resume=self.forget)
+        self._reported = 13
+        self._resume: Any = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
+        self._missed = []
+
+    def restored(self, checkpoint: Any) -> None:
+        self._trainable.iteration = 10
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+def at(path: str) -> Any:
+    return SimpleNamespace(checkpoint=SimpleNamespace(path=path))
+
+
+@pytest.mark.parametrize(
+    ("path", "again"), [("/job/trial_1/checkpoint_10", False), ("/job/trial_2/checkpoint_10", True)]
+)
+def test_a_trial_goes_on_from_its_commit_if_that_is_newer(path: str, again: bool) -> None:
+    worker = Hosting()
+    assert worker.restore(at(path), again) == 13
+    assert worker._trainable._iteration == 12
+    assert not worker.forgot and not worker.deleted
+
+
+@pytest.mark.parametrize("path", ["/job/trial_2/checkpoint_10", "/job/trial_10/checkpoint_10"])
+def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
+    worker = Hosting()
+    assert worker.restore(at(path)) == 10
+    assert worker._reported == 10
+    assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]
