@@ -532,7 +532,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
     """Let an elastic leader's loop go on to its next boundary, where it commits and dismisses its followers."""
     session.leave()
     if isinstance(trainable, FunctionTrainable):
-        compat.let_go_on(timeout=5.0)
+        compat.let_go_on(timeout=5.0, busy=lambda: session.committing)
     else:
         with contextlib.suppress(Left, GroupLost):
             session.boundary(trainable.iteration)

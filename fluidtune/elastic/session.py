@@ -71,6 +71,8 @@ class ElasticSession:
         self.share: Share | None = None
         #: Its loop goes on by itself, in a smaller group, when another worker dies.
         self.mends = False
+        #: It stops and writes its last commit, which must not be cut off.
+        self.committing = False
         self.last_reform: tuple[float, float] | None = None
         self._backend = backend
         self._commits = commits
@@ -389,9 +391,11 @@ class ElasticSession:
                 "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
             )
         if order.kind == "stop":
+            self.committing = True
             self._commit(force=True)
             if self._commits is not None:
                 self._commits.flush()
+            self.committing = False
             self._backend.dissolve(orderly=True)
             self._leave(f"trial {self.trial} was asked to stop after iteration {self._iteration}")
         if order.reform is not None:

@@ -98,10 +98,10 @@ def mute_session() -> None:
         session.report = lambda *args, **kwargs: None
 
 
-def let_go_on(timeout: float) -> None:
+def let_go_on(timeout: float, busy: Callable[[], bool]) -> None:
     """Let a function trainable's loop go on from the report that it stands at, up to its end or its next report.
 
-    What it raises there is dropped. Tune's own way, another ``train()``, looks for the end five times a second.
+    For so many seconds, and longer while it is ``busy`` with what must not be cut off. What it raises there is dropped. Tune's own way, another ``train()``, looks for the end five times a second.
     """
     session = get_session()
     thread = getattr(session, "training_thread", None)
@@ -109,7 +109,7 @@ def let_go_on(timeout: float) -> None:
         return
     session.continue_lock.release()
     deadline = time.monotonic() + timeout
-    while thread.is_alive() and session.result_queue.empty() and time.monotonic() < deadline:
+    while thread.is_alive() and session.result_queue.empty() and (busy() or time.monotonic() < deadline):
         threading.Thread.join(thread, 0.005)
     with contextlib.suppress(queue.Empty):
         session.error_queue.get_nowait()

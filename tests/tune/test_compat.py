@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import queue
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,3 +253,23 @@ def test_the_stoppers_iterations_are_where_we_read_them() -> None:
     assert stopper._stoppers[0]._max_iter == 7
     assert "_stopper" in attributes_set(compat.TuneController)
     assert MedianStoppingRule(time_attr="epochs")._time_attr == "epochs"
+
+
+def test_a_loop_that_writes_its_last_commit_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, writes, written = threading.Semaphore(0), threading.Event(), []
+
+    def loop() -> None:
+        lock.acquire()
+        writes.set()
+        time.sleep(0.3)
+        written.append(True)
+        writes.clear()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    session = SimpleNamespace(
+        training_thread=thread, continue_lock=lock, result_queue=queue.Queue(), error_queue=queue.Queue()
+    )
+    monkeypatch.setattr(compat, "get_session", lambda: session)
+    compat.let_go_on(timeout=0.1, busy=writes.is_set)
+    assert written
