@@ -101,7 +101,8 @@ def mute_session() -> None:
 def let_go_on(timeout: float, busy: Callable[[], bool]) -> None:
     """Let a function trainable's loop go on from the report that it stands at, up to its end or its next report.
 
-    For so many seconds, and longer while it is ``busy`` with what must not be cut off. What it raises there is dropped. Tune's own way, another ``train()``, looks for the end five times a second.
+    For so many seconds, and longer while it is ``busy`` with what must not be cut off. What it raises there is
+    dropped. Tune's own way, another ``train()``, looks for the end five times a second.
     """
     session = get_session()
     thread = getattr(session, "training_thread", None)
