@@ -113,7 +113,8 @@ class Agent:
             # Leftovers were not bid for: what was said in the last auction stands until they end.
             fits = [known for row, known in self._bid.rho.items() if len(row) <= leftover]
             rho = min(fits)
-        left = value.finish((), {value.useful: 1} if value.useful else {})
+        most = min(value.useful, ask.gpus)
+        left = value.finish((), {most: 1} if most else {})
         best = min(value.rho_after(left), rho)
         report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left)
         return m.RhoAnswer(self.app, self.session, ask.round, report)

@@ -396,6 +396,15 @@ def test_leftovers_keep_the_cached_table():
     assert answer.report.rho == pytest.approx(2.0)
 
 
+def test_no_job_is_forecast_on_more_gpus_than_there_are():
+    class Wide(Job):
+        def valuation(self, contention, cluster_gpus):
+            return Valuation([[JobInfo(1, 800.0, 1000)]], 0.0, 1.0)
+
+    (answer,), _ = Agent("a", "s", Wide()).handle(m.AskRho("a", "s", 1, 1.0, 8))
+    assert answer.report.left == answer.report.best == pytest.approx(100.0)
+
+
 # --- faults
 
 
