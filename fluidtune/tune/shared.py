@@ -57,16 +57,15 @@ class Progress:
         engine = self._engine()
         left, done = [], 0.0
         for view in engine.trials.values():
-            alone = view.seconds.get(1.0) or next(iter(view.seconds.values()), 0.0)
-            done += view.done * alone
+            done += view.done * view.base
             if view.status not in ("running", "suspending", "waiting"):
                 continue
             widest = max(self._gang, int(view.width))
             if view.kind == "elastic" and self._gang == 1:
                 pays = widest_paying(engine.group_overheads(view.group)[1])
                 widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
-            # A trial without an end counts as half done.
-            seconds = view.height if view.iterations is not None else max(view.done * alone, UNKNOWN_S)
+            # A trial without an end may have done little.
+            seconds = view.height if view.iterations is not None else max(view.height, UNKNOWN_S)
             left.append(JobInfo(1.0, max(seconds, 1e-3), widest))
             if len(view.devices) > 1 and self._seen.get(view.trial) != view.done:
                 self._learn([where[d] for d in view.devices if d in where], view.seconds)

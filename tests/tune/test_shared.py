@@ -157,6 +157,23 @@ def test_progress_is_the_engine_s():
     assert limited.useful == limited.valuation(1.0, 4).useful == 1
 
 
+def test_packed_trials_count_as_if_alone():
+    engine = Engine(max_packing=2)
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10), now=0.0)
+    for _ in range(3):
+        engine.handle(Result("a", 2.0, 1.0), now=1.0)
+    engine.handle(TrialAdded("b", "g", "plain", 10), now=1.0)
+    for _ in range(5):
+        # They share a device: an iteration takes four seconds where it would take two.
+        engine.handle(Result("a", 4.0, 0.5), Result("b", 4.0, 0.5), now=2.0)
+    progress = shared.Progress(lambda: engine, None, None)
+    progress.update({})
+    # Of 20 iterations of 2 s on one worker 7 are left.
+    value = progress.valuation(contention=1.0, cluster_gpus=1)
+    assert value.independent == pytest.approx(40.0)
+    assert value.finish([gpu(0)]) == pytest.approx(14.0)
+
+
 def test_an_unknown_arbiter_is_refused():
     with pytest.raises(FluidTuneError, match="auto"):
         fluidtune.FluidExecutor(arbiter="other")
