@@ -32,12 +32,11 @@ SPARE_S = 3.0
 class Progress:
     """What the job has done and has left, as of the last `update`; read by the agent's thread.
 
-    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any. ``gang``: devices
-    that one trial asks for.
+    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any.
     """
 
-    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None, gang: int = 1):
-        self._engine, self._gang = engine, gang
+    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None):
+        self._engine = engine
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
         self._left: list[JobInfo] = []
@@ -60,8 +59,8 @@ class Progress:
             done += view.done * view.base
             if view.status not in ("running", "suspending", "waiting"):
                 continue
-            widest = max(self._gang, int(view.width))
-            if view.kind == "elastic" and self._gang == 1:
+            widest = max(1, int(view.width))
+            if view.kind == "elastic":
                 pays = widest_paying(engine.group_overheads(view.group)[1])
                 widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
             # A trial without an end may have done little.
@@ -107,7 +106,8 @@ class LeasedDevices:
     ``app``: the name under which the arbiter knows the job. ``in_use``: whether anything runs on a device.
 
     Raises:
-        FluidTuneError: the arbiter cannot lease what one device of this job is, or has an app of that name.
+        FluidTuneError: the arbiter cannot lease what one device or one trial of this job is, or has an app of that
+            name.
     """
 
     def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool]):
@@ -116,6 +116,12 @@ class LeasedDevices:
             raise FluidTuneError(
                 f"a trial asks for {plan.bundle.get(unit, 0):g} {unit}s for one device; the arbiter leases "
                 f"single ones: ask for 1 {unit} per trial, or run without arbiter"
+            )
+        if plan.share > 1:
+            # Leases come one by one, such a trial needs all at once and on one node: what came first would wait idle.
+            raise FluidTuneError(
+                f"a trial asks for {plan.share:g} {unit}s at once; the arbiter leases them one by one: "
+                f"ask for 1 {unit} per trial (an elastic one grows), or run without arbiter"
             )
         self._progress, self._in_use = progress, in_use
         try:

@@ -124,12 +124,11 @@ def test_only_single_cores_are_leased(monkeypatch):
         shared.LeasedDevices(plan, "app", None, None)
 
 
-def test_a_trial_of_several_gpus_wants_as_many_leases():
-    engine = Engine()
-    engine.handle(GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10, share=2.0), now=0.0)
-    progress = shared.Progress(lambda: engine, None, None, gang=2)
-    progress.update({})
-    assert progress.useful == 2 and progress.valuation(1.0, 4).gang == 2
+def test_trials_of_several_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    plan = layout(DeviceSpec("gpu"), {"GPU": 2.0}, CLUSTER, max_packing=1, leased=True)
+    with pytest.raises(FluidTuneError, match="2 GPUs at once"):
+        shared.LeasedDevices(plan, "app", None, None)
 
 
 def test_an_emulated_device_is_one_that_ray_believes_in():
