@@ -238,7 +238,7 @@ class Arbiter:
             self._tell(lease.app)
         heir = lease.heir
         if heir in self.apps and event.gpu in self.gpus and self._room(heir) > 0:
-            self._grant(event.gpu, heir, lease.leftover)
+            self._grant(event.gpu, heir, lease.heir_leftover)
             self._tell(heir)
         self._soon()
 
@@ -374,7 +374,7 @@ class Arbiter:
                 lease.leftover = leftover
                 told.add(winner)
             elif winner is not None:
-                lease.heir, lease.ending, lease.leftover = winner, True, leftover
+                lease.heir, lease.ending, lease.heir_leftover = winner, True, leftover
                 told.add(lease.app)
             else:
                 # Nobody wants it, its holder neither: at its end it is free.
