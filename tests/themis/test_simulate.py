@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from themis_bridge import JobInfo
 from themis_bridge.locality import Gpu
-from themis_bridge.twin.apps import SWITCH_S, Spec
+from themis_bridge.messages import Report
+from themis_bridge.policy import Situation
+from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
 from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.simulate import Setup, simulate
 
@@ -40,6 +44,28 @@ def test_gpus_that_come_together_are_switched_to_together() -> None:
     specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
     gpus = [Gpu(f"g{i}", "m") for i in range(4)]
     assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)
+
+
+def test_drf_gives_a_newcomer_its_share_though_the_cluster_is_full() -> None:
+    long = Spec("long", 0.0, [[JobInfo(10000, 1.0)] * 4])
+    late = Spec("late", 100.0, [[JobInfo(1000, 1.0)]])
+    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
+    assert simulate([long, late], gpus, Setup(policy="drf")).jct["late"] < 2000
+
+
+def test_gandiva_goes_by_placements_and_not_by_apps() -> None:
+    wide = Spec("wide", 0.0, [[JobInfo(80000, 1.0, 8)]])
+    narrow = Spec("narrow", 1.0, [[JobInfo(1000, 1.0)] * 4])
+    gpus = [Gpu(f"g{i}", f"m{i // 4}") for i in range(8)]
+    # The wide job over both machines would be placed worse than on one of them.
+    assert simulate([wide, narrow], gpus, Setup(policy="gandiva")).jct["narrow"] < 2000
+
+
+def test_who_knows_nothing_of_placement_takes_the_first() -> None:
+    offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
+    facts = TwinApp(app("a", 1000)).facts()
+    situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {}, random.Random(0))
+    assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
 def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
