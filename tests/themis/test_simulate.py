@@ -68,6 +68,12 @@ def test_who_knows_nothing_of_placement_takes_the_first() -> None:
     assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
+def test_a_claim_is_of_work_alone() -> None:
+    spec, there = Spec("a", 0.0, [[JobInfo(1000, 1.0, 2)]]), [Gpu("g", "m"), Gpu("h", "n")]
+    honest, half = (TwinApp(spec, claim=claim).valuation(1.0, 4) for claim in (1.0, 0.5))
+    assert half.finish(there) == pytest.approx(honest.finish(there) / 2)
+
+
 def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
     specs = [app(f"a{i}", 4000) for i in range(8)]

@@ -105,7 +105,8 @@ class Simulation:
         self.apps = {
             spec.name: TwinApp(
                 spec,
-                (1 + rng.uniform(-setup.error, setup.error)) * (setup.claim if spec.name == setup.liar else 1.0),
+                1 + rng.uniform(-setup.error, setup.error),
+                setup.claim if spec.name == setup.liar else 1.0,
                 setup.lie if spec.name == setup.liar else 0.0,
             )
             for spec in specs
