@@ -4,8 +4,8 @@
 ``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of
 a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs, run with ``--seeds`` seeds of the arbiter.
 ``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
-that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace what every
-ninth job gains, by itself, that claims more or less work than it has. All sides run the real arbiter; kind "twin".
+that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace
+errors, and what every ninth job gains, by itself, that claims more or less work than it has. All sides run the real arbiter; kind "twin".
 
 A trace's jobs run with leases of 20 minutes, tuning apps with ten; f = 0.8.
 
@@ -63,10 +63,11 @@ Sweeps = dict[str, dict[str, dict[str, float]]]
 
 
 def trace_sweeps(runs: Sequence[Run], gpus: Sequence[Gpu]) -> Sweeps:
-    """Themis on a trace, f and lease changed."""
+    """Themis on a trace, one thing changed at a time."""
     return {
         "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
         "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
+        "error": {str(error): side(runs, gpus, replace(TRACE, error=error)) for error in (0.0, 0.1, 0.2)},
         "claim": {str(claim): claiming(runs[0][0], gpus, claim) for claim in (0.5, 0.75, 1.33, 2.0)},
     }
 

@@ -118,7 +118,8 @@ class Agent:
         most = min(value.useful, ask.gpus)
         left = value.finish((), {most: 1} if most else {})
         best = min(value.rho_after(left), rho)
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left)
+        whole = value.independent / ask.contention
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:
