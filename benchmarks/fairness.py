@@ -5,7 +5,8 @@
 a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs, run with ``--seeds`` seeds of the arbiter.
 ``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
 that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace
-errors, and what every ninth job gains, by itself, that claims more or less work than it has. All sides run the real arbiter; kind "twin".
+errors, and what every ninth job gains, by itself, that claims more or less work than it has.
+All sides run the real arbiter; kind "twin".
 
 A trace's jobs run with leases of 20 minutes, tuning apps with ten; f = 0.8.
 
