@@ -2,10 +2,11 @@
 
 ``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--apps N] [--sweeps]``. Without
 ``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of
-a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs, run with ``--seeds`` seeds of the arbiter.
+a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs.
 ``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
-that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace what every
-ninth job gains, by itself, that claims more or less work than it has. All sides run the real arbiter; kind "twin".
+that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace
+``--seeds`` draws of errors, and what every ninth job gains, by itself, that claims more or less work than it has.
+All sides run the real arbiter; kind "twin".
 
 A trace's jobs run with leases of 20 minutes, tuning apps with ten; f = 0.8.
 
@@ -33,7 +34,7 @@ from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.simulate import Setup, simulate
 from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning_apps
 
-#: One workload and the seed of the arbiter that meets it.
+#: One workload and the seed of the errors in its estimates.
 Run = tuple[Sequence[Spec], int]
 #: How a trace's jobs are run.
 TRACE = Setup(contention="demand", lease_s=1200.0)
@@ -62,12 +63,15 @@ def liar(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
 Sweeps = dict[str, dict[str, dict[str, float]]]
 
 
-def trace_sweeps(runs: Sequence[Run], gpus: Sequence[Gpu]) -> Sweeps:
-    """Themis on a trace, f and lease changed."""
+def trace_sweeps(jobs: Sequence[Spec], gpus: Sequence[Gpu], seeds: int) -> Sweeps:
+    """Themis on a trace, one thing changed at a time; errors are drawn ``seeds`` times."""
+    runs: list[Run] = [(jobs, 0)]
+    drawn = [(jobs, seed) for seed in range(seeds)]
     return {
         "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
         "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
-        "claim": {str(claim): claiming(runs[0][0], gpus, claim) for claim in (0.5, 0.75, 1.33, 2.0)},
+        "error": {str(error): side(drawn, gpus, replace(TRACE, error=error)) for error in (0.1, 0.2)},
+        "claim": {str(claim): claiming(jobs, gpus, claim) for claim in (0.5, 0.75, 1.33, 2.0)},
     }
 
 
@@ -113,7 +117,9 @@ def main() -> None:
     arguments = parser("Fairness of all policies in the twin.")
     arguments.add_argument("--trace", help="path of a recorded trace of jobs")
     arguments.add_argument("--gpus", type=int, default=32, help="GPUs for a trace, on machines of 4 (32)")
-    arguments.add_argument("--seeds", type=int, help="workloads of tuning apps (1), or runs of a trace (3)")
+    arguments.add_argument(
+        "--seeds", type=int, help="workloads of tuning apps (1), or draws of errors (3)"
+    )
     arguments.add_argument("--apps", type=int, help="tuning apps of a workload (30; of a sweep 12)")
     arguments.add_argument("--sweeps", action="store_true", help="only what changes when a setting of Themis changes")
     options = arguments.parse_args()
@@ -126,8 +132,8 @@ def main() -> None:
     if options.trace:
         gpus, base = machines(((options.gpus // 4, 4, 1),)), TRACE
         jobs = read_jobs(options.trace)
-        runs: list[Run] = [(jobs, seed) for seed in range(options.seeds or (1 if options.quick else 3))]
-        name = f"{len(jobs)} jobs of a recorded trace, {len(runs)} runs"
+        runs: list[Run] = [(jobs, 0)]
+        name = f"{len(jobs)} jobs of a recorded trace"
     else:
         gpus, base = machines(TESTBED_64), Setup()
         runs = [(make(seed), 0) for seed in range(1, 1 + (options.seeds or 1))]
@@ -135,7 +141,7 @@ def main() -> None:
     say(f"{name} on {len(gpus)} GPUs")
     figures: dict[str, Any] = {"workload": name, "contention": base.contention, "f": base.f, "lease_s": base.lease_s}
     if options.sweeps:
-        figures["sweeps"] = trace_sweeps(runs, gpus) if options.trace else sweeps(make, gpus)
+        figures["sweeps"] = trace_sweeps(jobs, gpus, options.seeds or 3) if options.trace else sweeps(make, gpus)
     else:
         sides = {policy: side(runs, gpus, replace(base, policy=policy)) for policy in ("themis", *BASELINES)}
         against = ratios(sides, "themis", "worst_rho")

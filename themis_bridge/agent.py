@@ -71,7 +71,9 @@ class Agent:
         #: GPU id -> token of the last lease that the executor left by itself.
         self._left: dict[str, int] = {}
         self._version = (0, 0)
+        #: The last bid, as long as it may speak for leftovers, and the GPUs that were sure then.
         self._bid: Bid | None = None
+        self._sure: set[str] = set()
 
     def handle(self, instruction: m.Instruction) -> tuple[list[m.AppEvent], list[Notice]]:
         """Take one instruction of the arbiter. Returns what to send it and what to tell the executor."""
@@ -107,19 +109,22 @@ class Agent:
         value = self.work.valuation(ask.contention, ask.gpus)
         held = [view.gpu for view in self.leases.values()]
         rho = value.rho(held)
-        leftover = sum(view.leftover for view in self.leases.values())
-        if leftover and self._bid is not None:
+        own = {gpu for gpu, view in self.leases.items() if not view.leftover}
+        leftover = len(self.leases) - len(own)
+        if leftover and self._bid is not None and own == self._sure:
             # Leftovers were not bid for: what was said in the last auction stands until they end.
-            fits = [known for row, known in self._bid.rho.items() if len(row) <= leftover]
-            rho = min(fits)
-        left = value.finish((), {value.useful: 1} if value.useful else {})
+            rho = min(known for row, known in self._bid.rho.items() if len(row) <= leftover)
+        most = min(value.useful, ask.gpus)
+        left = value.finish((), {most: 1} if most else {})
         best = min(value.rho_after(left), rho)
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left)
+        whole = value.independent / ask.contention
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:
         value = self.work.valuation(offer.contention, offer.gpus)
         self._bid = make_bid(self.app, value, offer.held, offer.offered, offer.most, self.leases)
+        self._sure = {gpu.id for gpu in offer.held}
         return m.BidAnswer(self.app, self.session, offer.round, self._bid)
 
     def _told(self, told: m.Leases) -> tuple[list[m.AppEvent], list[Notice]]:
@@ -139,6 +144,9 @@ class Agent:
             known = self.leases.get(gpu)
             if known is None:
                 out.append(Gained(view.gpu, view.token))
+            elif known.leftover and view.leftover and view.remaining > known.remaining:
+                # A leftover again: the lease that the bid spoke for has ended.
+                self._bid = None
             if view.ending and not (known is not None and known.ending):
                 out.append(Leave(view.gpu, view.token, view.remaining))
             self.leases[gpu] = view

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import singledispatchmethod
@@ -145,8 +145,10 @@ class Arbiter:
         # A clock that jumps back stands still; one that jumps ahead, or a long sleep, ends leases but no more.
         passed = min(max(0.0, passed), max(self.settings.patience_s / 2, 1.0))
         self.clock += passed
-        for app in self.apps.values():
+        held = Counter(lease.app for lease in self.leases if not lease.closing)
+        for name, app in self.apps.items():
             app.crowd += passed * len(self.apps)
+            app.served += passed * min(1.0, held[name] / app.useful) * app.speed
 
     def _admitted(self, event: m.AppEvent) -> bool:
         """Whether the app is known under this session; a stranger is told."""
@@ -221,7 +223,9 @@ class Arbiter:
         except (ThemisError, TypeError, AttributeError) as error:
             self._refuse(turn, event, str(error))
             return
-        self.apps[event.app].rho = event.report.rho
+        known = self.apps[event.app]
+        held, elapsed = len(self.leases.of(event.app)), self.clock - known.joined
+        known.take(event.report, held, len(self.gpus), elapsed, self.contention(event.app))
 
     @_take.register
     def _(self, event: m.BidAnswer) -> None:
@@ -249,7 +253,7 @@ class Arbiter:
             self._tell(lease.app)
         heir = lease.heir
         if heir in self.apps and event.gpu in self.gpus and self._room(heir) > 0:
-            self._grant(event.gpu, heir, lease.leftover)
+            self._grant(event.gpu, heir, lease.heir_leftover)
             self._tell(heir)
         self._soon()
 
@@ -417,7 +421,7 @@ class Arbiter:
                 lease.leftover = leftover
                 told.add(winner)
             elif winner is not None:
-                lease.heir, lease.ending, lease.leftover = winner, True, leftover
+                lease.heir, lease.ending, lease.heir_leftover = winner, True, leftover
                 told.add(lease.app)
             else:
                 # Nobody wants it, its holder neither: at its end it is free.
@@ -461,9 +465,11 @@ class Arbiter:
             if app in reports:
                 known = reports[app]
                 reports[app] = replace(known, rho=known.rho * weight, best=known.best * weight)
-        rng = random.Random(f"{self.settings.seed}/{turn.number}")
+        for app, known in reports.items():
+            doubt = self.apps[app].doubt
+            reports[app] = replace(known, rho=known.rho / doubt, best=known.best / doubt)
         holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in turn.offer}
-        return Situation(reports, held, turn.offer, holder, self.settings.quotas, rng)
+        return Situation(reports, held, turn.offer, holder, self.settings.quotas)
 
     def _keeps(self, lease: Lease, turn: Round) -> bool:
         settled = lease.gpu not in turn.offer and lease.heir is None and not lease.ending

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from themis_bridge.errors import ThemisError
+from themis_bridge.messages import Report
+
+#: An app's work may turn out larger than it said by this factor before its rho counts for less.
+SLACK = 1.1
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,6 @@ class Settings:
     pace_s: float = 5.0
     quotas: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.f <= 1:
@@ -73,3 +76,31 @@ class App:
     crowd: float = 0.0
     #: The last rho it reported; None before its first answer.
     rho: float | None = None
+    #: Seconds of work done under its leases, and done a second; of both: as if on all GPUs that it could use.
+    served: float = 0.0
+    speed: float = 0.0
+    #: The most GPUs that it could use.
+    useful: int = 1
+    #: The least that its work, done and left, ever came to, over what it said that this is.
+    least: float = math.inf
+    #: Its rho is divided by this: above 1, there was more to do than it had said.
+    doubt: float = 1.0
+
+    def take(self, report: Report, held: int, gpus: int, elapsed: float, contention: float) -> None:
+        """Note a report, made while it held ``held`` of ``gpus`` GPUs, ``elapsed`` seconds after it joined.
+
+        Whoever claims less work than it has is always nearly done, and the more is done the more it has been in all.
+        What is done is the arbiter's own count; of the report only how far from ideal it goes on comes into it.
+        """
+        self.rho = report.rho
+        if not (report.whole and report.useful and gpus):
+            return
+        grown = (self.served + report.left) / report.whole
+        self.least = min(self.least, grown)
+        if self.least:
+            over = max(1.0, grown / self.least / SLACK)
+            self.doubt = over * over
+        self.useful = min(report.useful, gpus)
+        ends = report.rho * report.whole * contention - elapsed
+        if held and ends > 0:
+            self.speed = min(1.0, report.left / ends * self.useful / held)

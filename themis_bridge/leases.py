@@ -27,8 +27,9 @@ class Lease:
     heir: str | None = None
     #: The lease ends with nobody waiting for it: the holder was not renewed.
     ending: bool = False
-    #: It was a leftover and not won.
+    #: It was a leftover and not won; the same of the heir's.
     leftover: bool = False
+    heir_leftover: bool = False
 
 
 def first_length(gpu: str, gpus: Mapping[str, Gpu], now: float, length: float) -> float:

@@ -90,11 +90,14 @@ class Phase:
 
     def __init__(self, jobs: Iterable[JobInfo]):
         self.jobs = 0
+        #: The most GPUs that they can use.
+        self.demand = 0
         self.work = self.felt = 0.0
         #: (max_gpus, sensitivity) -> work of the longest such job.
         self._longest: dict[tuple[int, float], float] = {}
         for job in jobs:
             self.jobs += 1
+            self.demand += job.max_gpus
             self.work += job.work
             self.felt += job.work * job.sensitivity
             key = (job.max_gpus, job.sensitivity)
@@ -107,11 +110,6 @@ class Phase:
         new.work, new.felt = self.work * share, self.felt * share
         new._longest = {key: work * share for key, work in self._longest.items()}
         return new
-
-    @property
-    def demand(self) -> int:
-        """The most GPUs that it can use; an upper bound where its jobs differ in width."""
-        return self.jobs * self.widest
 
     def time(self, counts: Sequence[int], across: float, faster: float = 1.0) -> float:
         """Seconds on GPUs of which ``counts`` lie together, a count for every place.

@@ -64,7 +64,8 @@ class Report:
 
     ``rho``: if nothing changed. ``useful``: the most GPUs that it could use now, those it holds included. ``gang``:
     GPUs of it that should lie together. ``facts``: what the baselines of the twin go by. ``best``: rho if it had all
-    that it could use from now on, and ``left`` seconds until it ends then.
+    that it could use from now on, and ``left`` seconds until it ends then. ``whole``: T_cluster, what all its
+    work, done and left, takes then.
     """
 
     rho: float
@@ -73,6 +74,7 @@ class Report:
     facts: Any = None
     best: float = 0.0
     left: float = 0.0
+    whole: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ all the rest alike for every policy. Baselines are in `themis_bridge.twin.baseli
 from __future__ import annotations
 
 import math
-import random
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -33,7 +32,6 @@ class Situation:
     offer: Mapping[str, Gpu]
     holder: Mapping[str, str]
     quota: Mapping[str, int]
-    rng: random.Random
 
     def wants(self, app: str) -> int:
         """How many more GPUs the app could use."""

@@ -40,7 +40,7 @@ class Round:
 
     def take_report(self, app: str, report: m.Report) -> None:
         """Raises ThemisError, or TypeError or AttributeError, for one that cannot be true."""
-        for name, value in (("rho", report.rho), ("best", report.best), ("left", report.left)):
+        for name, value in (("rho", report.rho), ("best", report.best), ("left", report.left), ("whole", report.whole)):
             if not math.isfinite(value) or value < 0:
                 raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
         whole = isinstance(report.useful, int) and isinstance(report.gang, int)

@@ -159,6 +159,7 @@ class Engine:
             iterations=trial.iterations,
             done=trial.done,
             height=self._state.height(trial),
+            base=self._state.base(trial),
             seconds=trial.speed.by_width(),
             gained=trial.gained,
             rung=trial.rung,

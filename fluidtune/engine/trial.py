@@ -142,6 +142,8 @@ class TrialView:
     done: int
     #: Seconds left on one worker, an estimate while nothing is measured.
     height: float
+    #: Seconds per iteration on one worker, likewise.
+    base: float
     #: Seconds per iteration at every width measured.
     seconds: dict[float, float]
     #: Seconds that growing saved so far, less what its resizes cost.

@@ -106,7 +106,7 @@ class Job:
 
             app = controller._storage.experiment_dir_name
             most = self.layout.count if spec and spec.count else None
-            work = Progress(lambda: self.engine, settings.max_workers, most, max(1, int(self.layout.share)))
+            work = Progress(lambda: self.engine, settings.max_workers, most)
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
         #: The policy of devices that several trials share, None: shared by count alone, or never.
         self.lanes = settings.lanes if self.layout.packing > 1 else None

@@ -32,16 +32,15 @@ SPARE_S = 3.0
 class Progress:
     """What the job has done and has left, as of the last `update`; read by the agent's thread.
 
-    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any. ``gang``: devices
-    that one trial asks for.
+    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any.
     """
 
-    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None, gang: int = 1):
-        self._engine, self._gang = engine, gang
+    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None):
+        self._engine = engine
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
         #: Until there is a trial: one as the first will be, so that its devices are there when it comes.
-        self._left = [JobInfo(1.0, UNKNOWN_S, gang)]
+        self._left = [JobInfo(1.0, UNKNOWN_S)]
         self._done = 0.0
         self._peak = self._useful(self._left)
         self._slowdowns = Slowdowns()
@@ -60,16 +59,15 @@ class Progress:
             return
         left, done = [], 0.0
         for view in engine.trials.values():
-            alone = view.seconds.get(1.0) or next(iter(view.seconds.values()), 0.0)
-            done += view.done * alone
+            done += view.done * view.base
             if view.status not in ("running", "suspending", "waiting"):
                 continue
-            widest = max(self._gang, int(view.width))
-            if view.kind == "elastic" and self._gang == 1:
+            widest = max(1, int(view.width))
+            if view.kind == "elastic":
                 pays = widest_paying(engine.group_overheads(view.group)[1])
                 widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
-            # A trial without an end counts as half done.
-            seconds = view.height if view.iterations is not None else max(view.done * alone, UNKNOWN_S)
+            # A trial without an end may have done little.
+            seconds = view.height if view.iterations is not None else max(view.height, UNKNOWN_S)
             left.append(JobInfo(1.0, max(seconds, 1e-3), widest))
             if len(view.devices) > 1 and self._seen.get(view.trial) != view.done:
                 self._learn([where[d] for d in view.devices if d in where], view.seconds)
@@ -111,7 +109,8 @@ class LeasedDevices:
     ``app``: the name under which the arbiter knows the job. ``in_use``: whether anything runs on a device.
 
     Raises:
-        FluidTuneError: the arbiter cannot lease what one device of this job is, or has an app of that name.
+        FluidTuneError: the arbiter cannot lease what one device or one trial of this job is, or has an app of that
+            name.
     """
 
     def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool]):
@@ -120,6 +119,12 @@ class LeasedDevices:
             raise FluidTuneError(
                 f"a trial asks for {plan.bundle.get(unit, 0):g} {unit}s for one device; the arbiter leases "
                 f"single ones: ask for 1 {unit} per trial, or run without arbiter"
+            )
+        if plan.share > 1:
+            # Leases come one by one, such a trial needs all at once and on one node: what came first would wait idle.
+            raise FluidTuneError(
+                f"a trial asks for {plan.share:g} {unit}s at once; the arbiter leases them one by one: "
+                f"ask for 1 {unit} per trial (an elastic one grows), or run without arbiter"
             )
         self._progress, self._in_use = progress, in_use
         try:

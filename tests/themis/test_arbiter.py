@@ -16,7 +16,7 @@ from themis_bridge.books import Settings
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.leases import Fence, LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Themis
+from themis_bridge.policy import Outcome, Policy, Themis
 from themis_bridge.twin.faults import World
 
 SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
@@ -41,8 +41,8 @@ class Job:
 class Cluster:
     """An arbiter, agents and GPUs with instant messages."""
 
-    def __init__(self, gpus: int = 4, settings: Settings = SETTINGS):
-        self.arbiter = Arbiter(settings)
+    def __init__(self, gpus: int = 4, settings: Settings = SETTINGS, policy: Policy | None = None):
+        self.arbiter = Arbiter(settings, policy)
         self.agents: dict[str, Agent] = {}
         self.now = 0.0
         self.silent: set[str] = set()
@@ -481,6 +481,65 @@ def test_leftovers_keep_the_cached_table():
     job.now = 5000.0
     (answer,), _ = agent.handle(m.AskRho("a", "s", 2, 2.0, 4))
     assert answer.report.rho == pytest.approx(2.0)
+
+
+def test_the_cached_table_does_not_outlive_what_it_was_said_of():
+    job = Job(4)
+    agent = Agent("a", "s", job)
+    first, second = Gpu("g", "m"), Gpu("h", "m")
+
+    def rho() -> float:
+        (answer,), _ = agent.handle(m.AskRho("a", "s", 9, 2.0, 4))
+        return answer.report.rho
+
+    def told(version, *views):
+        agent.handle(m.Leases("a", "s", (0, version), views))
+
+    # It bid when it kept one GPU, got another one as a leftover, and lost the first.
+    told(1, m.LeaseView(first, 5, 60.0))
+    agent.handle(m.Offer("a", "s", 1, (second,), 2.0, 4, (first,), None))
+    told(2, m.LeaseView(first, 5, 60.0), m.LeaseView(second, 6, 60.0, leftover=True))
+    job.now = 4000.0
+    assert rho() == pytest.approx(1.0), "as said"
+    told(3, m.LeaseView(second, 6, 50.0, leftover=True))
+    assert rho() == pytest.approx(4.0)
+    # The leftover is one again.
+    told(4, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 50.0, leftover=True))
+    assert rho() == pytest.approx(1.0)
+    told(5, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 90.0, leftover=True))
+    assert rho() == pytest.approx(3.0)
+
+
+def test_what_its_heir_did_not_win_the_holder_did():
+    class Turns:
+        """First a wins, then b has the leftover."""
+
+        def bidders(self, situation):
+            return []
+
+        def decide(self, situation, bids):
+            if "g0" in situation.holder:
+                return Outcome({"g0": "b"}, frozenset({"g0"}))
+            return Outcome({"g0": "a"})
+
+    cluster = Cluster(1, policy=Turns())
+    cluster.join("a")
+    cluster.join("b")
+    while not cluster.agents["a"].leases["g0"].ending:
+        cluster.wait(1)
+    assert not cluster.agents["a"].leases["g0"].leftover
+    while cluster.holds("a"):
+        cluster.wait(1)
+    assert cluster.agents["b"].leases["g0"].leftover
+
+
+def test_no_job_is_forecast_on_more_gpus_than_there_are():
+    class Wide(Job):
+        def valuation(self, contention, cluster_gpus):
+            return Valuation([[JobInfo(1, 800.0, 1000)]], 0.0, 1.0)
+
+    (answer,), _ = Agent("a", "s", Wide()).handle(m.AskRho("a", "s", 1, 1.0, 8))
+    assert answer.report.left == answer.report.best == pytest.approx(100.0)
 
 
 # --- faults

@@ -98,6 +98,11 @@ def test_vgg_of_table_1():
     assert slow.of("rack") == pytest.approx(103.6 / 80.4)
 
 
+def test_jobs_of_different_widths_use_the_sum_of_them():
+    jobs = [JobInfo(1, 10, 2)] * 20 + [JobInfo(1, 10, 5)] * 2
+    assert Phase(jobs).demand == Valuation([jobs], 0.0, 1.0).useful == 50
+
+
 def test_jobs_stay_together_where_that_is_faster():
     phase = Phase([JobInfo(10, 10, 4)])
     assert phase.time([4], 1.3) == 25

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from themis_bridge import JobInfo
+from themis_bridge.books import App
 from themis_bridge.locality import Gpu
-from themis_bridge.twin.apps import SWITCH_S, Spec
+from themis_bridge.messages import Report
+from themis_bridge.policy import Situation
+from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
 from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.simulate import Setup, simulate
 
@@ -40,6 +45,60 @@ def test_gpus_that_come_together_are_switched_to_together() -> None:
     specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
     gpus = [Gpu(f"g{i}", "m") for i in range(4)]
     assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)
+
+
+def test_drf_gives_a_newcomer_its_share_though_the_cluster_is_full() -> None:
+    long = Spec("long", 0.0, [[JobInfo(10000, 1.0)] * 4])
+    late = Spec("late", 100.0, [[JobInfo(1000, 1.0)]])
+    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
+    assert simulate([long, late], gpus, Setup(policy="drf")).jct["late"] < 2000
+
+
+def test_gandiva_goes_by_placements_and_not_by_apps() -> None:
+    wide = Spec("wide", 0.0, [[JobInfo(80000, 1.0, 8)]])
+    narrow = Spec("narrow", 1.0, [[JobInfo(1000, 1.0)] * 4])
+    gpus = [Gpu(f"g{i}", f"m{i // 4}") for i in range(8)]
+    # The wide job over both machines would be placed worse than on one of them.
+    assert simulate([wide, narrow], gpus, Setup(policy="gandiva")).jct["narrow"] < 2000
+
+
+def test_who_knows_nothing_of_placement_takes_the_first() -> None:
+    offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
+    facts = TwinApp(app("a", 1000)).facts()
+    situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {}, random.Random(0))
+    assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
+
+
+def test_a_claim_is_of_work_alone() -> None:
+    spec, there = Spec("a", 0.0, [[JobInfo(1000, 1.0, 2)]]), [Gpu("g", "m"), Gpu("h", "n")]
+    honest, half = (TwinApp(spec, claim=claim).valuation(1.0, 4) for claim in (1.0, 0.5))
+    assert half.finish(there) == pytest.approx(honest.finish(there) / 2)
+
+
+def test_who_claims_less_work_than_it_has_is_found_out() -> None:
+    found = {}
+    for claim in (0.5, 1.0):
+        book = App("s", 0.0, 0.0)
+        for _ in range(100):
+            # On both GPUs of two, in a cluster of its own: 1 % of 1,000 s is done between reports.
+            left = (1000.0 - book.served) * claim
+            rho = (book.served + left) / (1000.0 * claim)
+            book.take(Report(rho, 2, left=left, whole=1000.0 * claim), 2, 2, book.served, 1.0)
+            book.served += 10.0 * book.speed
+        found[claim] = book.doubt
+    assert found[1.0] == 1.0
+    assert found[0.5] == pytest.approx((1.99 / 1.1) ** 2)
+
+
+def test_who_claims_less_does_not_end_sooner() -> None:
+    gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
+    specs = [app(f"a{i}", 4000) for i in range(8)]
+
+    def jct(claim: float) -> float:
+        return simulate(specs, gpus, Setup(f=0.5, liar="a0", claim=claim)).jct["a0"]
+
+    assert jct(0.5) >= jct(1.0) - 1
+    assert jct(0.75) >= jct(1.0) - 1
 
 
 def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:

@@ -124,20 +124,19 @@ def test_only_single_cores_are_leased(monkeypatch):
         shared.LeasedDevices(plan, "app", None, None)
 
 
-def test_a_trial_of_several_gpus_wants_as_many_leases():
-    engine = Engine()
-    engine.handle(GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10, share=2.0), now=0.0)
-    progress = shared.Progress(lambda: engine, None, None, gang=2)
-    progress.update({})
-    assert progress.useful == 2 and progress.valuation(1.0, 4).gang == 2
+def test_trials_of_several_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    plan = layout(DeviceSpec("gpu"), {"GPU": 2.0}, CLUSTER, max_packing=1, leased=True)
+    with pytest.raises(FluidTuneError, match="2 GPUs at once"):
+        shared.LeasedDevices(plan, "app", None, None)
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
-    progress = shared.Progress(Engine, None, None, gang=2)
+    progress = shared.Progress(Engine, None, None)
     progress.update({})
-    assert progress.useful == 2
+    assert progress.useful == 1
     value = progress.valuation(1.0, 4)
-    assert value.finish([gpu(0), gpu(1)]) == value.independent == shared.UNKNOWN_S / 2
+    assert value.finish([gpu(0)]) == value.independent == shared.UNKNOWN_S
 
 
 def test_an_emulated_device_is_one_that_ray_believes_in():
@@ -163,6 +162,23 @@ def test_progress_is_the_engine_s():
     limited = shared.Progress(lambda: engine, None, 1)
     limited.update({})
     assert limited.useful == limited.valuation(1.0, 4).useful == 1
+
+
+def test_packed_trials_count_as_if_alone():
+    engine = Engine(max_packing=2)
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10), now=0.0)
+    for _ in range(3):
+        engine.handle(Result("a", 2.0, 1.0), now=1.0)
+    engine.handle(TrialAdded("b", "g", "plain", 10), now=1.0)
+    for _ in range(5):
+        # They share a device: an iteration takes four seconds where it would take two.
+        engine.handle(Result("a", 4.0, 0.5), Result("b", 4.0, 0.5), now=2.0)
+    progress = shared.Progress(lambda: engine, None, None)
+    progress.update({})
+    # Of 20 iterations of 2 s on one worker 7 are left.
+    value = progress.valuation(contention=1.0, cluster_gpus=1)
+    assert value.independent == pytest.approx(40.0)
+    assert value.finish([gpu(0)]) == pytest.approx(14.0)
 
 
 def test_an_unknown_arbiter_is_refused():

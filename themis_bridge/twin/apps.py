@@ -55,11 +55,12 @@ class Facts:
 class TwinApp:
     """One app as it runs; its agent's `Work`.
 
-    ``error``: factor on what it believes to be left. ``lie``: by what share it overstates the cost of bad
-    placements and understates that of good ones, to win the best machine.
+    ``error``: factor on what it believes to be left and on what it believes that placements cost. ``claim``: what it
+    says that it has to do over what it believes. ``lie``: by what share it overstates the cost of bad placements and
+    understates that of good ones, to win the best machine.
     """
 
-    def __init__(self, spec: Spec, error: float = 1.0, lie: float = 0.0):
+    def __init__(self, spec: Spec, error: float = 1.0, claim: float = 1.0, lie: float = 0.0):
         self.spec = spec
         self.now = spec.arrives
         self.held: dict[str, Gpu] = {}
@@ -71,7 +72,7 @@ class TwinApp:
         self.phase = 0
         self._left = 1.0
         self._frozen_until = spec.arrives
-        self._error = error
+        self._claim = error * claim
         self._true = Slowdowns(dict(spec.links))
         told = {name: 1 + (s - 1) * error for name, s in spec.links.items()}
         if lie:
@@ -139,9 +140,9 @@ class TwinApp:
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         independent = independent_finish_time(
-            self.spec.budget * self._error, cluster_gpus, self.spec.demand, contention
+            self.spec.budget * self._claim, cluster_gpus, self.spec.demand, contention
         )
-        return Valuation(self._rest(self._error), self.now - self.spec.arrives, independent, self._told)
+        return Valuation(self._rest(self._claim), self.now - self.spec.arrives, independent, self._told)
 
     def facts(self) -> Facts:
         rest = self._rest(1.0)

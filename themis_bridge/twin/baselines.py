@@ -1,11 +1,12 @@
 """The schedulers that Themis is compared with, by their rule, as policies of the same arbiter (section 6.1).
 
 Each orders the apps and hands GPUs out greedily. Those that know about placement give an app the densest GPUs that
-are free; the others take any. DRF and FIFO never take a GPU from an app: their leases do not end.
+are free; the others take the first. FIFO never takes a GPU from an app: its leases do not end.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -32,28 +33,35 @@ class _Hand:
                 self.near[app][situation.offer[gpu].machine] += 1
         self.wants = {app: max(0, situation.wants(app)) for app in situation.reports}
 
-    def give(self, app: str, size: int) -> None:
+    def give(self, app: str, size: int) -> list[str]:
         """Up to ``size`` GPUs, as many as it wants and as there are."""
         size = min(size, self.wants[app])
         self.wants[app] -= size
-        while size and self.free:
-            if self.dense:
-                near, free = self.near[app], self.free
-                machine = min(free, key=lambda m: (-near[m], -min(size, len(free[m])), len(free[m]), m))
-                count = min(size, len(self.free[machine]))
-            else:
-                own = [m for m, gpus in self.free.items() if any(self.situation.holder.get(g) == app for g in gpus)]
-                machine = self.situation.rng.choice(sorted(own or self.free))
-                count = 1
-            # Nobody moves for the sake of moving.
-            self.free[machine].sort(key=lambda gpu: (self.situation.holder.get(gpu) != app, gpu))
-            for gpu in self.free[machine][:count]:
-                self.grants[gpu] = app
-            self.near[app][machine] += count
-            del self.free[machine][:count]
+        picked = self.pick(app, size)
+        for gpu in picked:
+            machine = self.situation.offer[gpu].machine
+            self.grants[gpu] = app
+            self.near[app][machine] += 1
+            self.free[machine].remove(gpu)
             if not self.free[machine]:
                 del self.free[machine]
-            size -= count
+        return picked
+
+    def pick(self, app: str, size: int) -> list[str]:
+        """The GPUs that it would get."""
+        free, near = dict(self.free), self.near[app]
+        picked: list[str] = []
+        if not self.dense:
+            return self._own_first(app, sorted(itertools.chain(*free.values())))[:size]
+        while free and len(picked) < size:
+            rest = size - len(picked)
+            machine = min(free, key=lambda m: (-near[m], -min(rest, len(free[m])), len(free[m]), m))
+            picked += self._own_first(app, free.pop(machine))[:rest]
+        return picked
+
+    def _own_first(self, app: str, gpus: list[str]) -> list[str]:
+        """Nobody moves for the sake of moving."""
+        return sorted(gpus, key=lambda gpu: self.situation.holder.get(gpu) != app)
 
 
 @dataclass
@@ -79,11 +87,13 @@ class Ordered:
 
 @dataclass
 class Shares:
-    """One gang after the other to the app with the smallest key, which sees what it has by then."""
+    """One gang after the other to the app with the smallest key; of equals, to the one with fewest GPUs.
 
-    key: Callable[[Facts, int, int, list[Gpu]], float]
+    ``key``: of its facts, how many GPUs it has by then, and all that it would have with the next gang.
+    """
+
+    key: Callable[[Facts, int, list[Gpu]], float]
     dense: bool
-    preempts: bool = True
 
     def bidders(self, situation: Situation) -> list[str]:
         return []
@@ -91,44 +101,41 @@ class Shares:
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         hand = _Hand(situation, self.dense)
         reports = situation.reports
-        have = {app: len(situation.held[app]) for app in reports}
+        held = {app: list(situation.held[app]) for app in reports}
         size = {app: max(1, report.gang) if self.dense else 1 for app, report in reports.items()}
 
-        def key(app: str) -> tuple[float, float, str]:
-            facts = reports[app].facts
-            held = list(situation.held[app])
-            return self.key(facts, have[app], min(size[app], hand.wants[app]), held), facts.arrived, app
+        def key(app: str) -> tuple[float, int, float, str]:
+            facts, have = reports[app].facts, held[app]
+            more = [situation.offer[gpu] for gpu in hand.pick(app, min(size[app], hand.wants[app]))]
+            return self.key(facts, len(have), have + more), len(have), facts.arrived, app
 
-        keys = {app: key(app) for app in reports if hand.wants[app]}
-        while hand.free and keys:
-            app = min(keys, key=keys.__getitem__)
-            before = len(hand.grants)
-            hand.give(app, size[app])
-            have[app] += len(hand.grants) - before
-            if hand.wants[app]:
-                keys[app] = key(app)
-            else:
-                del keys[app]
+        while hand.free and (wanting := [app for app in reports if hand.wants[app]]):
+            app = min(wanting, key=key)
+            held[app] += [situation.offer[gpu] for gpu in hand.give(app, size[app])]
         return Outcome(hand.grants)
 
 
-def _marginal(facts: Facts, have: int, more: int, held: list[Gpu]) -> float:
+def _marginal(facts: Facts, have: int, then: list[Gpu]) -> float:
     """Optimus: minus the throughput with one gang more over that without."""
     if not have:
         return -math.inf
-    now, then = facts.value.finish((), {1: have}), facts.value.finish((), {1: have + more})
-    return -now / then
+    return -facts.value.finish((), {1: have}) / facts.value.finish((), {1: len(then)})
+
+
+def _slowdown(facts: Facts, have: int, then: list[Gpu]) -> float:
+    """Gandiva: what the placement of all its GPUs costs the app."""
+    return facts.value.finish(then) / facts.value.finish((), {len(then): 1})
 
 
 #: Name -> policy.
 BASELINES: dict[str, Callable[[], Ordered | Shares]] = {
     "tiresias": lambda: Ordered(lambda facts, room: facts.attained, dense=False),
-    "gandiva": lambda: Ordered(lambda facts, room: -facts.sensitivity, dense=True),
+    "gandiva": lambda: Shares(_slowdown, dense=True),
     "optimus": lambda: Shares(_marginal, dense=True),
     "slaq": lambda: Ordered(lambda facts, room: -facts.quality, dense=False),
     "srtf": lambda: Ordered(lambda facts, room: facts.value.finish((), {room: 1} if room else {}), dense=True),
     "srsf": lambda: Ordered(lambda facts, room: facts.service_left, dense=False),
-    "drf": lambda: Shares(lambda facts, have, more, held: have, dense=False, preempts=False),
+    "drf": lambda: Shares(lambda facts, have, then: have, dense=False),
     "fifo": lambda: Ordered(lambda facts, room: facts.arrived, dense=False, preempts=False),
 }
 

@@ -98,14 +98,15 @@ class Simulation:
         # Everything answers at once; nobody is ever silent.
         notice = min(PACE_S, lease / 4)
         self.arbiter = Arbiter(
-            Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=1e15, seed=setup.seed),
+            Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=1e15),
             chosen,
         )
         rng = random.Random(setup.seed)
         self.apps = {
             spec.name: TwinApp(
                 spec,
-                (1 + rng.uniform(-setup.error, setup.error)) * (setup.claim if spec.name == setup.liar else 1.0),
+                1 + rng.uniform(-setup.error, setup.error),
+                setup.claim if spec.name == setup.liar else 1.0,
                 setup.lie if spec.name == setup.liar else 0.0,
             )
             for spec in specs
