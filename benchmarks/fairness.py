@@ -117,9 +117,7 @@ def main() -> None:
     arguments = parser("Fairness of all policies in the twin.")
     arguments.add_argument("--trace", help="path of a recorded trace of jobs")
     arguments.add_argument("--gpus", type=int, default=32, help="GPUs for a trace, on machines of 4 (32)")
-    arguments.add_argument(
-        "--seeds", type=int, help="workloads of tuning apps (1), or draws of errors (3)"
-    )
+    arguments.add_argument("--seeds", type=int, help="workloads of tuning apps (1), or draws of errors (3)")
     arguments.add_argument("--apps", type=int, help="tuning apps of a workload (30; of a sweep 12)")
     arguments.add_argument("--sweeps", action="store_true", help="only what changes when a setting of Themis changes")
     options = arguments.parse_args()

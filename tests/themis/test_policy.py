@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
@@ -15,7 +13,7 @@ def bidders(
 ) -> list[str]:
     offer = {"g0": Gpu("g0", "m"), "g1": Gpu("g1", "m")}
     everybody = {app: held.get(app, ()) for app in reports}
-    return Themis(f).bidders(Situation(reports, everybody, offer, holder, {}, random.Random(0)))
+    return Themis(f).bidders(Situation(reports, everybody, offer, holder, {}))
 
 
 def test_the_worst_rho_bids():
@@ -49,7 +47,7 @@ def leftover(
 ) -> dict[str, str]:
     everybody = {app: held.get(app, ()) for app in reports}
     there = {gpu.id: gpu for gpu in offer}
-    return share_leftover(Situation(reports, everybody, there, holder, {}, random.Random(0)), {}, {})
+    return share_leftover(Situation(reports, everybody, there, holder, {}), {}, {})
 
 
 def test_what_nobody_won_goes_to_the_longest_first():
@@ -58,7 +56,7 @@ def test_what_nobody_won_goes_to_the_longest_first():
     assert sorted(leftover(reports, {}, offer, {}).values()) == ["long", "long", "long", "short"]
     # Those that lost an auction come last, whatever they have left.
     bids = {"long": Bid("long", {frozenset(): 1.0})}
-    situation = Situation(reports, dict.fromkeys(reports, ()), {g.id: g for g in offer}, {}, {}, random.Random(0))
+    situation = Situation(reports, dict.fromkeys(reports, ()), {g.id: g for g in offer}, {}, {})
     assert sorted(share_leftover(situation, {}, bids).values()) == ["long", "short", "short", "short"]
 
 

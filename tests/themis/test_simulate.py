@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from themis_bridge import JobInfo
@@ -65,7 +63,7 @@ def test_gandiva_goes_by_placements_and_not_by_apps() -> None:
 def test_who_knows_nothing_of_placement_takes_the_first() -> None:
     offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
     facts = TwinApp(app("a", 1000)).facts()
-    situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {}, random.Random(0))
+    situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
     assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
