@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, kill_tree
 
 BASE = {"benchmark", "machine", "devices", "kind"}
 COMMON = BASE | {"sides", "ratio", "ratios"}
@@ -15,12 +15,16 @@ THREE = {"fluid", "stock", "stock_reuse"}
 
 
 def _run(*command, keys=COMMON, kind="real"):
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "--quick", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("\n") == 1, done.stdout
-    figures = json.loads(done.stdout)
+    call = [sys.executable, "-m", *command, "--quick", "--json"]
+    with subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, said = process.communicate(timeout=280)
+        except BaseException:
+            kill_tree(process)
+            raise
+    assert process.returncode == 0, said[-3000:]
+    assert out.count("\n") == 1, out
+    figures = json.loads(out)
     assert figures.keys() >= keys
     assert all(math.isfinite(ratio) and ratio > 0 for ratio in figures.get("ratios", {}).values())
     assert figures["kind"] == kind
@@ -65,7 +69,8 @@ def test_resize(backend):
 
 @pytest.mark.ray
 def test_tune_vs_fluid_on_emulated_devices():
-    figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", kind="emulated")
+    # Not HyperBand: stock Ray Tune's sometimes never ends (docs/bugs.md, 7).
+    figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", "--algorithm", "grid", kind="emulated")
     assert figures["sides"].keys() == THREE
     assert figures["profile"] == "half-a-gpu"
     assert all(0 < part <= 1 for part in figures["utilisation"].values()) and figures["utilisation"].keys() == THREE
