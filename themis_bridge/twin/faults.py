@@ -271,20 +271,24 @@ class World:
         data = {} if self.rng.random() < 0.1 else copy.deepcopy(self.disk)
         if data == {} and self.disk:
             self.say("and has lost its books")
+            self._forgive()  # and with them, how long anybody has been silent
         self.arbiter, instructions = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
         if data == {}:
             self.arbiter.settings = SETTINGS
         self.arbiter.validate_state()
         self._shell(instructions)
 
+    def _forgive(self) -> None:
+        """Every death may cost the time until it is noticed, one after the other."""
+        for gpu in self.idle:
+            self.idle[gpu] = max(0.0, self.idle[gpu] - SETTINGS.patience_s)
+
     def _kill(self) -> None:
         driver = self.rng.choice(self.drivers)
         if driver.agent is not None:
             self.say(f"{driver.agent.session} dies")
             driver.agent, driver.running = None, {}
-            for gpu in self.idle:
-                # Every death may cost the time until it is noticed, one after the other.
-                self.idle[gpu] = max(0.0, self.idle[gpu] - SETTINGS.patience_s)
+            self._forgive()
             if self.rng.random() < 0.7:
                 self.at(self.rng.uniform(0, 30), partial(self._start_again, driver))
 
