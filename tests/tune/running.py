@@ -24,7 +24,8 @@ class Recorder(Callback):
         self.heard.append(("start", trial.config["x"], None))
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-        self.heard.append(("result", trial.config["x"], result["training_iteration"]))
+        # PBT may have given the trial another configuration in the meantime.
+        self.heard.append(("result", result.get("config", trial.config)["x"], result["training_iteration"]))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.heard.append(("complete", trial.config["x"], None))
