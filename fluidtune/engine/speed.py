@@ -85,7 +85,7 @@ class Speed:
         self._warm_up.pop(width, None)
         samples = self._samples.setdefault(width, deque(maxlen=RECENT))
         samples.append(seconds)
-        found = median(samples)
+        found = self._medians[width] = median(samples)
         told = self._told.get(width, found)
         news = len(samples) <= ENOUGH or abs(found - told) > CHANGED * told
         if news:
