@@ -22,14 +22,14 @@ demo: $(STAMP)
 # Lint, the test suite on the newest Ray, the Tune tests on the oldest, and, where it can be compiled, Horovod's tests but
 # for the five minutes of those on Ray.
 test: lint fast
-	$(BIN)/python -m pytest -m "(ray or faults) and not horovod"
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod"
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
 	else echo "left out: all tests of Horovod"; fi
 
-# What needs neither Ray nor Horovod, on all cores.
+# What needs neither Ray nor Horovod nor long, on all cores.
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults and not horovod" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" -n auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

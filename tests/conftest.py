@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
-        names = {marker.name for marker in item.iter_markers()} & {*_NEEDS, "ray", "faults"}
+        names = {marker.name for marker in item.iter_markers()} & {*_NEEDS, "ray", "faults", "slow"}
         _left_out[" and ".join(sorted(names)) or "unmarked", "deselected by -m or -k"] += 1
 
 

@@ -2,7 +2,9 @@
 
 A worker belongs to one device for its whole life. It is taken by a trial, given back, cleaned by itself, and
 taken again; one that cannot be cleaned, or that died, is replaced by a new process when the device is needed
-next. Workers are started when they are first needed and never before.
+next. Workers are started when they are first needed and never before, and of one node no more at a time than it has
+cores: sixteen that start together on two cores are all there after the time of eight, and two by two the first
+train while the last ones wait.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 import os
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,12 +29,18 @@ logger = logging.getLogger(__name__)
 
 #: A worker that cleans up is waited for so long before another process is started, seconds.
 CLEAN_SOON_S = 1.0
+#: Processes that may start at a time on a node that says it has fewer cores: one waits while another computes.
+STARTS_AT_LEAST = 2
 #: Environment that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = {*compat.ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 
 
 class Holding(Protocol):
     """What holds a job's devices: a `Reservation`, or leases."""
+
+    @property
+    def nodes(self) -> Mapping[int, str]:
+        """Device -> how its node's id begins, for those that are there."""
 
     def group(self, device: int) -> Any:
         """The placement group of a device that is there."""
@@ -52,6 +61,8 @@ class PooledWorker:
     gpus: list[str] = field(default_factory=list)
     #: It is a client of its GPU's MPS daemon.
     mps: bool = False
+    #: Its process has not answered yet.
+    starting: bool = True
     #: Set while it serves or cleans up; an idle worker is in the pool.
     busy: bool = True
     #: When it was told to clean up (monotonic clock); None before and after.
@@ -73,6 +84,8 @@ class WorkerPool:
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
         #: Every living worker by name.
         self.workers: dict[str, PooledWorker] = {}
+        #: By node, how many of its processes may start at a time.
+        self._starts: dict[str, int] = {}
         environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
         environment.setdefault("PL_DISABLE_FORK", "1")
         self._environment = environment
@@ -81,14 +94,14 @@ class WorkerPool:
         return bool(self._idle[device])
 
     def ready(self, device: int, alone: bool = False) -> bool:
-        """Whether `take` can serve now: a worker is idle, or there is room for one more process.
+        """Whether `take` can serve now: a worker is idle, or there is room for one more process, which may start.
 
         A worker that is still cleaning up after a trial keeps its room; ``alone``: the device must be empty of
         busy ones.
         """
         busy = sum(1 for w in self.workers.values() if w.device == device and w.busy)
         if alone:
-            return busy == 0
+            return busy == 0 and not self._crowded(device)
         if self._idle[device]:
             return True
         # One that is about to be free is there sooner than a new process.
@@ -96,7 +109,19 @@ class WorkerPool:
             w.device == device and w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S
             for w in self.workers.values()
         )
-        return not soon and busy < self._layout.packing
+        return not soon and busy < self._layout.packing and not self._crowded(device)
+
+    def _crowded(self, device: int) -> bool:
+        """Whether as many processes start on the device's node as may at a time."""
+        nodes = self._reservation.nodes
+        node = nodes.get(device)
+        if node is None:
+            return False  # whoever starts there will hear so
+        if node not in self._starts:
+            found = [each["Resources"] for each in ray.nodes() if each["NodeID"].startswith(node)]
+            self._starts[node] = max([STARTS_AT_LEAST, *(int(each.get("CPU", 0)) for each in found)])
+        starting = sum(1 for w in self.workers.values() if w.starting and nodes.get(w.device) == node)
+        return starting >= self._starts[node]
 
     def take(self, device: int, now: float, visible: list[str] | None = None) -> PooledWorker:
         """A worker of this device, warm if there is one. Only when the device is `ready`.

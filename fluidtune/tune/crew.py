@@ -33,6 +33,7 @@ class _Want:
     device: int
     others: tuple[int, ...]
     then: Callable[[PooledWorker], None]
+    still: Callable[[], bool]
     died: Callable[[], None] | None
 
 
@@ -45,7 +46,7 @@ class Crew:
         self.events: list[m.Event] = []
         #: Ray futures and who handles them: (value or exception) -> None.
         self._futures: dict[Any, Callable[[Any], None]] = {}
-        #: Who waits for a worker that is still cleaning up.
+        #: Who waits for a worker that is still cleaning up, or for others to have started.
         self._wanting: list[_Want] = []
         #: Workers that have been told to clean up and have not answered.
         self.cleaning = 0
@@ -91,14 +92,16 @@ class Crew:
         device: int,
         others: tuple[int, ...],
         then: Callable[[PooledWorker], None],
+        still: Callable[[], bool],
         died: Callable[[], None] | None = None,
     ) -> None:
-        """Call ``then`` with a worker of the device that sees ``others`` too; at once, or when one has cleaned up.
+        """Call ``then`` with a worker of the device that sees ``others`` too; at once, or when the pool has one.
 
-        ``died``: called instead if that worker dies before, as a new process takes seconds; None: wait for it.
+        ``still``: whether it is wanted, asked again before a later one is taken. ``died``: called instead if that
+        worker dies before, as a new process takes seconds; None: wait for it.
         """
         if not self.job.workers.ready(device, others):
-            self._wanting.append(_Want(device, others, then, died))
+            self._wanting.append(_Want(device, others, then, still, died))
             return
         worker, fresh = self.job.workers.take(device, others)
         if fresh:
@@ -109,7 +112,8 @@ class Crew:
         """Give those that wait for a worker the ones that are free now."""
         wanting, self._wanting = self._wanting, []
         for want in wanting:
-            self.take(want.device, want.others, want.then, want.died)
+            if want.still():
+                self.take(want.device, want.others, want.then, want.still, want.died)
 
     def clean(self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None) -> None:
         """Have the worker unload its trial; ``within``: seconds after which it is killed instead.

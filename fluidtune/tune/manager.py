@@ -276,20 +276,20 @@ class FluidActorManager:
         placement = run.placement = object()
         first = run.devices[0]
 
+        def still() -> bool:
+            return run.placement is placement  # else the trial ended while it waited for a worker
+
         def died() -> None:
-            if run.placement is placement:
+            if still():
                 self._recover(run, "the worker that it was to go on in died", died=first)
 
         def load(worker: PooledWorker) -> None:
-            if run.placement is not placement:
-                self._job.workers.give_back(worker)  # the trial ended while it waited for a worker
-                return
             run.leader = worker
             future = worker.actor.load.remote(run.trainable_ref, self._spec(run))
             self._crew.track(future, partial(self._loaded, run, worker))
 
         # What an elastic trial was started on beyond its first device is taken in by a resize.
-        self._crew.take(first, run.devices[1:] if run.gang else (), load, died)
+        self._crew.take(first, run.devices[1:] if run.gang else (), load, still, died)
 
     def _spec(self, run: Run) -> LoadSpec:
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs

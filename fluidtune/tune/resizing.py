@@ -47,16 +47,16 @@ class Resizer:
         generation = run.generation
         run.ready, run.awaited = set(), set(new)
 
+        def still(device: int) -> bool:
+            return run.generation == generation and device in run.awaited  # else the resize was called off
+
         def join(worker: PooledWorker) -> None:
-            if run.generation != generation or worker.device not in run.awaited:
-                self._crew.job.workers.give_back(worker)  # the resize was called off meanwhile
-                return
             run.joining[worker.device] = worker
             future = worker.actor.join.remote(run.trainable_ref, self._spec(run))
             self._crew.track(future, partial(self._joined, run, worker))
 
         for device in new:
-            self._crew.take(device, (), join)
+            self._crew.take(device, (), join, partial(still, device))
         if not new:
             self._all_ready(run)
 

@@ -63,6 +63,7 @@ class Workers:
 
     def known(self, worker: PooledWorker, value: Any) -> None:
         """What a new process says of itself; an exception when it could not."""
+        worker.starting = False
         if isinstance(value, Info):
             worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
             self._log.write(
@@ -115,10 +116,6 @@ class Workers:
             self._pool.give_back(worker)
         else:
             self._replace(worker, str(value))
-
-    def give_back(self, worker: PooledWorker) -> None:
-        """The trial ended before it used the worker."""
-        self._pool.give_back(worker)
 
     def _replace(self, worker: PooledWorker, reason: str) -> None:
         self._log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:500])

@@ -100,7 +100,7 @@ class Twin:
         #: Warm workers that are free and all there are, by device.
         self._idle: Counter[int] = Counter()
         costs = job.costs
-        self._starts = Starts(costs.cold, costs.at_once, self._at, lambda: self.now)
+        self._starts = Starts(costs.cold, costs.at_once, self._at)
         #: By device, who trains there (by its first device).
         self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)

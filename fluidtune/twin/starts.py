@@ -1,66 +1,40 @@
-"""Worker processes that start: each takes its time, and longer when more of them start than the machine has cores for.
+"""Worker processes that start: no more at a time than the machine has cores for, in the order they were asked for.
 
-They share the machine evenly, so that eight which begin together are there together, late.
+As in `fluidtune.cluster.pool`; how many that are is read off the job's log.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(eq=False)
-class _Start:
-    left: float
-    then: Callable[[], None]
+from functools import partial
 
 
 class Starts:
     """``seconds``: of one by itself. ``at_once``: how many at a time are not slowed down.
 
-    ``at``: calls something after so many seconds. ``now``: the time, seconds.
+    ``at``: calls something after so many seconds.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        at_once: float,
-        at: Callable[[float, Callable[[], None]], None],
-        now: Callable[[], float],
-    ):
-        self._seconds, self._at_once, self._at, self._now = seconds, at_once, at, now
-        self._under_way: list[_Start] = []
-        self._since = 0.0
-        self._plan = 0
+    def __init__(self, seconds: float, at_once: float, at: Callable[[float, Callable[[], None]], None]):
+        self._most = math.inf if math.isinf(at_once) else math.ceil(at_once)
+        self._seconds = seconds if math.isinf(at_once) else seconds * self._most / at_once
+        self._at = at
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._under_way = 0
 
     def begin(self, then: Callable[[], None]) -> None:
         """Start one more; ``then`` is called when it is there."""
-        self._pass()
-        self._under_way.append(_Start(self._seconds, then))
-        self._expect()
+        self._waiting.append(then)
+        self._go_on()
 
-    @property
-    def _rate(self) -> float:
-        return min(1.0, self._at_once / max(1, len(self._under_way)))
+    def _go_on(self) -> None:
+        while self._waiting and self._under_way < self._most:
+            self._under_way += 1
+            self._at(self._seconds, partial(self._there, self._waiting.popleft()))
 
-    def _pass(self) -> None:
-        passed = (self._now() - self._since) * self._rate
-        self._since = self._now()
-        for start in self._under_way:
-            start.left -= passed
-
-    def _expect(self) -> None:
-        """Wake up when the next one is there, unless another one begins before."""
-        self._plan += 1
-        plan = self._plan
-        if self._under_way:
-            after = max(0.0, min(start.left for start in self._under_way)) / self._rate
-            self._at(after, lambda: self._there() if plan == self._plan else None)
-
-    def _there(self) -> None:
-        self._pass()
-        there = [start for start in self._under_way if start.left <= 1e-9]
-        self._under_way = [start for start in self._under_way if start.left > 1e-9]
-        self._expect()
-        for start in there:
-            start.then()
+    def _there(self, then: Callable[[], None]) -> None:
+        self._under_way -= 1
+        self._go_on()
+        then()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fluidtune.cluster import pool as pool_module
@@ -20,7 +22,10 @@ def pool(monkeypatch):
     killed = []
     monkeypatch.setattr(WorkerPool, "_start", start)
     monkeypatch.setattr(pool_module.ray, "kill", killed.append)
-    made = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")
+    nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
+    monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)
+    there = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
+    made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
     made.killed = killed
     return made
 
@@ -64,6 +69,21 @@ def test_packing_gives_room_for_several(pool):
     pool._layout = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
     first, second = pool.take(0, now=0.0), pool.take(0, now=0.0)
     assert first is not second and not pool.ready(0)
+
+
+def test_no_more_processes_of_a_node_start_at_a_time_than_it_has_cores(pool):
+    begun = [pool.take(device, now=0.0) for device in range(3)]
+    assert not pool.ready(3) and not pool.ready(3, alone=True)
+    assert pool.ready(8)  # its node is gone: who is started there hears so
+    begun += [pool.take(device, now=0.0) for device in (5, 6)]
+    assert not pool.ready(7)  # two at least, whatever the node says
+    begun[0].starting = False
+    assert pool.ready(3) and not pool.ready(7)
+    pool.discard(begun[3])
+    assert pool.ready(7)
+    pool.give_back(begun[0])
+    pool.take(3, now=1.0)
+    assert not pool.ready(4) and pool.ready(0)  # a warm one waits for nobody
 
 
 def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):

@@ -116,6 +116,7 @@ def orders(kind, leave_after=None):
     return found, len(loader), (torch.rand(()).item(), random.random())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave_after", [None, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_and_the_streams_are_stocks(pool, kind, leave_after):

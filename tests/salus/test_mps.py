@@ -76,6 +76,7 @@ def use(pipe, directory: Path) -> None:
     pipe.recv()
 
 
+@pytest.mark.faults
 def test_users_that_are_killed_leave_no_daemon(tmp_path, calls) -> None:
     control = tmp_path / "gpu" / "pipe" / "control"
     with Child(use, tmp_path / "gpu") as first, Child(use, tmp_path / "gpu") as second:

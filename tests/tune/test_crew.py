@@ -26,13 +26,18 @@ class Workers:
         self.dead.append(worker.name)
 
 
+def always() -> bool:
+    return True
+
+
 def test_who_waits_for_a_worker_that_dies_may_go_elsewhere() -> None:
     workers, got = Workers(), []  # type: ignore[var-annotated]
     job = SimpleNamespace(workers=workers, reservation=SimpleNamespace(complete=True), poll_devices=list)
     crew = Crew(job)  # type: ignore[arg-type]
     for device in (1, 2):
-        crew.take(device, (), lambda worker: got.append(worker.name), lambda d=device: got.append(f"died-{d}"))
-    crew.take(1, (), lambda worker: got.append(f"patient-{worker.name}"))
+        crew.take(device, (), lambda worker: got.append(worker.name), always, lambda d=device: got.append(f"died-{d}"))
+    crew.take(1, (), lambda worker: got.append(f"patient-{worker.name}"), always)
+    crew.take(1, (), lambda worker: got.append(f"gone-{worker.name}"), lambda: workers.there is False)
     crew.lost(PooledWorker("old", 1, None, 0.0), RuntimeError("killed"))
     assert got == ["died-1"] and workers.dead == ["old"]
     crew.serve()
@@ -48,7 +53,7 @@ def test_nobody_waits_for_a_worker_of_a_device_that_is_gone() -> None:
     job = SimpleNamespace(workers=workers, reservation=SimpleNamespace(complete=False), poll_devices=lambda: news)
     crew = Crew(job)  # type: ignore[arg-type]
     for device, others in ((0, ()), (1, ()), (0, (1,)), (2, ())):
-        crew.take(device, others, lambda worker: got.append(worker.name))
+        crew.take(device, others, lambda worker: got.append(worker.name), always)
     crew.poll()
     assert crew.events == news
     workers.there = True

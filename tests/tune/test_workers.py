@@ -54,6 +54,16 @@ def messy(config: dict[str, Any]) -> None:
     tune.report({"score": 1.0, **found})
 
 
+def test_as_many_processes_start_at_a_time_as_there_are_cores(tmp_path: Path) -> None:
+    space = {"x": tune.grid_search(list(range(6)))}
+    results = fit("fluid", messy, space, tmp_path, executor=FluidExecutor(devices="emulated:6", max_packing=1))
+    assert len(results) == 6 and not results.errors
+    started = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "worker_started"]
+    assert len(started) >= 6
+    begun = [(e["t"] - e["seconds"], e["t"]) for e in started]
+    assert max(sum(asked <= moment < there for asked, there in begun) for moment, _ in begun) == 2
+
+
 def one_after_the_other(path: Path, leave: list[str]) -> tuple[list[dict[str, Any]], Any]:
     results = fit("fluid", messy, {"x": tune.grid_search(leave)}, path, executor=FluidExecutor(devices="cpu:1"))
     assert not results.errors

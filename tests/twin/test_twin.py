@@ -64,6 +64,7 @@ def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, 
     assert 0 < twin.utilisation <= 1 + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ten_thousand_trials_on_a_thousand_devices():
     found = forecast(grid(10_000, 1, DEFAULT), 1000)
