@@ -11,10 +11,15 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
 # Usage statistics would talk to the network at every `ray.init`.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+# The same examples in every run; `--hypothesis-profile=default` draws new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 # --- tests that need what this machine has not
 
