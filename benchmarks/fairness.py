@@ -4,15 +4,17 @@
 ``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of
 a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs.
 ``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
-that is bound by the network, errors in the estimates, and an app that lies about placements; of a trace
-``--seeds`` draws of errors, and what every ninth job gains, by itself, that claims more or less work than it has.
+that is bound by the network, errors in the estimates, and what each of eight equal apps gains, by itself, that lies
+about placements; of a trace ``--seeds`` draws of errors, and what every ninth job gains, by itself, that claims more or
+less work than it has.
 All sides run the real arbiter; kind "twin".
 
 A trace's jobs run with leases of 20 minutes, tuning apps with ten; f = 0.8.
 
 A side has ``worst_rho`` (the largest of all workloads) and, means over workloads, ``jain`` (of rho), ``mean_jct`` and
 ``makespan`` (s), ``gpu_time`` (GPU s held), ``placement_score`` (1 / slowdown, by GPU time) and ``above_1_05`` (share
-of apps with a rho above it). ``ratios``: the other side's worst rho over ours; ``ratio`` is the smallest.
+of apps with a rho above it). ``ratios``: the other side's worst rho over ours; ``ratio`` is the smallest. ``equal``:
+the worst rho if the cluster could be divided equally at every moment, at no cost and as if all of it lay together.
 
 Contention in rho: of tuning apps the paper's, the number of apps in the system averaged over the app's life. Of a
 trace's jobs, which ask for few GPUs each, the GPUs asked for by all jobs in the system over those of the cluster, at
@@ -31,7 +33,8 @@ from benchmarks.common import finish, parser, ratios, result, say
 from themis_bridge.locality import Gpu
 from themis_bridge.twin.apps import Spec
 from themis_bridge.twin.baselines import BASELINES
-from themis_bridge.twin.simulate import Setup, simulate
+from themis_bridge.twin.ideal import ends
+from themis_bridge.twin.simulate import Setup, rhos, simulate
 from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning_apps
 
 #: One workload and the seed of the errors in its estimates.
@@ -54,7 +57,12 @@ def side(runs: Sequence[Run], gpus: Sequence[Gpu], setup: Setup) -> dict[str, fl
     return figures
 
 
-def liar(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
+def equal(specs: Sequence[Spec], gpus: int, contention: str) -> float:
+    """The worst rho of equal shares that cost nothing."""
+    return max(rhos(specs, ends(specs, gpus), gpus, contention).values())
+
+
+def equals(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
     """The paper's truth-telling experiment: 8 equal apps, 64 GPUs, one machine of 8 and the others of 2."""
     apps = tuning_apps(1, 5, days=gpu_hours / 24, network_bound=1.0)
     return [replace(apps[0], name=f"app{i}") for i in range(8)], machines(((1, 4, 2), (28, 1, 2)))
@@ -71,17 +79,24 @@ def trace_sweeps(jobs: Sequence[Spec], gpus: Sequence[Gpu], seeds: int) -> Sweep
         "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
         "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
         "error": {str(error): side(drawn, gpus, replace(TRACE, error=error)) for error in (0.1, 0.2)},
-        "claim": {str(claim): claiming(jobs, gpus, claim) for claim in (0.5, 0.75, 1.33, 2.0)},
+        "claim": {str(claim): lying(jobs, gpus, TRACE, jobs[3::9], claim=claim) for claim in (0.5, 0.75, 1.33, 2.0)},
     }
 
 
-def claiming(specs: Sequence[Spec], gpus: Sequence[Gpu], claim: float) -> dict[str, float]:
-    """Share by which the time of a job changes that claims ``claim`` times its work, over every ninth job."""
-    honest = simulate(specs, gpus, TRACE).jct
-    names = [spec.name for spec in specs[3::9]]
-    changes = [simulate(specs, gpus, replace(TRACE, liar=name, claim=claim)).jct[name] / honest[name] for name in names]
-    say(f"who claims {claim:g} times its work: {statistics.mean(changes) - 1:+.1%} time (best {min(changes) - 1:+.1%})")
-    return {"jct": statistics.mean(changes) - 1, "best": min(changes) - 1, "jobs": len(names)}
+def lying(
+    specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup, liars: Sequence[Spec], **lie: float
+) -> dict[str, float]:
+    """Share by which the time of an app changes that lies, each of ``liars`` by itself; and the others' mean one."""
+    honest = simulate(specs, gpus, setup).jct
+    changes, others = [], []
+    for liar in liars:
+        jct = simulate(specs, gpus, replace(setup, liar=liar.name, **lie)).jct  # type: ignore[arg-type]
+        changes.append(jct[liar.name] / honest[liar.name] - 1)
+        others.append(statistics.mean(jct[name] / honest[name] - 1 for name in jct if name != liar.name))
+    figures = {"jct": statistics.mean(changes), "best": min(changes), "worst": max(changes)}
+    told = ", ".join(f"{what} {factor:g}" for what, factor in lie.items())
+    say(f"{told}: {figures['jct']:+.1%} time ({figures['best']:+.1%} to {figures['worst']:+.1%})")
+    return {**figures, "others_jct": statistics.mean(others), "liars": len(liars)}
 
 
 def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
@@ -102,13 +117,8 @@ def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
         "network_bound": {str(share): one(base, network_bound=share) for share in (0.0, 0.5, 1.0)},
         "error": {str(error): one(replace(base, error=error)) for error in (0.0, 0.1, 0.2)},
     }
-    specs, at = liar(40.0)
-    found["lie"] = {}
-    for lie in (0.0, 0.2, 0.34, 0.6, 1.0):
-        run = simulate(specs, at, replace(base, liar="app0", lie=lie))
-        others = [run.jct[name] for name in run.jct if name != "app0"]
-        found["lie"][str(lie)] = {"liar_jct": run.jct["app0"], "others_jct": statistics.mean(others)}
-        say(f"a lie of {lie:.0%}: {run.jct['app0']:.0f} s, the others {statistics.mean(others):.0f} s")
+    specs, at = equals(40.0)
+    found["lie"] = {str(lie): lying(specs, at, base, specs, lie=lie) for lie in (0.2, 0.34, 0.6, 1.0)}
     return found
 
 
@@ -143,7 +153,9 @@ def main() -> None:
     else:
         sides = {policy: side(runs, gpus, replace(base, policy=policy)) for policy in ("themis", *BASELINES)}
         against = ratios(sides, "themis", "worst_rho")
-        figures |= {"sides": sides, "ratios": against, "ratio": min(against.values())}
+        ideal = max(equal(specs, len(gpus), base.contention) for specs, _ in runs)
+        say(f"divided equally at no cost: worst rho {ideal:.3f}")
+        figures |= {"sides": sides, "ratios": against, "ratio": min(against.values()), "equal": ideal}
     finish(result("fairness", f"{len(gpus)} GPUs", "twin", **figures), options.json)
 
 

@@ -108,17 +108,19 @@ class Agent:
     def _rho(self, ask: m.AskRho) -> m.RhoAnswer:
         value = self.work.valuation(ask.contention, ask.gpus)
         held = [view.gpu for view in self.leases.values()]
+        tokens = tuple(sorted(view.token for view in self.leases.values()))
         rho = value.rho(held)
         own = {gpu for gpu, view in self.leases.items() if not view.leftover}
         leftover = len(self.leases) - len(own)
         if leftover and self._bid is not None and own == self._sure:
             # Leftovers were not bid for: what was said in the last auction stands until they end.
             rho = min(known for row, known in self._bid.rho.items() if len(row) <= leftover)
+            tokens = ()
         most = min(value.useful, ask.gpus)
         left = value.finish((), {most: 1} if most else {})
         best = min(value.rho_after(left), rho)
         whole = value.independent / ask.contention
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole)
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _offer(self, offer: m.Offer) -> m.BidAnswer:

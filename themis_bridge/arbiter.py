@@ -25,11 +25,9 @@ from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.rounds import Round
+from themis_bridge.setbacks import Setbacks
 
 logger = logging.getLogger(__name__)
-
-#: How often the pause after a reservation that failed is doubled at most.
-DOUBLED = 4
 
 
 class Arbiter:
@@ -49,9 +47,7 @@ class Arbiter:
         self._epoch, self._version = 0, 0
         #: When a round may begin although nothing changed.
         self._next = 0.0
-        #: (GPU, app) -> reservations that failed one after the other, and when the next may be tried. A lease under
-        #: way there is not told and does not count as held until it is reserved.
-        self._failures: dict[tuple[str, str], tuple[int, float]] = {}
+        self._setbacks = Setbacks()
         self._out: list[m.Instruction] = []
         #: The last outcome, for whoever watches.
         self.last: Outcome | None = None
@@ -182,7 +178,7 @@ class Arbiter:
     @_take.register
     def _(self, event: m.GpuLeft) -> None:
         self.gpus.pop(event.gpu, None)
-        self._failures = {pair: known for pair, known in self._failures.items() if pair[0] != event.gpu}
+        self._setbacks.forget(gpu=event.gpu)
         lease = self.leases.get(event.gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back: the token is never used again.
@@ -224,8 +220,8 @@ class Arbiter:
             self._refuse(turn, event, str(error))
             return
         known = self.apps[event.app]
-        held, elapsed = len(self.leases.of(event.app)), self.clock - known.joined
-        known.take(event.report, held, len(self.gpus), elapsed, self.contention(event.app))
+        held = sorted(lease.token for lease in self.leases.of(event.app))
+        known.take(event.report, held, len(self.gpus), self.clock - known.joined, self.contention(event.app))
 
     @_take.register
     def _(self, event: m.BidAnswer) -> None:
@@ -260,7 +256,7 @@ class Arbiter:
     @_take.register
     def _(self, event: m.Reserved) -> None:
         lease = self.leases.current(event.gpu, event.token)
-        if lease is None or lease.closing or self._failures.pop((lease.gpu, lease.app), None) is None:
+        if lease is None or lease.closing or not self._setbacks.over(lease.gpu, lease.app):
             return
         if self._room(lease.app) < 0:
             # Others were won meanwhile.
@@ -273,9 +269,7 @@ class Arbiter:
         if lease is None:
             return
         self.leases.drop(lease)
-        before, _ = self._failures.get((lease.gpu, lease.app), (0, 0.0))
-        pause = self._retry * 2 ** min(before, DOUBLED)
-        self._failures[lease.gpu, lease.app] = (before + 1, self.clock + pause)
+        self._setbacks.add(lease.gpu, lease.app, self.clock, self._retry)
         self._tell(lease.app)
 
     @_take.register
@@ -302,7 +296,7 @@ class Arbiter:
     def _forget(self, name: str) -> None:
         """The app is gone: end its leases and leave it out of the round."""
         self.apps.pop(name, None)
-        self._failures = {pair: known for pair, known in self._failures.items() if pair[1] != name}
+        self._setbacks.forget(app=name)
         for lease in self.leases.of(name):
             self._close(lease)
         for lease in self.leases:
@@ -321,19 +315,13 @@ class Arbiter:
 
     # --- rounds
 
-    def _barred(self, gpu: str) -> frozenset[str]:
-        """Apps for which Ray could not reserve the GPU a short while ago."""
-        return frozenset(
-            app for (each, app), (_, until) in self._failures.items() if each == gpu and until > self.clock
-        )
-
     def _offerable(self) -> dict[str, Gpu]:
         """GPUs that are free for some app, or whose leases end within the notice and are not settled yet."""
         found = {}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
-                if not self.apps.keys() <= self._barred(name):
+                if not self.apps.keys() <= self._setbacks.barred(name, self.clock):
                     found[name] = gpu
             elif not lease.closing and not lease.ending and lease.expires - self.clock <= self.settings.notice_s:
                 found[name] = gpu
@@ -367,7 +355,7 @@ class Arbiter:
         # One round is about GPUs that the same apps may have; other GPUs are the next one's.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
         for name, gpu in offer.items():
-            groups.setdefault(self._barred(name), {})[name] = gpu
+            groups.setdefault(self._setbacks.barred(name, self.clock), {})[name] = gpu
         self.rounds += 1
         self._next = self.clock + self._retry / len(groups)
         barred = list(groups)[self.rounds % len(groups)]
@@ -439,8 +427,7 @@ class Arbiter:
         """Seconds until the next `Tick` that could change anything, if no other event comes first."""
         if self.round is not None:
             return max(0.0, self.round.deadline - self.clock)
-        times = [until for (gpu, _), (_, until) in self._failures.items() if not self.leases.get(gpu)]
-        times = [until for until in times if until > self.clock]
+        times = [until for gpu, until in self._setbacks.ends(self.clock) if not self.leases.get(gpu)]
         for lease in self.leases:
             if not lease.closing:
                 settled = lease.ending or lease.expires - self.clock <= self.settings.notice_s
@@ -473,7 +460,7 @@ class Arbiter:
 
     def _keeps(self, lease: Lease, turn: Round) -> bool:
         settled = lease.gpu not in turn.offer and lease.heir is None and not lease.ending
-        return settled and (lease.gpu, lease.app) not in self._failures
+        return settled and (lease.gpu, lease.app) not in self._setbacks
 
     def _room(self, app: str, turn: Round | None = None) -> int:
         """How many more GPUs the app may hold; those on offer do not count as held."""
@@ -518,7 +505,7 @@ class Arbiter:
         views = tuple(
             m.LeaseView(self.gpus[each.gpu], each.token, each.expires - self.clock, each.ending, each.leftover)
             for each in self.leases.of(name)
-            if (each.gpu, name) not in self._failures
+            if (each.gpu, name) not in self._setbacks
         )
         self._out.append(m.Leases(name, app.session, (self._epoch, self._version), views))
 

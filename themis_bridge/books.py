@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,6 +12,10 @@ from themis_bridge.messages import Report
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less.
 SLACK = 1.1
+#: The same of what it said that bad placements cost it: its end comes nearer there by so much more than time passes.
+HELD_UP = 1.05
+#: Parts of its full speed: an app that says that it is slower is held up by its placement.
+FULL = 0.95
 
 
 @dataclass(frozen=True)
@@ -83,24 +87,56 @@ class App:
     useful: int = 1
     #: The least that its work, done and left, ever came to, over what it said that this is.
     least: float = math.inf
-    #: Its rho is divided by this: above 1, there was more to do than it had said.
+    #: Its rho is divided by this: above 1, it had more to do than it said, or is less held up than it says.
     doubt: float = 1.0
+    #: Of its last report: tokens of the leases that it held, seconds since it joined, and until it would end with them.
+    tokens: list[int] = field(default_factory=list)
+    at: float = 0.0
+    ends: float = 0.0
+    #: Seconds by which its end came nearer, and that passed, on GPUs that it says hold it up, and on others.
+    held_up: tuple[float, float] = (0.0, 0.0)
+    free: tuple[float, float] = (0.0, 0.0)
 
-    def take(self, report: Report, held: int, gpus: int, elapsed: float, contention: float) -> None:
-        """Note a report, made while it held ``held`` of ``gpus`` GPUs, ``elapsed`` seconds after it joined.
+    def take(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
+        """Note a report, made ``elapsed`` seconds after it joined, while there were ``gpus`` GPUs.
 
         Whoever claims less work than it has is always nearly done, and the more is done the more it has been in all.
         What is done is the arbiter's own count; of the report only how far from ideal it goes on comes into it.
+
+        Whoever overstates what a bad placement costs sees its end come nearer by more than the time that passes while
+        it has one, and not while it has a good one. (Who overstates its work sees that on both.)
+
+        Args:
+            held: tokens of its leases, as the arbiter knows them now.
+            contention: N_avg of its life.
         """
         self.rho = report.rho
         if not (report.whole and report.useful and gpus):
             return
+        ends = report.rho * report.whole * contention - elapsed
+        tokens = list(held) if tuple(held) == tuple(report.leases) else []
+        if tokens and tokens == self.tokens:
+            self._compare(self.ends - ends, elapsed - self.at)
+        self.tokens, self.at, self.ends = tokens, elapsed, ends
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
-        if self.least:
-            over = max(1.0, grown / self.least / SLACK)
-            self.doubt = over * over
+        over = max(1.0, grown / self.least / SLACK) if self.least else 1.0
+        self.doubt = (over * self._overstated()) ** 2
         self.useful = min(report.useful, gpus)
-        ends = report.rho * report.whole * contention - elapsed
         if held and ends > 0:
-            self.speed = min(1.0, report.left / ends * self.useful / held)
+            self.speed = min(1.0, report.left / ends * self.useful / len(held))
+
+    def _compare(self, came: float, passed: float) -> None:
+        """Its end came nearer by ``came`` seconds while ``passed`` went by on the same GPUs."""
+        if self.speed < FULL:
+            self.held_up = self.held_up[0] + came, self.held_up[1] + passed
+        else:
+            self.free = self.free[0] + came, self.free[1] + passed
+
+    def _overstated(self) -> float:
+        """By what factor it overstates what bad placements cost it; 1 where that may be an error."""
+        (came, passed), (usual, there) = self.held_up, self.free
+        if not passed:
+            return 1.0
+        factor = came / passed / max(1.0, usual / there if there else 1.0)
+        return factor if factor > HELD_UP else 1.0

@@ -65,7 +65,7 @@ class Report:
     ``rho``: if nothing changed. ``useful``: the most GPUs that it could use now, those it holds included. ``gang``:
     GPUs of it that should lie together. ``facts``: what the baselines of the twin go by. ``best``: rho if it had all
     that it could use from now on, and ``left`` seconds until it ends then. ``whole``: T_cluster, what all its
-    work, done and left, takes then.
+    work, done and left, takes then. ``leases``: tokens of those that ``rho`` goes by; none where it is of a past bid.
     """
 
     rho: float
@@ -75,6 +75,7 @@ class Report:
     best: float = 0.0
     left: float = 0.0
     whole: float = 0.0
+    leases: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

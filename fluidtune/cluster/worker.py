@@ -13,8 +13,7 @@ import contextlib
 import os
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -28,12 +27,13 @@ from fluidtune.cluster.gpu import GpuProbe, torch_on_gpu
 from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
+from fluidtune.cluster.reports import Reports, brief
 from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
 from fluidtune.tune import compat
 from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
-    from fluidtune.elastic import Commit, CommitStore, ElasticSession
+    from fluidtune.elastic import ElasticSession
     from fluidtune.engine.messages import Kind
     from salus_share.telemetry import DeviceSample
 
@@ -90,25 +90,6 @@ _FREE = contextlib.nullcontext()
 
 #: The number of the emulated device that a worker process stands for.
 DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
-
-#: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
-#: experiment's state every ten seconds or so.
-RESULTS_KEPT = 512
-RESULTS_KEPT_S = 90.0
-
-
-@dataclass(frozen=True)
-class _Note:
-    """What a commit keeps for the worker: iterations reported, seconds trained, the latest (iteration, result)."""
-
-    iteration: int
-    time_total: float
-    results: list[tuple[int, dict[str, Any]]]
-
-
-def _brief(note: _Note) -> _Note:
-    """Without the results, which only a driver that died has missed."""
-    return replace(note, results=[])
 
 
 @dataclass
@@ -182,16 +163,11 @@ class Worker:
         self._trainable: Trainable | None = None
         self._session: ElasticSession | None = None
         self._spec: LoadSpec | None = None
-        self._reported = 0
+        self._reports: Reports | None = None
         self._has_checkpoint = False
         self._follower: LoopThread | None = None
         self._lane: LaneMember | None = None
         self._gpu = GpuProbe()
-        self._last_metrics: dict[str, Any] = {}
-        self._resume: Commit | None = None
-        #: The latest (iteration, result), each once; what a commit has and Tune missed, to be given first.
-        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
-        self._missed: list[dict[str, Any]] = []
 
     def info(self) -> Info:
         info = Info(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
@@ -209,25 +185,23 @@ class Worker:
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.loaded()
-        self._spec, self._reported = spec, spec.delivered
-        self._last_metrics, self._missed = {}, []
-        self._recent.clear()
+        self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
+        reports = self._reports = Reports(spec.delivered, mark)
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
         storage = _storage(spec)
         stores = [] if storage is None else commit_stores(storage)
-        resume = self._resume = self._newest(stores, mark)
         self._session = _session(
             spec,
             self._name,
             leader=True,
             commits=stores[0] if stores else None,
-            resume=resume,
+            resume=reports.newest(stores),
             fingerprint=mark,
-            note=self._note,
-            brief=_brief,
-            rewind=self._rewind,
+            note=reports.note,
+            brief=brief,
+            rewind=reports.rewind,
         )
         if spec.lanes is not None:
             if self._mps is not None:
@@ -239,65 +213,27 @@ class Worker:
             if lack is not None:
                 return lack
         try:
-            self._trainable = trainable_cls(**kwargs)
+            self._trainable = reports.trainable = trainable_cls(**kwargs)
         except Exception as error:
             lack = self._lacking(error)
             if lack is None:
                 raise
             return lack
-        if resume is not None:
-            self._continue_from(resume)
-            self._recent.extend(kept for kept in resume.note.results if kept[0] <= spec.delivered)
+        reports.go_on()
         return None
-
-    def _newest(self, stores: list[CommitStore], mark: str) -> Commit | None:
-        """The commit to go on from: the leader's own, or that of a follower that outlived it."""
-        found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit, mark)]
-        return max(found, key=lambda commit: commit.iteration, default=None)
-
-    def _usable(self, commit: Commit, mark: str) -> bool:
-        """The commit is of this configuration, and of an iteration from which nothing that Tune missed is lost."""
-        assert self._spec is not None
-        if commit.fingerprint != mark:
-            return False
-        kept = [iteration for iteration, _ in commit.note.results if iteration > self._spec.delivered]
-        return kept == list(range(self._spec.delivered + 1, commit.note.iteration + 1))
-
-    def _continue_from(self, commit: Commit) -> None:
-        """Number iterations on from the commit; results that Tune missed because its driver died are due first."""
-        trainable, spec = self._trainable, self._spec
-        assert trainable is not None and spec is not None
-        trainable._iteration = commit.note.iteration
-        trainable._time_total = commit.note.time_total
-        self._missed = [result for iteration, result in commit.note.results if iteration > spec.delivered]
-
-    def _note(self) -> _Note:
-        """What goes into every commit: where the reports stand, and the latest of them."""
-        assert self._trainable is not None
-        since = time.time() - RESULTS_KEPT_S
-        while self._recent and self._recent[0][1].get("timestamp", 0) < since:
-            self._recent.popleft()
-        return _Note(self._trainable.iteration, self._trainable._time_total, list(self._recent))
-
-    def _rewind(self, note: _Note) -> None:
-        """The loop has gone back to where this was noted; what it reports again is not reported to Tune again."""
-        assert self._trainable is not None
-        self._trainable._iteration, self._trainable._time_total = note.iteration, note.time_total
 
     def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> Outcome:
         """Run until the next iteration that Tune has not seen, and return it.
 
         ``reform``: the group to become at the next boundary. ``ticket``: set if the device is shared now.
         """
-        trainable, session, spec = self._trainable, self._session, self._spec
-        assert trainable is not None and session is not None and spec is not None, f"{self._name} hosts no trial"
+        reports, session, spec = self._reports, self._session, self._spec
+        assert reports is not None and session is not None and spec is not None, f"{self._name} hosts no trial"
         if reform is not None:
             session.direct(reform)
-        if self._missed:
-            result = self._missed.pop(0)
-            self._reported = result["training_iteration"]
-            self._keep(self._reported, result)
-            return Outcome(result, self._kind(), result["time_this_iter_s"])
+        missed = reports.missed()
+        if missed is not None:
+            return Outcome(missed, self._kind(), missed["time_this_iter_s"])
         lack = self._lane.settle(ticket) if self._lane is not None else None
         if lack is not None:
             return Outcome({}, self._kind(), 0.0, lack=lack)
@@ -315,12 +251,9 @@ class Worker:
                     raise
                 return Outcome({}, self._kind(), 0.0, lack=lack)
             seconds = time.perf_counter() - started
-            if compat.RESULT_DUPLICATE in result or trainable.iteration > self._reported:
+            if not reports.seen(result):
                 break
-        if compat.RESULT_DUPLICATE not in result:
-            self._reported = trainable.iteration
-            self._last_metrics = result
-            self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
+        self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
             seconds = max(0.0, seconds - reformed[1])
@@ -345,20 +278,14 @@ class Worker:
 
     def _iterate(self) -> dict[str, Any]:
         """One iteration; before one of a class trainable its loop comes to its boundary."""
-        trainable, session = self._trainable, self._session
-        assert trainable is not None and session is not None
+        trainable, session, reports = self._trainable, self._session, self._reports
+        assert trainable is not None and session is not None and reports is not None
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
             session.boundary(trainable.iteration)
         result: dict[str, Any] = trainable.train()
         if compat.RESULT_DUPLICATE not in result:
-            self._keep(trainable.iteration, result)
+            reports.keep(result)
         return result
-
-    def _keep(self, iteration: int, result: dict[str, Any]) -> None:
-        """Commits have this result from now on, after those of earlier iterations."""
-        while self._recent and self._recent[-1][0] >= iteration:
-            self._recent.pop()
-        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
 
     def _lacking(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is what its code raised."""
@@ -386,15 +313,15 @@ class Worker:
 
     def save(self, *args: Any) -> Any:
         """Tune's ``save``; after a recovery it first gets back to where Tune thinks the trial is."""
-        trainable, session = self._trainable, self._session
-        assert trainable is not None and session is not None
-        while trainable.iteration < self._reported:
+        trainable, session, reports = self._trainable, self._session, self._reports
+        assert trainable is not None and session is not None and reports is not None
+        while trainable.iteration < reports.reported:
             if compat.RESULT_DUPLICATE in self._iterate():
                 break
-        if self._resume is not None and not isinstance(trainable, FunctionTrainable):
+        if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
             session.recall()
         if isinstance(trainable, FunctionTrainable) and not getattr(trainable, "_last_training_result", None):
-            return compat.TrainingResult(checkpoint=None, metrics=dict(self._last_metrics))
+            return compat.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
 
     def restore(self, checkpoint: Any, again: bool = False) -> int:
@@ -402,26 +329,17 @@ class Worker:
 
         ``again``: Tune has restored it before, in another worker. Returns how many iterations count as reported.
         """
-        trainable, session, spec = self._trainable, self._session, self._spec
-        assert trainable is not None and session is not None and spec is not None
+        trainable, session, spec, reports = self._trainable, self._session, self._spec, self._reports
+        assert trainable is not None and session is not None and spec is not None and reports is not None
         trainable.restore(checkpoint)
         self._has_checkpoint = True
         if not again and not _is_own(checkpoint, spec):
-            # Another trial's state was given to this one (PBT): what Tune saw of the old one does not count.
-            self._reported = trainable.iteration
             session.forget_resume()
-            self._missed = []
-            if self._resume is not None:
-                self._resume = None
+            if reports.replaced():
                 delete_commits(spec.kwargs["storage"])
-        elif self._resume is not None:
-            if self._resume.note.iteration > trainable.iteration:
-                self._continue_from(self._resume)
-            else:
-                self._missed = []
-                if self._resume.note.iteration < trainable.iteration:
-                    session.outrun_resume()
-        return self._reported
+        elif reports.restored():
+            session.outrun_resume()
+        return reports.reported
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         assert self._trainable is not None
@@ -491,7 +409,7 @@ class Worker:
 
     def _unload(self) -> str | None:
         trainable, session = self._trainable, self._session
-        self._session = trouble = None
+        self._session = self._reports = trouble = None
         if self._follower is not None:
             if session is not None:
                 session.leave()

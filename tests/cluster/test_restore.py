@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fluidtune.cluster.reports import Reports
 from fluidtune.cluster.worker import LoadSpec, Worker
 
 
@@ -21,9 +22,9 @@ class Hosting(Worker):
         self._spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
         self._trainable: Any = SimpleNamespace(iteration=0, restore=self.restored)
         self._session: Any = SimpleNamespace(forget_resume=self.forget)
-        self._reported = 13
-        self._resume: Any = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
-        self._missed = []
+        reports = self._reports = Reports(13, "")
+        reports.trainable = self._trainable
+        reports.resume = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
 
     def restored(self, checkpoint: Any) -> None:
         self._trainable.iteration = 10
@@ -50,5 +51,5 @@ def test_a_trial_goes_on_from_its_commit_if_that_is_newer(path: str, again: bool
 def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
     worker = Hosting()
     assert worker.restore(at(path)) == 10
-    assert worker._reported == 10
+    assert worker._reports.reported == 10
     assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]

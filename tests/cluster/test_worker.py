@@ -130,11 +130,12 @@ def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, s
 def mended(folder: str) -> None:
     worker = hosting(folder)
     train(worker, 2)
-    note = worker._note()
+    assert worker._reports is not None
+    note = worker._reports.note()
     train(worker, 2)
     assert isinstance(worker._trainable, Counting)
     worker._trainable.module.weight.data.fill_(2.0)
-    worker._rewind(note)
+    worker._reports.rewind(note)
     assert [(r["training_iteration"], r["steps"]) for r in train(worker, 2)] == [(5, 5), (6, 6)]
 
 

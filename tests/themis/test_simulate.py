@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from themis_bridge import JobInfo
+from themis_bridge.agent import Agent
 from themis_bridge.books import App
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import Report
+from themis_bridge.messages import AskRho, Leases, LeaseView, Report, RhoAnswer
 from themis_bridge.policy import Situation
 from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
 from themis_bridge.twin.baselines import BASELINES
+from themis_bridge.twin.ideal import ends, equal_shares
 from themis_bridge.twin.simulate import Setup, simulate
 
 
@@ -81,11 +83,50 @@ def test_who_claims_less_work_than_it_has_is_found_out() -> None:
             # On both GPUs of two, in a cluster of its own: 1 % of 1,000 s is done between reports.
             left = (1000.0 - book.served) * claim
             rho = (book.served + left) / (1000.0 * claim)
-            book.take(Report(rho, 2, left=left, whole=1000.0 * claim), 2, 2, book.served, 1.0)
+            book.take(Report(rho, 2, left=left, whole=1000.0 * claim), [1, 2], 2, book.served, 1.0)
             book.served += 10.0 * book.speed
         found[claim] = book.doubt
     assert found[1.0] == 1.0
     assert found[0.5] == pytest.approx((1.99 / 1.1) ** 2)
+
+
+def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
+    """What an arbiter thinks of an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
+    spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], {"slot": 1.0, "machine": 1.0, "rack": 1.3, "cluster": 1.6})
+    app, book = TwinApp(spec, error=error, lie=lie), App("s", 0.0, 0.0)
+    agent = Agent("a", "s", app)
+    for number, place in enumerate(places, 1):
+        for gpu in list(app.held):
+            app.take(gpu)
+        for gpu in place:
+            app.give(gpu)
+        views = tuple(LeaseView(gpu, 10 * number + i, 600.0) for i, gpu in enumerate(place))
+        agent.handle(Leases("a", "s", (0, number), views))
+        # The first report when the GPUs are already switched to.
+        for now in range(600 * number - 500, 600 * number, 60):
+            app.advance(float(now))
+            ((answer,), _) = agent.handle(AskRho("a", "s", 1, 1.0, 2))
+            assert isinstance(answer, RhoAnswer)
+            book.take(answer.report, sorted(view.token for view in views), 2, float(now), 1.0)
+    return book.doubt
+
+
+TOGETHER = [Gpu("g", "m"), Gpu("h", "m")]
+APART = [Gpu("g", "m"), Gpu("i", "n", "r")]
+
+
+@pytest.mark.parametrize("places", [[APART], [TOGETHER, APART], [APART, TOGETHER]])
+@pytest.mark.parametrize("lie", [0.1, 0.2])
+def test_who_overstates_what_placements_cost_it_is_found_out(places: list[list[Gpu]], lie: float) -> None:
+    assert doubted(lie, 1.0, *places) == pytest.approx((1 + lie) ** 2)
+
+
+@pytest.mark.parametrize("places", [[APART], [TOGETHER], [TOGETHER, APART], [APART, TOGETHER]])
+def test_who_is_honest_is_not_doubted(places: list[list[Gpu]]) -> None:
+    assert doubted(0.0, 1.0, *places) == 1.0
+    # Who errs about its work is slower or faster than it says on all GPUs.
+    if TOGETHER in places:
+        assert doubted(0.0, 1.1, *places) == 1.0
 
 
 def test_who_claims_less_does_not_end_sooner() -> None:
@@ -107,3 +148,16 @@ def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
         return simulate(specs, gpus, Setup(f=0.5, liar="a0", claim=claim)).jct["a0"]
 
     assert jct(3.0) > jct(1.0)
+
+
+def test_equal_shares_leave_no_gpu_that_somebody_could_use() -> None:
+    assert equal_shares({"a": 1, "b": 10, "c": 10}, 9) == {"a": 1, "b": 4, "c": 4}
+    assert equal_shares({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
+
+
+def test_equal_shares_end_when_arithmetic_says() -> None:
+    first = Spec("first", 0.0, [[JobInfo(100, 1.0, 2)], [JobInfo(50, 1.0, 1)]])
+    second = Spec("second", 25.0, [[JobInfo(75, 1.0, 2)]])
+    # Until 25 s the first has both GPUs, until 75 s each has one; then its second phase has one and the other app one.
+    assert ends([second, first], 2) == pytest.approx({"first": 125.0, "second": 100.0})
+    assert ends([first], 2) == pytest.approx({"first": 100.0})

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -211,26 +211,28 @@ class Simulation:
     def _result(self) -> Result:
         apps = self.apps.values()
         ends = {app.spec.name: app.finished or math.inf for app in apps}
-        total = len(self.gpus)
-        weight = (lambda spec: 1.0) if self.setup.contention == "apps" else (lambda spec: spec.demand / total)
-        lives = [(weight(app.spec), app.spec.arrives, ends[app.spec.name]) for app in apps]
-        jct = {app.spec.name: ends[app.spec.name] - app.spec.arrives for app in apps}
+        specs = [app.spec for app in apps]
+        jct = {spec.name: ends[spec.name] - spec.arrives for spec in specs}
         return Result(
-            rho={
-                app.spec.name: rho(
-                    jct[app.spec.name],
-                    app.spec,
-                    total,
-                    average_contention(lives, app.spec.arrives, ends[app.spec.name]),
-                )
-                for app in apps
-            },
+            rho=rhos(specs, ends, len(self.gpus), self.setup.contention),
             jct=jct,
             makespan=max(ends.values()) - min(app.spec.arrives for app in apps),
             gpu_time=sum(app.attained for app in apps),
             placement=sum(app.placed for app in apps) / sum(app.attained for app in apps),
             rounds=self.arbiter.rounds,
         )
+
+
+def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int, contention: str) -> dict[str, float]:
+    """By app, the finish-time fairness that it has got; ``contention``: as in `Setup`."""
+    weight = (lambda spec: 1.0) if contention == "apps" else (lambda spec: spec.demand / gpus)
+    lives = [(weight(spec), spec.arrives, ends[spec.name]) for spec in specs]
+    return {
+        spec.name: rho(
+            ends[spec.name] - spec.arrives, spec, gpus, average_contention(lives, spec.arrives, ends[spec.name])
+        )
+        for spec in specs
+    }
 
 
 def simulate(specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup) -> Result:
