@@ -8,7 +8,8 @@ Nothing else in the project may import a Ray module with an underscore in its pa
   away in 2.7; this attribute, with `RayActorManager`'s methods, is where it stood.
 - ``TrialRunnerWrapper._tune_controller``: schedulers are handed the wrapper, not the controller.
 - ``TuneController._set_trial_status``: a whole rung that HyperBand lets go on is made pending at once.
-- ``TuneController._max_pending_trials``: raised (by a public method) while new processes are being started.
+- ``TuneController._max_pending_trials``: raised (by a public method) while new processes are being started, and
+  while trials of ``_pending_trials`` go on.
 - ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
 - ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment of the driver that a trial's processes get.
 - ``TrackedActor``: the ticket that the controller keeps for a trial's actor.
@@ -40,7 +41,7 @@ from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingRe
 from ray.train._internal.session import get_session
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.execution.tune_controller import TuneController
-from ray.tune.result import RESULT_DUPLICATE, TRIAL_INFO
+from ray.tune.result import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
 
 from fluidtune.errors import FluidTuneError
 
@@ -58,6 +59,7 @@ __all__ = [
     "check_ray_version",
     "controller_of",
     "get_session",
+    "pending_again",
 ]
 
 
@@ -89,6 +91,11 @@ def before_cleanup(controller: TuneController, then: Callable[[], None]) -> None
         ours.cleanup(self)
 
     controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup})
+
+
+def pending_again(controller: TuneController) -> int:
+    """How many trials that have run before are pending."""
+    return sum(1 for trial in controller._pending_trials if (trial.last_result or {}).get(TRAINING_ITERATION))
 
 
 def mute_session() -> None:

@@ -41,7 +41,7 @@ from fluidtune.engine.packing import MOST_PACKED
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
-from fluidtune.tune import logs
+from fluidtune.tune import compat, logs
 from fluidtune.tune.endings import Endings
 from fluidtune.tune.gpus import GpuNotes
 from fluidtune.tune.run import Run
@@ -121,7 +121,7 @@ class Job:
             max_workers=settings.max_workers,
         )
         #: Trials that Tune lets be pending by itself, and how many we added to that.
-        self._pending, self._starting = controller._max_pending_trials, 0
+        self._pending, self._ahead = controller._max_pending_trials, 0
         self._groups: set[str] = set()
         self._refs: dict[Any, Any] = {}
         self._kinds: dict[str, m.Kind] = {}
@@ -318,14 +318,16 @@ class Job:
             self._log.write("trial_silent", trial=silent.trial, seconds=silent.seconds, usual=silent.usual)
 
     def ask_ahead(self, starting: int) -> None:
-        """Let Tune ask the searcher for the next trial while ``starting`` ones wait for their processes only.
+        """Let Tune ask the searcher for the next trial while ``starting`` new ones wait for their processes only.
 
         Tune asks for as many as may be pending, one with most searchers, and takes a trial for pending until its
-        process runs: workers would be started one after the other.
+        process runs: workers would be started one after the other. A rung that HyperBand lets go on is pending, too,
+        all of it at once: a bracket that is not full yet would get no trial meanwhile, and be halved too early.
         """
-        if starting != self._starting:
-            self._starting = starting
-            self._controller.update_max_pending_trials(self._pending + starting)
+        ahead = starting + compat.pending_again(self._controller)
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._controller.update_max_pending_trials(self._pending + ahead)
 
     def _delete_commits(self, trial: Trial) -> None:
         if self.kind_of(trial) == "elastic":

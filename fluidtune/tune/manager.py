@@ -232,7 +232,8 @@ class FluidActorManager:
             for instruction in self._job.decide(events):
                 self._carry_out(instruction)
         self._crew.serve()
-        self._job.ask_ahead(sum(1 for run in self._runs.values() if run.placement is not None and not run.live))
+        starting = (run for run in self._runs.values() if run.placement is not None and not run.live)
+        self._job.ask_ahead(sum(1 for run in starting if not run.delivered))
         self._job.settle(cleaning=self._crew.cleaning > 0)
 
     def _tell_released(self) -> None:

@@ -75,6 +75,7 @@ def test_the_controller_still_uses_an_actor_manager() -> None:
     assert "_set_trial_status" in attributes_set(compat.TuneController)
     assert "_storage" in attributes_set(compat.TuneController)
     assert {"_max_pending_trials", "update_max_pending_trials"} <= attributes_set(compat.TuneController)
+    assert "_pending_trials" in attributes_set(compat.TuneController)
 
 
 @pytest.mark.parametrize("name, call", USES, ids=[f"{i}-{name}" for i, (name, _) in enumerate(USES)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
+from ray.tune.search import Searcher
 
 from tests.tune.running import Recorder, fit, outcome
 from tests.tune.trainables import Stepper, score, with_checkpoints, without_checkpoints
@@ -55,6 +56,28 @@ def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(tra
     for x in XS:
         fluid_heard, stock_heard = ([e for e in told.of(x) if e[0] != "start"] for told in (told_fluid, told_stock))
         assert fluid_heard == stock_heard
+
+
+class Ascending(Searcher):
+    """Trials x = 0, 1, 2, ... when Tune asks."""
+
+    asked = -1
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        self.asked += 1
+        return {"x": self.asked}
+
+    def on_trial_complete(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def test_brackets_are_filled_before_they_are_halved_though_trials_come_one_by_one(tmp_path: Path) -> None:
+    """A bracket is halved when all trials that it has are there, and this one's rungs take milliseconds."""
+    # A whole band: nine trials, five and three.
+    at_once = fit("fluid", Stepper, {"x": tune.grid_search(list(range(17)))}, tmp_path / "a", scheduler=hyperband())
+    alone = {"search_alg": Ascending("score", "max"), "num_samples": 17, "scheduler": hyperband()}
+    one_by_one = fit("fluid", Stepper, {}, tmp_path / "b", **alone)
+    assert sorted(outcome(one_by_one)) == sorted(outcome(at_once))
 
 
 class SlowToSave(Stepper):
