@@ -14,6 +14,8 @@ from themis_bridge.messages import Report
 SLACK = 1.1
 #: The same of what it said that bad placements cost it: its end comes nearer there by so much more than time passes.
 HELD_UP = 1.05
+#: Work is the same, within this share of it.
+SAME = 0.01
 #: Parts of its full speed: an app that says that it is slower is held up by its placement.
 FULL = 0.95
 
@@ -89,10 +91,12 @@ class App:
     least: float = math.inf
     #: Its rho is divided by this: above 1, it had more to do than it said, or is less held up than it says.
     doubt: float = 1.0
-    #: Of its last report: tokens of the leases that it held, seconds since it joined, and until it would end with them.
+    #: Of its last report: tokens of the leases that it held, seconds since it joined and until it would end with them,
+    #: and what all its work takes.
     tokens: list[int] = field(default_factory=list)
     at: float = 0.0
     ends: float = 0.0
+    whole: float = 0.0
     #: Seconds by which its end came nearer, and that passed, on GPUs that it says hold it up, and on others.
     held_up: tuple[float, float] = (0.0, 0.0)
     free: tuple[float, float] = (0.0, 0.0)
@@ -104,7 +108,8 @@ class App:
         What is done is the arbiter's own count; of the report only how far from ideal it goes on comes into it.
 
         Whoever overstates what a bad placement costs sees its end come nearer by more than the time that passes while
-        it has one, and not while it has a good one. (Who overstates its work sees that on both.)
+        it has one, and not while it has a good one. (Who overstates its work sees that on both. What trials that stop
+        early would have done is no progress and left out: all the app's work is less then.)
 
         Args:
             held: tokens of its leases, as the arbiter knows them now.
@@ -115,9 +120,9 @@ class App:
             return
         ends = report.rho * report.whole * contention - elapsed
         tokens = list(held) if tuple(held) == tuple(report.leases) else []
-        if tokens and tokens == self.tokens:
+        if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME:
             self._compare(self.ends - ends, elapsed - self.at)
-        self.tokens, self.at, self.ends = tokens, elapsed, ends
+        self.tokens, self.at, self.ends, self.whole = tokens, elapsed, ends, report.whole
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         over = max(1.0, grown / self.least / SLACK) if self.least else 1.0

@@ -129,6 +129,18 @@ def test_who_is_honest_is_not_doubted(places: list[list[Gpu]]) -> None:
         assert doubted(0.0, 1.1, *places) == 1.0
 
 
+def test_trials_that_stop_early_are_no_progress() -> None:
+    book = App("s", 0.0, 0.0)
+    for minute in range(10):
+        # Held up on two GPUs of two: half as fast, and every minute a tenth of the work is found to be of no use.
+        whole = 1000.0 * (1 - minute / 10)
+        ends = 2 * (whole - 30.0 * minute)
+        report = Report((60.0 * minute + ends) / whole, 2, left=ends / 2, whole=whole, leases=(1, 2))
+        book.take(report, [1, 2], 2, 60.0 * minute, 1.0)
+    assert book.held_up == (0.0, 0.0)
+    assert book._overstated() == 1.0
+
+
 def test_who_claims_less_does_not_end_sooner() -> None:
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
     specs = [app(f"a{i}", 4000) for i in range(8)]
