@@ -95,7 +95,9 @@ def test_a_worker_that_was_left_dirty_is_replaced(tmp_path: Path) -> None:
 def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
     from tests.tune.trainables import with_checkpoints
 
-    results = fit("fluid", with_checkpoints, {"x": tune.grid_search([0, 1, 2]), "n": 4}, tmp_path)
+    # Long enough for the second device to be there, though the job before has just given it back.
+    space = {"x": tune.grid_search([0, 1, 2]), "n": 4, "pause": 0.2}
+    results = fit("fluid", with_checkpoints, space, tmp_path)
     directory = tmp_path / "fluid"
     events = read_events(directory / EVENT_LOG_NAME)
     assert events.dropped == 0
