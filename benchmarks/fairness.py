@@ -62,7 +62,7 @@ def equal(specs: Sequence[Spec], gpus: int, contention: str) -> float:
     return max(rhos(specs, ends(specs, gpus), gpus, contention).values())
 
 
-def equals(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
+def alike(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
     """The paper's truth-telling experiment: 8 equal apps, 64 GPUs, one machine of 8 and the others of 2."""
     apps = tuning_apps(1, 5, days=gpu_hours / 24, network_bound=1.0)
     return [replace(apps[0], name=f"app{i}") for i in range(8)], machines(((1, 4, 2), (28, 1, 2)))
@@ -79,24 +79,29 @@ def trace_sweeps(jobs: Sequence[Spec], gpus: Sequence[Gpu], seeds: int) -> Sweep
         "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
         "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
         "error": {str(error): side(drawn, gpus, replace(TRACE, error=error)) for error in (0.1, 0.2)},
-        "claim": {str(claim): lying(jobs, gpus, TRACE, jobs[3::9], claim=claim) for claim in (0.5, 0.75, 1.33, 2.0)},
+        "claim": lying(jobs, gpus, TRACE, jobs[3::9], "claim", (0.5, 0.75, 1.33, 2.0)),
     }
 
 
 def lying(
-    specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup, liars: Sequence[Spec], **lie: float
-) -> dict[str, float]:
-    """Share by which the time of an app changes that lies, each of ``liars`` by itself; and the others' mean one."""
+    specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup, liars: Sequence[Spec], what: str, factors: Sequence[float]
+) -> dict[str, dict[str, float]]:
+    """By factor, the share by which the time of an app changes that lies; each of ``liars`` by itself.
+
+    ``what``: the field of `Setup` that says so; ``others_jct``: the others' mean change.
+    """
     honest = simulate(specs, gpus, setup).jct
-    changes, others = [], []
-    for liar in liars:
-        jct = simulate(specs, gpus, replace(setup, liar=liar.name, **lie)).jct  # type: ignore[arg-type]
-        changes.append(jct[liar.name] / honest[liar.name] - 1)
-        others.append(statistics.mean(jct[name] / honest[name] - 1 for name in jct if name != liar.name))
-    figures = {"jct": statistics.mean(changes), "best": min(changes), "worst": max(changes)}
-    told = ", ".join(f"{what} {factor:g}" for what, factor in lie.items())
-    say(f"{told}: {figures['jct']:+.1%} time ({figures['best']:+.1%} to {figures['worst']:+.1%})")
-    return {**figures, "others_jct": statistics.mean(others), "liars": len(liars)}
+    found = {}
+    for factor in factors:
+        changes, others = [], []
+        for liar in liars:
+            jct = simulate(specs, gpus, replace(setup, **{"liar": liar.name, what: factor})).jct  # type: ignore[arg-type]
+            changes.append(jct[liar.name] / honest[liar.name] - 1)
+            others.append(statistics.mean(jct[name] / honest[name] - 1 for name in jct if name != liar.name))
+        figures = {"jct": statistics.mean(changes), "best": min(changes), "worst": max(changes)}
+        say(f"{what} {factor:g}: {figures['jct']:+.1%} time ({figures['best']:+.1%} to {figures['worst']:+.1%})")
+        found[str(factor)] = {**figures, "others_jct": statistics.mean(others), "liars": len(liars)}
+    return found
 
 
 def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
@@ -117,8 +122,8 @@ def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
         "network_bound": {str(share): one(base, network_bound=share) for share in (0.0, 0.5, 1.0)},
         "error": {str(error): one(replace(base, error=error)) for error in (0.0, 0.1, 0.2)},
     }
-    specs, at = equals(40.0)
-    found["lie"] = {str(lie): lying(specs, at, base, specs, lie=lie) for lie in (0.2, 0.34, 0.6, 1.0)}
+    specs, at = alike(40.0)
+    found["lie"] = lying(specs, at, base, specs, "lie", (0.2, 0.34, 0.6, 1.0))
     return found
 
 
