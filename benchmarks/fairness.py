@@ -1,8 +1,8 @@
 """Finish-time fairness and efficiency of Themis and eight other schedulers, on the virtual clock.
 
 ``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--apps N] [--sweeps]``. Without
-``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed, ``--seeds`` workloads. With it: the jobs of
-a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs.
+``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed or ``--gpus`` of it (contention grows with
+fewer), ``--seeds`` workloads. With it: jobs of a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs.
 ``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
 that is bound by the network, errors in the estimates, and what each of eight equal apps gains, by itself, that lies
 about placements; of a trace ``--seeds`` draws of errors, and what every ninth job gains, by itself, that claims more or
@@ -131,7 +131,7 @@ def main() -> None:
     """The command."""
     arguments = parser("Fairness of all policies in the twin.")
     arguments.add_argument("--trace", help="path of a recorded trace of jobs")
-    arguments.add_argument("--gpus", type=int, default=32, help="GPUs for a trace, on machines of 4 (32)")
+    arguments.add_argument("--gpus", type=int, help="GPUs for a trace, on machines of 4 (32), or for tuning apps (64)")
     arguments.add_argument("--seeds", type=int, help="workloads of tuning apps (1), or draws of errors (3)")
     arguments.add_argument("--apps", type=int, help="tuning apps of a workload (30; of a sweep 12)")
     arguments.add_argument("--sweeps", action="store_true", help="only what changes when a setting of Themis changes")
@@ -143,12 +143,12 @@ def main() -> None:
         return tuning_apps(count, seed, days=days, between_s=gap, network_bound=network_bound)
 
     if options.trace:
-        gpus, base = machines(((options.gpus // 4, 4, 1),)), TRACE
+        gpus, base = machines((((options.gpus or 32) // 4, 4, 1),)), TRACE
         jobs = read_jobs(options.trace)
         runs: list[Run] = [(jobs, 0)]
         name = f"{len(jobs)} jobs of a recorded trace"
     else:
-        gpus, base = machines(TESTBED_64), Setup()
+        gpus, base = machines(TESTBED_64)[: options.gpus], Setup()
         runs = [(make(seed), 0) for seed in range(1, 1 + (options.seeds or 1))]
         name = f"{len(runs)} workloads of {count} tuning apps"
     say(f"{name} on {len(gpus)} GPUs")

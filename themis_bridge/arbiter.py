@@ -1,9 +1,9 @@
 """The arbiter: leases the cluster's GPUs to apps, in rounds of two phases (Themis, section 4.2).
 
 A state machine: events in, instructions out; no Ray, no clock but what is handed in. Whenever a GPU is free, or its
-lease ends within the notice, all apps are asked for their rho (visibility), the policy's choice of them is offered
-the GPUs and bids, and the outcome becomes leases (allocation). Nobody is waited for beyond a deadline. A GPU is leased
-again only when what its last holder had reserved is known to be gone.
+lease ends within the notice or is recalled, all apps are asked for their rho (visibility), the policy's choice of them
+is offered the GPUs and bids, and the outcome becomes leases (allocation). Nobody is waited for beyond a deadline. A GPU
+is leased again only when what its last holder had reserved is known to be gone.
 
 The shell writes `saved()` down before it carries instructions out, and starts a new arbiter with `restored`.
 """
@@ -24,6 +24,7 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
+from themis_bridge.recall import to_recall
 from themis_bridge.rounds import Round
 from themis_bridge.setbacks import Setbacks
 
@@ -197,6 +198,9 @@ class Arbiter:
             app = None
         if app is None:
             app = self.apps[event.app] = App(event.session, self.clock, self.clock)
+            if self._policy.recalls:
+                for lease in to_recall(event.app, self.gpus, self.leases, self.apps, self.settings, self.clock):
+                    lease.recalled = True
         app.session, app.heard = event.session, self.clock
         self._tell(event.app)
         self._soon()
@@ -316,14 +320,14 @@ class Arbiter:
     # --- rounds
 
     def _offerable(self) -> dict[str, Gpu]:
-        """GPUs that are free for some app, or whose leases end within the notice and are not settled yet."""
+        """GPUs that are free for some app, or whose leases are on offer."""
         found = {}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
                 if not self.apps.keys() <= self._setbacks.barred(name, self.clock):
                     found[name] = gpu
-            elif not lease.closing and not lease.ending and lease.expires - self.clock <= self.settings.notice_s:
+            elif lease.on_offer(self.clock, self.settings.notice_s):
                 found[name] = gpu
         return found
 
@@ -405,15 +409,20 @@ class Arbiter:
                     self._grant(gpu, winner, leftover)
                     told.add(winner)
             elif winner == lease.app:
-                lease.expires += self.settings.lease_s
-                lease.leftover = leftover
-                told.add(winner)
+                if not lease.recalled:
+                    lease.expires += self.settings.lease_s
+                    lease.leftover = leftover
+                    told.add(winner)
             elif winner is not None:
                 lease.heir, lease.ending, lease.heir_leftover = winner, True, leftover
+                if lease.recalled:
+                    lease.expires = min(lease.expires, self.clock + self.settings.notice_s)
                 told.add(lease.app)
             else:
                 # Nobody wants it, its holder neither: at its end it is free.
                 told.add(lease.app)
+            if lease is not None:
+                lease.recalled = False
         for app in sorted(told):
             self._tell(app)
 

@@ -27,9 +27,15 @@ class Lease:
     heir: str | None = None
     #: The lease ends with nobody waiting for it: the holder was not renewed.
     ending: bool = False
+    #: It is auctioned before its end is near.
+    recalled: bool = False
     #: It was a leftover and not won; the same of the heir's.
     leftover: bool = False
     heir_leftover: bool = False
+
+    def on_offer(self, clock: float, notice_s: float) -> bool:
+        """Whether it is to be auctioned: recalled, or about to end, and what follows is not settled."""
+        return not self.closing and not self.ending and (self.recalled or self.expires - clock <= notice_s)
 
 
 def first_length(gpu: str, gpus: Mapping[str, Gpu], now: float, length: float) -> float:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.locality import Gpu
@@ -48,7 +48,9 @@ class Outcome:
 
 
 class Policy(Protocol):
-    """See the module."""
+    """See the module. ``recalls``: leases are recalled for an app that comes."""
+
+    recalls: ClassVar[bool]
 
     def bidders(self, situation: Situation) -> list[str]:
         """Apps to offer the GPUs to; empty when it needs no bids."""
@@ -66,6 +68,7 @@ class Themis:
     up to five apps that want some, at f = 0.8, the worst bids alone.
     """
 
+    recalls: ClassVar[bool] = True
     f: float = 0.8
 
     def bidders(self, situation: Situation) -> list[str]:
@@ -97,6 +100,7 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
     GPUs come up for auction a few at a time and a few apps bid, so most holders do not. Without this rule two equals
     would take a GPU from each other in turn, for ever. A GPU stays if its holder, with what it keeps, would then be
     worse off than the other is now; never the holder's last one, so that apps beyond the number of GPUs take turns.
+    Of one machine whole gangs stay or go: half of one is slow for both.
     """
     final = dict(grants)
     count = Counter(situation.holder.values())
@@ -105,18 +109,26 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
     rooms = {app: situation.wants(app) for app in situation.reports}
     for app in grants.values():
         rooms[app] = rooms.get(app, 0) - 1
+    changing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for gpu, winner in sorted(grants.items()):
         holder = situation.holder.get(gpu)
-        if holder is None or holder == winner or holder not in situation.reports:
-            continue
-        keeps = count[holder] - 1
-        worse = keeps and situation.reports[holder].rho * count[holder] / keeps > situation.reports[winner].rho
-        if worse and rooms[holder] > 0:
-            final[gpu] = holder
-            rooms[holder] -= 1
-            rooms[winner] += 1
-        else:
-            count[holder] -= 1
+        if holder is not None and holder != winner and holder in situation.reports:
+            changing[holder, winner, situation.offer[gpu].machine].append(gpu)
+    for (holder, winner, _), gpus in changing.items():
+        theirs, other = situation.reports[holder], situation.reports[winner]
+        while gpus:
+            size = min(len(gpus), max(theirs.gang, other.gang))
+            if size >= count[holder]:
+                size = 1
+            part, gpus = gpus[:size], gpus[size:]
+            keeps = count[holder] - size
+            worse = keeps and theirs.rho * count[holder] / keeps > other.rho
+            if worse and rooms[holder] >= size:
+                final.update(dict.fromkeys(part, holder))
+                rooms[holder] -= size
+                rooms[winner] += size
+            else:
+                count[holder] -= size
     return final
 
 

@@ -96,7 +96,8 @@ def test_first_app_gets_every_gpu_it_can_use():
     assert sum(isinstance(n, Gained) for n in cluster.notices) == 3
 
 
-def test_second_app_gets_its_share_when_leases_end():
+def test_second_app_gets_its_share_when_leases_end(monkeypatch):
+    monkeypatch.setattr(Themis, "recalls", False)
     cluster = Cluster(4)
     first = cluster.join("a")
     cluster.wait(20)
@@ -513,6 +514,8 @@ def test_the_cached_table_does_not_outlive_what_it_was_said_of():
 def test_what_its_heir_did_not_win_the_holder_did():
     class Turns:
         """First a wins, then b has the leftover."""
+
+        recalls = False
 
         def bidders(self, situation):
             return []

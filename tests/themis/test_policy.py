@@ -5,7 +5,7 @@ from __future__ import annotations
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import Situation, Themis, share_leftover
+from themis_bridge.policy import Situation, Themis, renew, share_leftover
 
 
 def bidders(
@@ -69,3 +69,24 @@ def test_a_scattered_app_moves_together_lease_by_lease():
     # It does not move where it gains nothing.
     assert leftover(reports, at, [Gpu("own", "m1"), Gpu("free", "m2")], {"own": "a"}) == {"own": "a"}
     assert leftover(reports, {}, [Gpu("own", "m3"), Gpu("free", "m1")], {"own": "a"}).keys() == {"own", "free"}
+
+
+def test_a_gang_goes_or_stays_whole():
+    offer = {f"g{i}": Gpu(f"g{i}", "m1") for i in range(4)}
+    at = {"holder": tuple(Gpu(f"h{i}", "m0") for i in range(4)), "winner": ()}
+    owners = set()
+    for rho in (1.01, 1.16, 1.3, 1.5, 1.9, 2.1, 3.0):
+        for gangs in ((4, 1), (1, 4)):
+            reports = {"holder": Report(1.0, 8, gangs[0]), "winner": Report(rho, 4, gangs[1])}
+            situation = Situation(reports, at, offer, dict.fromkeys(offer, "holder"), {})
+            final = set(renew(situation, dict.fromkeys(offer, "winner")).values())
+            assert len(final) == 1, f"split between them at {rho}"
+            owners |= final
+    assert owners == {"holder", "winner"}
+
+
+def test_a_holder_s_last_gang_goes_gpu_by_gpu():
+    offer = {f"g{i}": Gpu(f"g{i}", "m1") for i in range(4)}
+    reports = {"holder": Report(1.0, 4, 4), "winner": Report(1.4, 4, 4)}
+    situation = Situation(reports, {"holder": (), "winner": ()}, offer, dict.fromkeys(offer, "holder"), {})
+    assert sorted(renew(situation, dict.fromkeys(offer, "winner")).values()) == ["holder", "holder", "holder", "winner"]

@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
@@ -68,6 +69,7 @@ class _Hand:
 class Ordered:
     """Apps in the order of a key; each gets all it wants before the next one gets any."""
 
+    recalls: ClassVar[bool] = False
     key: Callable[[Facts, int], float]
     dense: bool
     #: Leases end, so that the order can change.
@@ -92,6 +94,7 @@ class Shares:
     ``key``: of its facts, how many GPUs it has by then, and all that it would have with the next gang.
     """
 
+    recalls: ClassVar[bool] = False
     key: Callable[[Facts, int, list[Gpu]], float]
     dense: bool
 

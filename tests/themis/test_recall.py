@@ -1,0 +1,109 @@
+"""Leases recalled for an app that comes: which ones, and what becomes of them."""
+
+from __future__ import annotations
+
+from tests.themis.test_arbiter import SETTINGS, Cluster, Job
+from themis_bridge.agent import Leave, Lost
+from themis_bridge.books import App, Settings
+from themis_bridge.leases import LeaseTable
+from themis_bridge.locality import Gpu
+from themis_bridge.recall import to_recall
+
+#: Two machines of four and two of two.
+GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m, size in enumerate((4, 4, 2, 2)) for i in range(size)}
+
+
+def recalled(held: dict[str, list[str]], rho: dict[str, float | None], settings: Settings = SETTINGS) -> list[str]:
+    """What is recalled for "new", with leases that end in 50 s."""
+    table = LeaseTable()
+    for app, gpus in held.items():
+        for gpu in gpus:
+            table.grant(gpu, app, 50.0)
+    apps = {name: App("s", 0.0, 0.0, rho=value) for name, value in {**rho, "new": None}.items()}
+    return [lease.gpu for lease in to_recall("new", GPUS, table, apps, settings, 0.0)]
+
+
+def test_whoever_is_furthest_ahead_gives_and_keeps_a_share():
+    half = [gpu for gpu in GPUS if gpu[:2] in ("m0", "m2")]
+    rest = [gpu for gpu in GPUS if gpu not in half]
+    # A third of twelve: two from the one that is ahead, down to a share; then two from the other.
+    assert recalled({"ahead": half, "behind": rest}, {"ahead": 0.5, "behind": 0.9}) == ["m0g0", "m0g1", "m1g0", "m1g1"]
+    # Who has not said yet how far it is gives nothing.
+    assert recalled({"ahead": half, "behind": rest}, {"ahead": None, "behind": 0.9}) == ["m1g0", "m1g1"]
+
+
+def test_whole_machines_first():
+    # The free ones are of its share of six.
+    assert recalled({"most": list(GPUS)[2:11]}, {"most": 1.0}) == ["m1g0", "m1g1", "m1g2"]
+    assert recalled({"all": list(GPUS)}, {"all": 1.0}) == ["m0g0", "m0g1", "m0g2", "m0g3", "m1g0", "m1g1"]
+
+
+def test_what_is_free_or_over_the_quota_is_not_recalled():
+    assert len(recalled({"all": list(GPUS)[2:]}, {"all": 1.0})) == 4
+    assert recalled({"all": list(GPUS)[6:]}, {"all": 1.0}) == []
+    assert len(recalled({"all": list(GPUS)}, {"all": 1.0}, SETTINGS.changed({"quotas": {"new": 1}}))) == 1
+
+
+def test_what_was_recalled_for_another_counts():
+    table = LeaseTable()
+    for gpu in GPUS:
+        table.grant(gpu, "all", 50.0)
+    apps = {name: App("s", 0.0, 0.0, rho=1.0 if name == "all" else None) for name in ("all", "one", "two")}
+    for lease in to_recall("one", GPUS, table, apps, SETTINGS, 0.0):
+        lease.recalled = True
+    assert sum(lease.recalled for lease in table) == 4
+    assert to_recall("two", GPUS, table, apps, SETTINGS, 0.0) == []
+
+
+def test_weights_and_doubts_count():
+    table = LeaseTable()
+    for number, gpu in enumerate(GPUS):
+        table.grant(gpu, "ab"[number % 2], 50.0)
+    apps = {"a": App("s", 0.0, 0.0, rho=1.0), "b": App("s", 0.0, 0.0, rho=0.9), "new": App("s", 0.0, 0.0)}
+
+    def first(settings: Settings = SETTINGS) -> str:
+        return to_recall("new", GPUS, table, apps, settings, 0.0)[0].app
+
+    assert first() == "b"
+    assert first(SETTINGS.changed({"weights": {"a": 0.5}})) == "a"
+    apps["a"].doubt = 2.0
+    assert first() == "a"
+
+
+def test_an_app_that_comes_has_its_share_within_the_notice():
+    cluster = Cluster(8)
+    first = cluster.join("a", Job(8))
+    cluster.wait(25)
+    tokens = {gpu: view.token for gpu, view in first.leases.items()}
+    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.leases}
+    cluster.notices.clear()
+    cluster.join("b", Job(8))
+    assert not cluster.holds("b"), "nothing is taken without notice"
+    assert {n.within for n in cluster.notices if isinstance(n, Leave)} == {SETTINGS.notice_s}
+    assert not any(isinstance(n, Lost) for n in cluster.notices)
+    cluster.wait(SETTINGS.notice_s + 1)
+    assert len(cluster.holds("b")) == 4
+    assert len({cluster.arbiter.gpus[gpu].machine for gpu in cluster.holds("b")}) == 1
+    kept = cluster.holds("a")
+    assert {gpu: view.token for gpu, view in first.leases.items()} == {gpu: tokens[gpu] for gpu in kept}
+    assert {lease.gpu: lease.expires for lease in cluster.arbiter.leases if lease.gpu in kept} == {
+        gpu: ends[gpu] for gpu in kept
+    }, "what it keeps, it keeps as long as it was promised"
+
+
+def test_what_the_newcomer_does_not_take_stays_until_its_end():
+    cluster = Cluster(8)
+    first = cluster.join("a", Job(8))
+    cluster.wait(25)
+    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.leases}
+    cluster.silent.add("b")
+    cluster.notices.clear()
+    cluster.join("b", Job(8))
+    cluster.wait(2 * SETTINGS.answer_s + 1)
+    assert not cluster.notices and len(first.leases) == 8
+    assert {lease.gpu: lease.expires for lease in cluster.arbiter.leases} == ends
+    assert not any(lease.recalled for lease in cluster.arbiter.leases)
+    # One that can use one GPU takes one.
+    cluster.join("c", Job(1))
+    cluster.wait(2 * SETTINGS.answer_s + SETTINGS.notice_s + 1)
+    assert len(cluster.holds("c")) == 1 and len(first.leases) == 7
