@@ -9,13 +9,17 @@ scikit-learn's digits; `short` is a grid of forty trials of one second that trai
 FluidTune's own start-up and hand-overs cost. On emulated devices the task is an emulated one, by default one of
 which a trial fills half a GPU, or that of ``--profile FILE``; ``--seconds`` is its iteration on one device.
 ``utilisation`` is the part of the devices' time that was inside an iteration of some trial; ``--out DIR`` keeps its
-picture, ours beside stock Tune's, and our timeline.
+picture, ours beside stock Tune's, and our timeline. ``rates``: iterations a second, by side; an asynchronous algorithm
+does not do the same work in every run.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from benchmarks.algorithms import ALGORITHMS, means
 from benchmarks.common import cores, finish, parser, ratios, repeat, result
@@ -87,7 +91,13 @@ def main() -> None:
         figures["profile"] = profile.name
         figures["utilisation"] = used
         figures["fit_ratios"] = ratios(measured, OURS, "fit_seconds")
+        figures["rates"] = rates(measured)
     finish(figures, args.json)
+
+
+def rates(sides: Mapping[str, Any]) -> dict[str, float]:
+    """By side, the iterations of all trials in a second of ``fit``, the median of its runs."""
+    return {name: median(run["iterations"] / run["fit_seconds"] for run in side["all"]) for name, side in sides.items()}
 
 
 def utilisations(keep: Path, devices: int, out: Path | None) -> dict[str, float]:

@@ -73,6 +73,8 @@ def test_tune_vs_fluid_on_emulated_devices():
     figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", "--algorithm", "grid", kind="emulated")
     assert figures["sides"].keys() == THREE
     assert figures["profile"] == "half-a-gpu"
+    for name, side in figures["sides"].items():
+        assert figures["rates"][name] == side["iterations"] / side["fit_seconds"]
     assert all(0 < part <= 1 for part in figures["utilisation"].values()) and figures["utilisation"].keys() == THREE
     for side in figures["sides"].values():
         assert (side["errors"], side["trials"]) == (0, 5)
