@@ -123,7 +123,7 @@ def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
         "error": {str(error): one(replace(base, error=error)) for error in (0.0, 0.1, 0.2)},
     }
     specs, at = alike(40.0)
-    found["lie"] = lying(specs, at, base, specs, "lie", (0.2, 0.34, 0.6, 1.0))
+    found["lie"] = lying(specs, at, base, specs, "lie", (0.1, 0.2, 0.3, 0.34, 0.45, 0.6, 0.8, 1.0))
     return found
 
 

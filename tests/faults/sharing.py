@@ -150,9 +150,11 @@ def run(rounds: int, seed: int, root: Path, cluster: Head) -> dict[str, int]:
                 victim.process.wait()
                 victim.start("restore")
             elif kind == "worker":
-                pids = [pid for job in current.values() for pid in busy_workers(job.events)]
-                if not pids:
-                    continue
+                deadline = time.monotonic() + RECOVER_S
+                while not (pids := [pid for job in current.values() for pid in busy_workers(job.events)]):
+                    assert time.monotonic() < deadline, "no worker is busy"
+                    keep_busy()
+                    time.sleep(0.1)
                 os.kill(rng.choice(pids), signal.SIGKILL)
             elif not victim.over:
                 victim.process.send_signal(signal.SIGSTOP)
