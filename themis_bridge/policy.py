@@ -114,13 +114,13 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
         holder = situation.holder.get(gpu)
         if holder is not None and holder != winner and holder in situation.reports:
             changing[holder, winner, situation.offer[gpu].machine].append(gpu)
-    for (holder, winner, _), gpus in changing.items():
+    for (holder, winner, _), left in changing.items():
         theirs, other = situation.reports[holder], situation.reports[winner]
-        while gpus:
-            size = min(len(gpus), max(theirs.gang, other.gang))
+        while left:
+            size = min(len(left), max(theirs.gang, other.gang))
             if size >= count[holder]:
                 size = 1
-            part, gpus = gpus[:size], gpus[size:]
+            part, left = left[:size], left[size:]
             keeps = count[holder] - size
             worse = keeps and theirs.rho * count[holder] / keeps > other.rho
             if worse and rooms[holder] >= size:
