@@ -5,7 +5,7 @@ from __future__ import annotations
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import Situation, Themis, renew, share_leftover
+from themis_bridge.policy import WAITED, Situation, Themis, renew, share_leftover
 
 
 def bidders(
@@ -90,3 +90,23 @@ def test_a_holder_s_last_gang_goes_gpu_by_gpu():
     reports = {"holder": Report(1.0, 4, 4), "winner": Report(1.4, 4, 4)}
     situation = Situation(reports, {"holder": (), "winner": ()}, offer, dict.fromkeys(offer, "holder"), {})
     assert sorted(renew(situation, dict.fromkeys(offer, "winner")).values()) == ["holder", "holder", "holder", "winner"]
+
+
+def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_longest():
+    offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
+    reports = {
+        "long": Report(1.0, 4, left=90.0, best=0.9),
+        "worst": Report(90.0, 4, gang=2, left=2.0, best=3.0),
+        "waited": Report(80.0, 4, left=1.0, best=WAITED),
+        "new": Report(99.0, 4, left=1.0, best=WAITED / 2),
+    }
+    held = {**dict.fromkeys(reports, ()), "long": (Gpu("of long", "m"),)}
+    # Two that hold nothing bid for two GPUs: each wins one and pays it.
+    situation = Situation(reports, held, dict(list(offer.items())[:2]), {}, {})
+    rows = {frozenset(row): 100.0 / (len(row) or 0.01) for row in ((), ("g0",), ("g0", "g1"))}
+    outcome = Themis().decide(situation, {app: Bid(app, rows) for app in ("worst", "waited")})
+    assert outcome.clearing is not None and not any(outcome.clearing.allocation.values())
+    assert list(outcome.grants.values()) == ["worst", "worst"]
+    # One gang each, and what is over as ever.
+    given = share_leftover(Situation(reports, held, offer, {}, {}), {}, {})
+    assert sorted(given.values()) == ["long", "waited", "worst", "worst"]

@@ -14,6 +14,7 @@ from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
 from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.ideal import ends, equal_shares
 from themis_bridge.twin.simulate import Setup, simulate
+from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
 
 
 def app(name: str, *phases: int) -> Spec:
@@ -160,6 +161,12 @@ def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
         return simulate(specs, gpus, Setup(f=0.5, liar="a0", claim=claim)).jct["a0"]
 
     assert jct(3.0) > jct(1.0)
+
+
+def test_nobody_starves_where_apps_outnumber_gpus() -> None:
+    # Two bid for the two GPUs of a pair and pay all that they win: 17.6 when the rest went to the longest (bug 92).
+    apps = tuning_apps(30, 2, days=0.1, between_s=240.0)
+    assert simulate(apps, machines(TESTBED_64)[:16], Setup()).worst < 2.5
 
 
 def test_equal_shares_leave_no_gpu_that_somebody_could_use() -> None:
