@@ -101,10 +101,6 @@ class Agent:
         self._left[gpu] = view.token
         return [m.Release(self.app, self.session, gpu, view.token)]
 
-    def admits(self, gpu: str, token: int) -> bool:
-        """Whether work under this token may run on the GPU: an older one than the newest known is refused."""
-        return self.fence.admit(gpu, token)
-
     def _rho(self, ask: m.AskRho) -> m.RhoAnswer:
         value = self.work.valuation(ask.contention, ask.gpus)
         held = [view.gpu for view in self.leases.values()]

@@ -106,7 +106,7 @@ class Job:
 
             app = controller._storage.experiment_dir_name
             most = self.layout.count if spec and spec.count else None
-            work = Progress(lambda: self.engine, settings.max_workers, most)
+            work = Progress(lambda: self.engine, lambda group: self._groups[group], settings.max_workers, most)
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
         #: The policy of devices that several trials share, None: shared by count alone, or never.
         self.lanes = settings.lanes if self.layout.packing > 1 else None
@@ -122,7 +122,8 @@ class Job:
         )
         #: Trials that Tune lets be pending by itself, and how many we added to that.
         self._pending, self._ahead = controller._max_pending_trials, 0
-        self._groups: set[str] = set()
+        #: Groups that the engine knows, and what is to follow each; see `Membership`.
+        self._groups: dict[str, tuple[tuple[int, float], ...]] = {}
         self._refs: dict[Any, Any] = {}
         self._kinds: dict[str, m.Kind] = {}
         self._in_use: dict[str, tuple[int, ...]] = {}
@@ -251,8 +252,9 @@ class Job:
         """What the engine is told when Tune wants this trial to run."""
         member = self._scheduler.membership(trial)
         events: list[m.Event] = []
-        if member.group not in self._groups:
-            self._groups.add(member.group)
+        new = member.group not in self._groups
+        self._groups[member.group] = member.rungs
+        if new:
             concurrency = None if member.synchronous else self._concurrency
             events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency, member.tail))
             self._log.write(

@@ -8,7 +8,8 @@ themis_bridge, who leaves a device and how in the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain, zip_longest
 from typing import Any
 
 from fluidtune.cluster.devices import Layout
@@ -18,6 +19,7 @@ from fluidtune.errors import FluidTuneError
 from themis_bridge import JobInfo, ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave
 from themis_bridge.bids import Valuation
+from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Slowdowns
 from themis_bridge.shell.tenant import Tenant
 
@@ -32,17 +34,24 @@ SPARE_S = 3.0
 class Progress:
     """What the job has done and has left, as of the last `update`; read by the agent's thread.
 
-    ``max_workers``: the scaling limit d. ``most``: devices that the job may have, None for any.
+    ``rungs``: what follows a group, as `fluidtune.tune.groups.Membership` says. ``max_workers``: the scaling limit d.
+    ``most``: devices that the job may have, None for any.
     """
 
-    def __init__(self, engine: Callable[[], Engine], max_workers: int | None, most: int | None):
-        self._engine = engine
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        rungs: Callable[[str], Iterable[tuple[int, float]]],
+        max_workers: int | None,
+        most: int | None,
+    ):
+        self._engine, self._rungs = engine, rungs
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
         #: Until there is a trial: one as the first will be, so that its devices are there when it comes.
-        self._left = [JobInfo(1.0, UNKNOWN_S)]
+        self._phases = [[JobInfo(1.0, UNKNOWN_S)]]
         self._done = 0.0
-        self._peak = self._useful(self._left)
+        self._peak = self.useful
         self._slowdowns = Slowdowns()
         #: Trial -> iterations of it that were looked at.
         self._seen: dict[str, int] = {}
@@ -57,7 +66,8 @@ class Progress:
         engine = self._engine()
         if not engine.trials:
             return
-        left, done = [], 0.0
+        groups: dict[str, list[JobInfo]] = {}
+        done = 0.0
         for view in engine.trials.values():
             done += view.done * view.base
             if view.status not in ("running", "suspending", "waiting"):
@@ -68,12 +78,15 @@ class Progress:
                 widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
             # A trial without an end may have done little.
             seconds = view.height if view.iterations is not None else max(view.height, UNKNOWN_S)
-            left.append(JobInfo(1.0, max(seconds, 1e-3), widest))
+            groups.setdefault(view.group, []).append(JobInfo(max(seconds, 1e-3) / view.base, view.base, widest))
             if len(view.devices) > 1 and self._seen.get(view.trial) != view.done:
                 self._learn([where[d] for d in view.devices if d in where], view.seconds)
             self._seen[view.trial] = view.done
-        self._peak = max(self._peak, self._useful(left))
-        self._left, self._done = left, done
+        # Brackets go on beside each other: their first rungs to come are one phase, and so on.
+        each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
+        self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]
+        self._done = done
+        self._peak = max(self._peak, self.useful)
 
     def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:
         """What the placement costs a trial, by its own iterations: trials differ, so against itself on one device."""
@@ -82,22 +95,19 @@ class Progress:
             self._slowdowns.measured(gpus[:1], 1.0)
             self._slowdowns.measured(gpus, wide / alone)
 
-    def _useful(self, left: list[JobInfo]) -> int:
-        useful = sum(job.max_gpus for job in left)
-        return useful if self._most is None else min(useful, self._most)
-
     @property
     def useful(self) -> int:
         """The most devices that its trials could use now."""
-        return self._useful(self._left)
+        useful = sum(job.max_gpus for job in self._phases[0]) if self._phases else 0
+        return useful if self._most is None else min(useful, self._most)
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         """As of `themis_bridge.agent.Work`."""
-        left = self._left
-        budget = self._done + sum(job.work for job in left)
+        phases = self._phases
+        budget = self._done + sum(job.work for jobs in phases for job in jobs)
         independent = independent_finish_time(max(budget, 1e-3), max(1, cluster_gpus), self._peak, contention)
         elapsed = time.monotonic() - self._started
-        return Valuation([left] if left else [], elapsed, independent, self._slowdowns, self._most)
+        return Valuation(phases, elapsed, independent, self._slowdowns, self._most)
 
     def facts(self) -> None:
         return None

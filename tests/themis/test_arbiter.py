@@ -445,7 +445,7 @@ def test_an_agent_ignores_what_is_out_of_date():
     assert agent.handle(new)[1] == [Gained(gpu, 5)]
     assert agent.handle(old) == ([], [])
     assert agent.handle(m.Leases("a", "other", (9, 9), ())) == ([], [])
-    assert not agent.admits("g", 4)
+    assert not agent.fence.admit("g", 4)
     assert agent.handle(m.Leases("a", "s", (1, 0), ()))[1] == [Lost(gpu, 5)]
 
 

@@ -92,16 +92,37 @@ def test_pb2_is_a_pbt():
     assert type(adapter_for(PB2(hyperparam_bounds={"lr": [0.1, 0.2]}))).__name__ == "PBTAdapter"
 
 
+def test_hyperband_s_rungs_are_known_ahead():
+    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
+    adapter = adapter_for(base)
+    trials = [Trial("__fake", stub=True) for _ in range(17)]
+    for one in trials:
+        base.on_trial_add(None, one)
+    # Brackets of three that are never halved, five to halve once, nine to halve twice.
+    assert adapter.membership(trials[0]) == Membership("band0/bracket0/rung0", True, 9, 0)
+    assert adapter.membership(trials[3]) == Membership("band0/bracket1/rung1", True, 3, 6, ((2, 6),))
+    assert adapter.membership(trials[8]) == Membership("band0/bracket2/rung2", True, 1, 8, ((3, 2), (1, 6)))
+    bracket = base._hyperbands[0][2]
+    for one in trials[8:]:
+        bracket._live_trials[one] = {"training_iteration": 1, "score": 1.0}
+    good, _ = bracket.successive_halving("score", 1.0)
+    assert adapter.membership(good[0]).rungs == ((1, 6),)
+    seconds = adapter_for(HyperBandScheduler(time_attr="time_total_s", max_t=9, metric="score", mode="max"))
+    seconds._base.on_trial_add(None, trials[0])
+    assert seconds.membership(trials[0]).rungs == (), "nobody knows how many iterations a second is"
+
+
 def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
     def member(synch: bool, after: float = 3) -> Membership:
         base = PopulationBasedTraining(
             "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
         )
         base._next_perturbation_sync = after
+        base._trial_state = dict.fromkeys("abcd")
         return adapter_for(base).membership(trial({"training_iteration": 10}))
 
-    assert member(True) == Membership("interval1", True, 3)
-    assert member(True, 6) == Membership("interval2", True, 6)
+    assert member(True) == Membership("interval1", True, 3, rungs=((4, 7),))
+    assert member(True, 6) == Membership("interval2", True, 6, rungs=((4, 4),))
     assert member(True, 12) == Membership("interval4", True, 10)
     assert member(False) == Membership("population", True, 10)
 
@@ -137,7 +158,7 @@ def test_an_author_announces_groups_of_his_own():
     one, two = (Trial("__fake", stub=True, stopping_criterion={"training_iteration": 7}) for _ in range(2))
     adapter = adapter_for(Mine())
     fluidtune.announce("generation0", [one], until=4, tail=2)
-    assert adapter.membership(one) == Membership("generation0", True, 4, 2)
+    assert adapter.membership(one) == Membership("generation0", True, 4, 2, ((1, 2),))
     assert adapter.membership(two) == Membership("all", False, 7)
     fluidtune.announce("generation1", [one, two], until=9, synchronous=False)
     assert adapter.membership(one) == adapter.membership(two) == Membership("generation1", False, 7)

@@ -131,8 +131,12 @@ def test_trials_of_several_gpus_are_refused(monkeypatch):
         shared.LeasedDevices(plan, "app", None, None)
 
 
+def progress_of(engine, rungs=(), most=None):
+    return shared.Progress(engine, lambda group: rungs, None, most)
+
+
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
-    progress = shared.Progress(Engine, None, None)
+    progress = progress_of(Engine)
     progress.update({})
     assert progress.useful == 1
     value = progress.valuation(1.0, 4)
@@ -152,16 +156,33 @@ def test_progress_is_the_engine_s():
     engine.handle(TrialAdded("a", "g", "plain", 10), TrialAdded("b", "g", "plain", 10), now=0.0)
     for _ in range(3):
         engine.handle(Result("a", 2.0, 1.0), now=1.0)
-    progress = shared.Progress(lambda: engine, None, None)
+    progress = progress_of(lambda: engine)
     progress.update({})
     assert progress.useful == 2
     value = progress.valuation(contention=1.0, cluster_gpus=4)
     # 7 and 10 iterations of 2 s are left of 20, and two GPUs can be used.
     assert value.finish([gpu(0), gpu(1)]) == pytest.approx(20.0)
     assert value.independent == pytest.approx(20.0)
-    limited = shared.Progress(lambda: engine, None, 1)
+    limited = progress_of(lambda: engine, most=1)
     limited.update({})
     assert limited.useful == limited.valuation(1.0, 4).useful == 1
+
+
+def test_rungs_to_come_are_part_of_the_work():
+    engine = Engine()
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), GroupAnnounced("h"), now=0.0)
+    added = [TrialAdded(f"t{k}", "g", "plain", 3) for k in range(9)]
+    engine.handle(*added, TrialAdded("other", "h", "plain", 12), now=0.0)
+    for _ in range(3):
+        engine.handle(Result("other", 2.0, 1.0), now=1.0)
+    rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
+    progress = shared.Progress(lambda: engine, rungs.get, None, None)
+    progress.update({})
+    assert progress.useful == 10, "only what could run now"
+    value = progress.valuation(contention=1.0, cluster_gpus=10)
+    # Of 2 s each: 9 x 3 and 9 of 12 left now; then 3 x 6; then 1 x 18. Three were done.
+    assert value.independent == pytest.approx(2 * (27 + 12 + 18 + 18) / 10)
+    assert value.finish([gpu(k) for k in range(10)]) == pytest.approx(2 * (9 + 6 + 18))
 
 
 def test_packed_trials_count_as_if_alone():
@@ -173,7 +194,7 @@ def test_packed_trials_count_as_if_alone():
     for _ in range(5):
         # They share a device: an iteration takes four seconds where it would take two.
         engine.handle(Result("a", 4.0, 0.5), Result("b", 4.0, 0.5), now=2.0)
-    progress = shared.Progress(lambda: engine, None, None)
+    progress = progress_of(lambda: engine)
     progress.update({})
     # Of 20 iterations of 2 s on one worker 7 are left.
     value = progress.valuation(contention=1.0, cluster_gpus=1)

@@ -16,13 +16,15 @@ from fluidtune.tune.groups.budgets import stop_iteration
 class Membership:
     """``target``: the iteration at which the trial's current budget ends, None when nobody knows.
 
-    ``tail``: iterations that the group's best trials will train after that.
+    ``tail``: iterations that the group's best trials will train after that. ``rungs``: the batches that follow the
+    group, one after the other, as far as they are known: how many trials, and for how many iterations each.
     """
 
     group: str
     synchronous: bool
     target: float | None
     tail: float = 0.0
+    rungs: tuple[tuple[int, float], ...] = ()
 
 
 class Adapter:
@@ -40,7 +42,8 @@ class Adapter:
             return self.mapped(trial)
         stop = stop_iteration(trial)
         known = [value for value in (said.until, stop) if value is not None]
-        return Membership(said.group, said.synchronous, min(known, default=None), said.tail)
+        rungs = ((1, said.tail),) if said.tail else ()
+        return Membership(said.group, said.synchronous, min(known, default=None), said.tail, rungs)
 
     def mapped(self, trial: Trial) -> Membership:
         """The same, as the algorithm's own state says it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -24,8 +26,22 @@ class HyperBandAdapter(Adapter):
                     name = f"band{band}/bracket{index}/rung{bracket._halves}"
                     # Whatever time_attr counts, brackets are compared in it.
                     tail = max(0.0, base._max_t_attr - bracket._cumul_r)
-                    return Membership(name, True, iteration_at(trial, base._time_attr, bracket._cumul_r), tail)
+                    target = iteration_at(trial, base._time_attr, bracket._cumul_r)
+                    return Membership(name, True, target, tail, self._rungs(trial, bracket))
         return super().mapped(trial)
+
+    def _rungs(self, trial: Trial, bracket: Any) -> tuple[tuple[int, float], ...]:
+        """The rungs that the bracket has yet to fill, as `successive_halving` will; none while nobody can tell."""
+        attribute, until = self._base._time_attr, bracket._cumul_r
+        trials, ends = min(bracket._n, len(bracket._live_trials)), [iteration_at(trial, attribute, until)]
+        counts = []
+        for _ in range(bracket._halves):
+            trials, until = math.ceil(trials / bracket._eta), int(min(until * bracket._eta, bracket._max_t_attr))
+            counts.append(trials)
+            ends.append(iteration_at(trial, attribute, until))
+        known = [end for end in ends if end is not None]
+        steps = [after - before for before, after in pairwise(known)]
+        return tuple(zip(counts, steps, strict=True)) if len(known) == len(ends) else ()
 
     def promoted(self) -> list[Trial]:
         # HyperBand chooses one trial at a time and keeps choosing it until it runs; the rest of the rung

@@ -26,7 +26,9 @@ class PBTAdapter(Adapter):
         interval = int(base._next_perturbation_sync // base._perturbation_interval)
         until = iteration_at(trial, base._time_attr, base._next_perturbation_sync)
         known = [value for value in (until, stop) if value is not None]
-        return Membership(f"interval{interval}", True, min(known, default=None))
+        rest = stop - until if stop is not None and until is not None else 0.0
+        rungs = ((len(base._trial_state), rest),) if base._trial_state and rest > 0 else ()
+        return Membership(f"interval{interval}", True, min(known, default=None), rungs=rungs)
 
     def promoted(self) -> list[Trial]:
         """After a perturbation the whole population: the algorithm itself returns one after the other runs."""
