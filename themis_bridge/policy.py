@@ -19,8 +19,8 @@ from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
 
 #: Of what nobody won, an app that would hold nothing gets its gang first if its rho would be this or more even with all
-#: that it could use from now on: a 25th of the time of its own share has passed. (On the recorded trace with 16 GPUs the
-#: worst rho is 1.4 from 0.02 to 0.04, 1.7 at 0.08 and 3 without; with 32 the last job ends the later the less it is.)
+#: that it could use from now on: a 25th of the time of its own share has passed. (`benchmarks.fairness --trace FILE
+#: --gpus 16`: worst rho 1.39; 1.65 at 0.1, 2.82 at 0.25. With 32 GPUs and less than 0.04 the last job ends later.)
 WAITED = 0.04
 
 
