@@ -275,6 +275,13 @@ class Job:
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
         return events
 
+    def goes_on(self, trial_id: str, group: str) -> None:
+        """A trial went on into ``group`` without a pause; the engine keeps it where it was, and what follows there is
+        what follows ``group``."""
+        known = self.engine.trial(trial_id).group
+        if known != group:
+            self._groups[known] = ()
+
     def share_of(self, trial: Trial) -> float:
         """What the trial asks of one device, or how many whole ones."""
         return self.layout.share_of(trial.placement_group_factory.bundles[0])

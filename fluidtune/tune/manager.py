@@ -88,8 +88,9 @@ class FluidActorManager:
     def note_trial(self, trial: Trial) -> None:
         self._trials[trial.trial_id] = trial
 
-    def budget_changed(self, trial_id: str, iterations: float | None) -> None:
+    def budget_changed(self, trial_id: str, iterations: float | None, group: str) -> None:
         if trial_id in self._by_trial:
+            self._job.goes_on(trial_id, group)
             self._crew.events.append(m.BudgetChanged(trial_id, iterations))
 
     def trial_removed(self, trial: Trial) -> None:

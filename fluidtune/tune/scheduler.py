@@ -99,11 +99,12 @@ class FluidScheduler(TrialScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
-            target = self._within_stopper(self._adapter.membership(trial).target)
+            member = self._adapter.membership(trial)
+            target = self._within_stopper(member.target)
             if target != self._targets.get(trial.trial_id):
                 self._targets[trial.trial_id] = target
                 left = None if target is None else max(0.0, target - result.get(TRAINING_ITERATION, 0))
-                self._manager.budget_changed(trial.trial_id, left)
+                self._manager.budget_changed(trial.trial_id, left, member.group)
         return decision
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:

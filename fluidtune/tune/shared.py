@@ -98,7 +98,7 @@ class Progress:
     @property
     def useful(self) -> int:
         """The most devices that its trials could use now."""
-        useful = sum(job.max_gpus for job in self._phases[0]) if self._phases else 0
+        useful = sum(job.max_gpus for jobs in self._phases[:1] for job in jobs)
         return useful if self._most is None else min(useful, self._most)
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
