@@ -79,7 +79,7 @@ def trace_sweeps(jobs: Sequence[Spec], gpus: Sequence[Gpu], seeds: int) -> Sweep
         "f": {str(f): side(runs, gpus, replace(TRACE, f=f)) for f in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)},
         "lease_s": {str(s): side(runs, gpus, replace(TRACE, lease_s=s)) for s in (360.0, 600.0, 1200.0, 1800.0)},
         "error": {str(error): side(drawn, gpus, replace(TRACE, error=error)) for error in (0.1, 0.2)},
-        "claim": lying(jobs, gpus, TRACE, jobs[3::9], "claim", (0.5, 0.75, 1.33, 2.0)),
+        "claim": lying(jobs, gpus, TRACE, jobs[3::9], "claim", (0.5, 0.75, 0.9, 1.33, 2.0)),
     }
 
 

@@ -11,7 +11,10 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.messages import Report
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less.
-SLACK = 1.1
+SLACK = 1.05
+#: The power of what is beyond it by which rho is divided. (`benchmarks.fairness --trace FILE --sweeps`: at 2, with a
+#: slack of 1.1, an app that claims 0.9 or 0.75 of its work gains.)
+WORK_POWER = 3
 #: The same of what it said that bad placements cost it: its end comes nearer there by so much more than time passes.
 HELD_UP = 1.05
 #: Work is the same, within this share of it.
@@ -126,7 +129,7 @@ class App:
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         over = max(1.0, grown / self.least / SLACK) if self.least else 1.0
-        self.doubt = (over * self._overstated()) ** 2
+        self.doubt = over**WORK_POWER * self._overstated() ** 2
         self.useful = min(report.useful, gpus)
         if held and ends > 0:
             self.speed = min(1.0, report.left / ends * self.useful / len(held))

@@ -69,8 +69,8 @@ class Themis:
     """The partial-allocation auction among the worst ``1 - f`` of the apps; of these no more than want all there is.
 
     Were twenty apps of one GPU each to bid for two, each winner would pay all it won for what the others lose, and the
-    worst would go empty-handed round by round. Two bid at least where ``1 - f`` are that many and two GPUs on offer; of
-    up to five apps that want some, at f = 0.8, the worst bids alone.
+    worst would go empty-handed round by round. Whoever wants all that is on offer bids alone: GPUs that lie together
+    stay together. (Of up to five apps that want some, at f = 0.8, the worst bids alone, too.)
     """
 
     recalls: ClassVar[bool] = True
@@ -88,7 +88,7 @@ class Themis:
         wanting = sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
         most = max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))
         wanted = list(accumulate(situation.wants(app) for app in wanting))
-        enough = max(bisect_left(wanted, len(situation.offer)) + 1, min(2, len(situation.offer)))
+        enough = bisect_left(wanted, len(situation.offer)) + 1
         return wanting[: min(most, enough)]
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:

@@ -6,7 +6,7 @@ import pytest
 
 from themis_bridge import JobInfo
 from themis_bridge.agent import Agent
-from themis_bridge.books import App
+from themis_bridge.books import SLACK, WORK_POWER, App
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import AskRho, Leases, LeaseView, Report, RhoAnswer
 from themis_bridge.policy import Situation
@@ -88,7 +88,7 @@ def test_who_claims_less_work_than_it_has_is_found_out() -> None:
             book.served += 10.0 * book.speed
         found[claim] = book.doubt
     assert found[1.0] == 1.0
-    assert found[0.5] == pytest.approx((1.99 / 1.1) ** 2)
+    assert found[0.5] == pytest.approx((1.99 / SLACK) ** WORK_POWER)
 
 
 def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
