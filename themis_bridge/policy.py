@@ -19,8 +19,7 @@ from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
 
 #: Of what nobody won, an app that would hold nothing gets its gang first if its rho would be this or more even with all
-#: that it could use from now on: a 25th of the time of its own share has passed. (`benchmarks.fairness --trace FILE
-#: --gpus 16`: worst rho 1.39; 1.65 at 0.1, 2.82 at 0.25. With 32 GPUs and less than 0.04 the last job ends later.)
+#: that it could use from now on: a 25th of the time of its own share has passed.
 WAITED = 0.04
 
 
@@ -142,8 +141,8 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
     did not bid, longest first by what is left; then, worst rho first, to those that did.
 
     The paper draws lots. By the longest the cluster's last app ends earlier, and the same app has them again next time:
-    fewer moves. To overstate one's work wins leftovers and loses auctions, which costs more (docs/themis.md). But where
-    apps outnumber GPUs few are on offer at a time, two bid, and each pays all that it won: they would win nothing ever.
+    fewer moves. To overstate one's work wins leftovers and loses auctions, which costs more (docs/themis.md). But an
+    app that can use one GPU and bids beside a larger one wins it and pays all of it: round by round it would get none.
     Each turn gives one app as many GPUs as its gang, of one machine where there are so many.
     """
     free: dict[str, list[str]] = defaultdict(list)

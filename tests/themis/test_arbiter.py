@@ -223,7 +223,7 @@ def test_a_bid_that_cannot_be_true_is_refused_and_harms_nobody(bid):
     while not (cluster.arbiter.round and "good" in cluster.arbiter.round.asked):
         cluster.wait(1)
     turn = cluster.arbiter.round
-    cluster.send(m.RhoAnswer("evil", "s", turn.number, m.Report(1e6, 2, best=1e6)))
+    cluster.send(m.RhoAnswer("evil", "s", turn.number, m.Report(1e6, 1, best=1e6)))
     assert turn.bidders == ["evil", "good"]
     cluster.send(m.BidAnswer("evil", "s", turn.number, bid))
     refused = [s.why for s in cluster.said if isinstance(s, m.Refused)]

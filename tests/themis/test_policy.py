@@ -101,12 +101,18 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_longest(
         "new": Report(99.0, 4, left=1.0, best=WAITED / 2),
     }
     held = {**dict.fromkeys(reports, ()), "long": (Gpu("of long", "m"),)}
-    # Two that hold nothing bid for two GPUs: each wins one and pays it.
-    situation = Situation(reports, held, dict(list(offer.items())[:2]), {}, {})
-    rows = {frozenset(row): 100.0 / (len(row) or 0.01) for row in ((), ("g0",), ("g0", "g1"))}
-    outcome = Themis().decide(situation, {app: Bid(app, rows) for app in ("worst", "waited")})
-    assert outcome.clearing is not None and not any(outcome.clearing.allocation.values())
-    assert list(outcome.grants.values()) == ["worst", "worst"]
+    # One that can use a single GPU bids beside a larger one: it wins one and pays it.
+    small = {**reports, "worst": Report(90.0, 1, left=2.0, best=3.0)}
+    situation = Situation(small, held, dict(list(offer.items())[:2]), {}, {})
+    rows = [(), ("g0",), ("g0", "g1")]
+    bids = {
+        app: Bid(app, {frozenset(row): 100.0 / (len(row) or 0.01) for row in rows[: size + 1]})
+        for app, size in (("worst", 1), ("waited", 2))
+    }
+    outcome = Themis(0.0).decide(situation, bids)
+    assert Themis(0.0).bidders(situation)[:2] == ["worst", "waited"]
+    assert outcome.clearing is not None and not outcome.clearing.allocation["worst"]
+    assert sorted(outcome.grants.values()) == ["waited", "worst"]
     # One gang each, and what is over as ever.
     given = share_leftover(Situation(reports, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
