@@ -12,11 +12,11 @@ from themis_bridge.messages import Report
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less.
 SLACK = 1.05
-#: The power of what is beyond it by which rho is divided. (`benchmarks.fairness --trace FILE --sweeps`: at 2, with a
-#: slack of 1.1, an app that claims 0.9 or 0.75 of its work gains.)
-WORK_POWER = 3
 #: The same of what it said that bad placements cost it: its end comes nearer there by so much more than time passes.
 HELD_UP = 1.05
+#: The power of what its work is beyond the slack by which rho is divided. (`benchmarks.fairness --trace FILE --sweeps`:
+#: at 2, with a slack of 1.1, an app that claims 0.9 or 0.75 of its work gains.)
+WORK_POWER = 3
 #: Work is the same, within this share of it.
 SAME = 0.01
 #: Parts of its full speed: an app that says that it is slower is held up by its placement.
