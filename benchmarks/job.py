@@ -27,7 +27,7 @@ from ray import tune
 from benchmarks.algorithms import ALGORITHMS, algorithm, budget
 from benchmarks.emulated_task import EmulatedTask, emulated_space
 from fluidtune.cluster.emulated import Emulation, paced
-from fluidtune.cluster.emulated.board import Board
+from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.profiles import Profile
 
 

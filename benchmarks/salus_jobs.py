@@ -20,9 +20,9 @@ from threading import Semaphore
 from typing import Any
 
 from salus_share import service
-from salus_share.board import IDLE, Board
 from salus_share.gate import Gate
 from salus_share.policies import Pack
+from salus_share.seat_table import IDLE, Board
 
 _spawn = multiprocessing.get_context("spawn")
 #: What a child says when it can begin.

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import device_home, seat, together
-from salus_share.board import Board
+from salus_share.seat_table import Board
 
 
 def turns(begin: Any, directory: str, name: str, token: int, count: int) -> list[tuple[float, float]]:

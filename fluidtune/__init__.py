@@ -17,9 +17,9 @@ _HOMES = {
     "FluidExecutor": "fluidtune.tune.executor",
     "FluidScheduler": "fluidtune.tune.scheduler",
     "FluidTuneError": "fluidtune.errors",
-    "Tuner": "fluidtune.tune.entry",
+    "Tuner": "fluidtune.tune.api",
     "announce": "fluidtune.tune.groups",
-    "run": "fluidtune.tune.entry",
+    "run": "fluidtune.tune.api",
 }
 
 

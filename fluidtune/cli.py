@@ -93,7 +93,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     """Say what to expect at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
     from rich.console import Console
 
-    from fluidtune.planned import job_of, plan_png, render_plan
+    from fluidtune.plan_command import job_of, plan_png, render_plan
     from fluidtune.twin import forecasts
 
     counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]

@@ -27,10 +27,10 @@ from types import TracebackType
 from typing import Any
 
 from salus_share import service
-from salus_share.board import Board, home
 from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
 from salus_share.gate import Gate
 from salus_share.messages import Need
+from salus_share.seat_table import Board, home
 
 #: How long a service may take to notice that nobody waits for its answer any more, seconds.
 LAST_WORD_S = 2.0

@@ -18,9 +18,9 @@ import socket
 import time
 from contextlib import AbstractContextManager
 
-from salus_share.board import ADMITTED, IDLE, INSIDE, LEFT, LINGERING, PAUSED, READY, RESIDENT, Board, Seat, alive
 from salus_share.errors import SalusError, StaleToken
 from salus_share.policies import Policy, next_turn, policy
+from salus_share.seat_table import ADMITTED, IDLE, INSIDE, LEFT, LINGERING, PAUSED, READY, RESIDENT, Board, Seat, alive
 
 #: Longest that a lane is kept for a trial between two of its iterations: this part of the last one, at most so long.
 LINGER_PART, LINGER_S = 0.1, 0.005

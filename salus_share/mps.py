@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from salus_share.board import started
 from salus_share.errors import SalusError
 from salus_share.memory import is_out_of_memory
+from salus_share.seat_table import started
 from salus_share.telemetry import say_once
 
 CONTROL = "nvidia-cuda-mps-control"

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from salus_share import gate
-from salus_share.board import FREE, IDLE, LEFT, PAUSED, RESIDENT, WAITING, Board, Seat, alive
 from salus_share.errors import SalusError, ServiceLost
 from salus_share.lanes import Place
 from salus_share.messages import (
@@ -45,6 +44,7 @@ from salus_share.messages import (
 )
 from salus_share.policies import policy
 from salus_share.scheduler import Resident, Scheduler
+from salus_share.seat_table import FREE, IDLE, LEFT, PAUSED, RESIDENT, WAITING, Board, Seat, alive
 
 #: How often the service looks at the board by itself, and how long it stays when nobody is there, seconds.
 TICK_S, IDLE_S = 0.25, 30.0

@@ -75,7 +75,7 @@ def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda *
 
 @pytest.mark.parametrize(("trials", "iterations"), [(0, None), (None, 0), (-1, 5)])
 def test_a_plan_of_nothing(trials: int | None, iterations: int | None) -> None:
-    from fluidtune.planned import job_of
+    from fluidtune.plan_command import job_of
 
     with pytest.raises(FluidTuneError, match="1 or more of each"):
         job_of("profile.json", trials, iterations)

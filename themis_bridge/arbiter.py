@@ -19,14 +19,14 @@ from functools import singledispatchmethod
 from typing import Any
 
 from themis_bridge import messages as m
+from themis_bridge.backoff import Setbacks
 from themis_bridge.books import App, Settings
 from themis_bridge.errors import ThemisError
 from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
-from themis_bridge.recall import to_recall
+from themis_bridge.preemption import to_recall
 from themis_bridge.rounds import Round
-from themis_bridge.setbacks import Setbacks
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
-from themis_bridge.packing import Market, Table
+from themis_bridge.winner_determination import Market, Table
 
 #: Relative difference under which two rho count as equal.
 EQUAL = 1e-9

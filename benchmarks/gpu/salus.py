@@ -39,10 +39,10 @@ from benchmarks.inference import figures_of, one_at_a_time, resident
 from benchmarks.salus_jobs import all_ready, device_home, end_service, seat, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings, Ticket
 from salus_share import Need
-from salus_share.board import Board, home
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply
+from salus_share.seat_table import Board, home
 from salus_share.telemetry import DeviceSample, Telemetry
 
 PARTS = ("pack", "mps", "admissions", "greedy", "resident", "overhead")

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 
-from salus_share.board import RESIDENT, Board, alive, home
 from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
 from salus_share.memory import CONTEXT, CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
 from salus_share.messages import Need
+from salus_share.seat_table import RESIDENT, Board, alive, home
 from salus_share.trial import SharedTrial
 
 logger = logging.getLogger(__name__)

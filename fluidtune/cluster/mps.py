@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluidtune.cluster.lanes import causes
-from salus_share.board import home
 from salus_share.mps import Mps, apply, is_fault
+from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample, Telemetry
 
 

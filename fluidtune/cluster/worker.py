@@ -22,12 +22,12 @@ from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
 from fluidtune.cluster import emulated
-from fluidtune.cluster.commits import commit_stores, delete_commits, fingerprint, heirs_store
-from fluidtune.cluster.gpu import GpuProbe, torch_on_gpu
-from fluidtune.cluster.hygiene import Baseline
+from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, heirs_store
+from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
-from fluidtune.cluster.reports import Reports, brief
+from fluidtune.cluster.process_reset import Baseline
+from fluidtune.cluster.result_replay import Reports, brief
 from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
 from fluidtune.tune import compat
 from salus_share.errors import StaleToken

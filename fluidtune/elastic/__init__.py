@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .dormant import DormantSession, await_call
 from .errors import GroupLost, Left
 from .host import LoopThread, Outcome
-from .reform import Reform
+from .lazy_session import DormantSession, await_call
+from .membership import Reform
 
 if TYPE_CHECKING:
     from .commits import Commit, CommitStore, Files, LocalFiles

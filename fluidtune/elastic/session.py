@@ -20,13 +20,13 @@ import torch
 
 from .backends.base import CollectiveBackend
 from .commits import Commit, CommitStore
-from .dormant import await_call, pending
+from .control_messages import Order, Position, State, Wishes
 from .errors import GroupLost, Left
+from .in_place_recovery import MENDED, MOST_MENDS, muster
+from .lazy_session import await_call, pending
 from .loader import Share
-from .mending import MENDED, MOST_MENDS, muster
-from .orders import Order, Position, State, Wishes
-from .reform import Address, Reform
-from .state import TrialState
+from .membership import Address, Reform
+from .trial_state import TrialState
 
 
 class ElasticSession:

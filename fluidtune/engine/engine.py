@@ -30,7 +30,7 @@ from fluidtune.engine.messages import (
     TrialEnded,
     WorkerLost,
 )
-from fluidtune.engine.packing import MOST_PACKED, judge, note, seek
+from fluidtune.engine.packing_search import MOST_PACKED, judge, note, seek
 from fluidtune.engine.placing import hungry, place
 from fluidtune.engine.resizing import evacuate, rebalance, shrink_for, shrink_slower
 from fluidtune.engine.sharing import Sharing

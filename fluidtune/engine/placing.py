@@ -13,7 +13,7 @@ from collections import Counter
 from fluidtune.engine.messages import Resume, Start
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
-from fluidtune.engine.waiting import Line
+from fluidtune.engine.wait_queue import Line
 from fluidtune.planning import TrialLoad, static_fluid
 
 #: Everything is planned anew when this part of it is new; in between, the new are planned against the whole.

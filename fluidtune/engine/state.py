@@ -9,13 +9,13 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from fluidtune.engine.devices import Devices
-from fluidtune.engine.likeness import Likeness
+from fluidtune.engine.device_table import Devices
 from fluidtune.engine.messages import Release
+from fluidtune.engine.runtime_prediction import Likeness
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.speed import TRUSTED, Pool, scaled, widest_paying
 from fluidtune.engine.trial import Group, Status, Trial
-from fluidtune.engine.waiting import Waiting
+from fluidtune.engine.wait_queue import Waiting
 from fluidtune.planning import TrialLoad
 
 #: Results that must come in before a resize is tried again that did not do what was asked.

@@ -27,30 +27,30 @@ from ray.tune.trainable import FunctionTrainable
 from ray.util.metrics import Counter, Gauge
 
 import fluidtune
-from fluidtune.cluster.commits import delete_commits
+from fluidtune.cluster.commit_stores import delete_commits
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
-from fluidtune.cluster.emulated.board import Board
-from fluidtune.cluster.emulated.session import NODE
+from fluidtune.cluster.emulated.emulated_session import NODE
+from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.cluster.emulated.trainable import Emulation, paced
 from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import Outcome, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.engine.packing import MOST_PACKED
+from fluidtune.engine.packing_search import MOST_PACKED
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
-from fluidtune.tune import compat, logs
-from fluidtune.tune.endings import Endings
-from fluidtune.tune.gpus import GpuNotes
-from fluidtune.tune.run import Run
-from fluidtune.tune.silence import Silence
+from fluidtune.tune import compat, result_logs
+from fluidtune.tune.commit_cleanup import Endings
+from fluidtune.tune.gpu_telemetry import GpuNotes
+from fluidtune.tune.stall_detector import Silence
+from fluidtune.tune.trial_run import Run
 from fluidtune.tune.workers import Workers
-from salus_share.board import home
+from salus_share.seat_table import home
 
 if TYPE_CHECKING:
-    from fluidtune.tune.shared import LeasedDevices
+    from fluidtune.tune.leased_devices import LeasedDevices
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Job:
             self.reservation = Reservation(self.layout)
         else:
             # Here and not above: a job of its own needs neither Themis nor its solver.
-            from fluidtune.tune.shared import LeasedDevices, Progress
+            from fluidtune.tune.leased_devices import LeasedDevices, Progress
 
             app = controller._storage.experiment_dir_name
             most = self.layout.count if spec and spec.count else None
@@ -294,9 +294,9 @@ class Job:
         """Before Tune starts a trial: its log files must not lose or repeat what was reported."""
         if run.id in self._logged:
             if run.trial.checkpoint:
-                logs.upload(run.trial)
+                result_logs.upload(run.trial)
         else:
-            logs.take_over(run.trial, run.delivered)
+            result_logs.take_over(run.trial, run.delivered)
         self._logged.add(run.id)
 
     def ended(self, trial: Trial, ending: m.Ending) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.tune import entry
+from fluidtune.tune import api
 from fluidtune.tune.executor import FluidExecutor
 
 # `ray.tune.tune` and `ray.tune.tuner` are modules of the same names as what they hold.
@@ -32,9 +32,9 @@ def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
     def run(*args: Any, **kwargs: Any) -> Any:
         called.append("ray.tune.run")
         kwargs.setdefault("executor", given)
-        return entry.run(*args, **kwargs)
+        return api.run(*args, **kwargs)
 
-    class Tuner(entry.Tuner):
+    class Tuner(api.Tuner):
         def __init__(self, *args: Any, **kwargs: Any):
             kwargs.setdefault("executor", given)
             super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
     replaced = []
     for place in _PLACES:
         module = importlib.import_module(place)
-        for name, ours, original in (("run", run, entry._RAY_RUN), ("Tuner", Tuner, entry._RAY_TUNER)):
+        for name, ours, original in (("run", run, api._RAY_RUN), ("Tuner", Tuner, api._RAY_TUNER)):
             if getattr(module, name, None) is original:
                 replaced.append((module, name, original))
                 setattr(module, name, ours)

@@ -27,8 +27,8 @@ from fluidtune.engine import messages as m
 from fluidtune.tune import compat
 from fluidtune.tune.crew import Crew, first_line
 from fluidtune.tune.job import Job
-from fluidtune.tune.resizing import Resizer
-from fluidtune.tune.run import Run, Task
+from fluidtune.tune.resizer import Resizer
+from fluidtune.tune.trial_run import Run, Task
 from fluidtune.tune.workers import CLEAN_BROKEN_S
 
 

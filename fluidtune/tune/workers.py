@@ -18,7 +18,7 @@ from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.pool import Holding, PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info
 from fluidtune.report import EventLog
-from fluidtune.tune.gpus import GpuNotes
+from fluidtune.tune.gpu_telemetry import GpuNotes
 
 #: A worker of a trial that lost another one is killed when it has not cleaned up within this time, seconds.
 CLEAN_BROKEN_S = 30.0

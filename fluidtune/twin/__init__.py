@@ -5,8 +5,8 @@ instructions out in virtual time, `plan` does so at several numbers of devices. 
 randomness. What a step takes comes from a `fluidtune.profiles.Profile`.
 """
 
-from fluidtune.twin.job import Costs, Job, Stage, Work, grid, read_job
 from fluidtune.twin.plan import Forecast, forecast, forecasts
+from fluidtune.twin.recorded_job import Costs, Job, Stage, Work, grid, read_job
 from fluidtune.twin.shell import Twin
 
 __all__ = ["Costs", "Forecast", "Job", "Stage", "Twin", "Work", "forecast", "forecasts", "grid", "read_job"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fluidtune.twin.job import Job
+from fluidtune.twin.recorded_job import Job
 from fluidtune.twin.shell import Twin
 
 

@@ -16,7 +16,7 @@ from itertools import count
 
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.twin.job import Job, Work
+from fluidtune.twin.recorded_job import Job, Work
 from fluidtune.twin.starts import Starts
 
 #: Devices of one node.

@@ -7,7 +7,7 @@ import json
 import numpy
 from ray.tune.utils.serialization import TuneFunctionDecoder, TuneFunctionEncoder
 
-from fluidtune.cluster.commits import fingerprint
+from fluidtune.cluster.commit_stores import fingerprint
 
 
 def after_a_restore(config: dict[str, object]) -> dict[str, object]:

@@ -12,7 +12,7 @@ import pytest
 
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
-from fluidtune.cluster.emulated.board import SLOTS, Board
+from fluidtune.cluster.emulated.occupancy_board import SLOTS, Board
 from fluidtune.cluster.emulated.trainable import keep_pace
 from fluidtune.elastic import GroupLost, LoopThread, Reform
 from fluidtune.errors import FluidTuneError
@@ -28,7 +28,8 @@ def emulation(tmp_path: Path) -> Emulation:
 
 def elsewhere(board: str, device: int, then: str = "input()") -> subprocess.Popen:
     """Another process on the device, which is there when this returns."""
-    code = f"from fluidtune.cluster.emulated.board import Board; Board({board!r}).enter({device}); print(1, flush=True)"
+    board_class = "from fluidtune.cluster.emulated.occupancy_board import Board"
+    code = f"{board_class}; Board({board!r}).enter({device}); print(1, flush=True)"
     process = subprocess.Popen([sys.executable, "-c", f"{code}; {then}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     return process

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.gpu import GpuProbe
+from fluidtune.cluster.gpu_probe import GpuProbe
 from salus_share.telemetry import Telemetry
 from tests.salus.test_telemetry import standin
 
@@ -34,5 +34,5 @@ def test_the_gpu_of_this_process_is_found_by_its_id_and_not_asked_for_all_the_ti
 
 
 def test_without_a_gpu_nvml_is_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluidtune.cluster.gpu.Telemetry", lambda: pytest.fail("opened"))
+    monkeypatch.setattr("fluidtune.cluster.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
     assert GpuProbe().sample(torch(there=False)) is None

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from fluidtune.cluster import lanes
-from fluidtune.cluster.hygiene import Baseline
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
+from fluidtune.cluster.process_reset import Baseline
 from salus_share import Need, ServiceLost, StaleToken, service
-from salus_share.board import INSIDE, Board, home
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
+from salus_share.seat_table import INSIDE, Board, home
 from tests.salus.processes import until
 
 MB = 1 << 20

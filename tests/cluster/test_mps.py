@@ -19,7 +19,7 @@ from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, failed, verify
 from fluidtune.cluster.pool import WorkerPool
 from salus_share import mps, telemetry
-from salus_share.board import home
+from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample
 from tests.salus.processes import until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.reports import Reports
+from fluidtune.cluster.result_replay import Reports
 from fluidtune.cluster.worker import LoadSpec, Worker
 
 

@@ -23,7 +23,7 @@ import torch
 
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.backends import CollectiveBackend
-from fluidtune.elastic.state import broadcast_tree
+from fluidtune.elastic.trial_state import broadcast_tree
 
 from .processes import Worker, workers
 

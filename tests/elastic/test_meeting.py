@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from fluidtune.elastic.backends.pulses import Pulse, Pulses
+from fluidtune.elastic.backends.liveness import Pulse, Pulses
 from fluidtune.elastic.backends.rendezvous import Rendezvous
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from salus_share import SalusError, StaleToken
 from salus_share import gate as gate_module
-from salus_share.board import SEATS, Board
+from salus_share.seat_table import SEATS, Board
 from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, seat, until
 
 

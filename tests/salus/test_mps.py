@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from salus_share import SalusError, mps, telemetry
-from salus_share.board import started
 from salus_share.mps import Mps
+from salus_share.seat_table import started
 from tests.salus.processes import Child, until
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")

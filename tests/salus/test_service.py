@@ -14,8 +14,8 @@ import time
 import pytest
 
 from salus_share import Need, Refused, SalusError, StaleToken, policy, service
-from salus_share.board import RESIDENT, Board, Seat
 from salus_share.client import LaneClient
+from salus_share.seat_table import RESIDENT, Board, Seat
 from tests.salus.processes import Child, home, kill_service, seat, trial, until
 
 

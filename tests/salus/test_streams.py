@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from salus_share import Need, Refused, ServiceLost, StaleToken
-from salus_share.board import Board
 from salus_share.client import LaneClient
+from salus_share.seat_table import Board
 from salus_share.streams import InProcessLanes, LaneJob
 from tests.salus.processes import home
 

@@ -13,7 +13,7 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.tune import compat
 from fluidtune.tune.manager import FluidActorManager
-from fluidtune.tune.run import Run
+from fluidtune.tune.trial_run import Run
 
 
 class Actor:

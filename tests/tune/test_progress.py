@@ -9,7 +9,7 @@ import pytest
 from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
 
-from fluidtune.tune import shared
+from fluidtune.tune import leased_devices
 from fluidtune.tune.job import Job
 from tests.tune.running import fit
 from tests.tune.trainables import Stepper
@@ -23,7 +23,7 @@ def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any)
 
     def decided(self: Job, *args: Any) -> Any:
         instructions = decide(self, *args)
-        progress = shared.Progress(lambda: self.engine, lambda group: self._groups[group], None, None)
+        progress = leased_devices.Progress(lambda: self.engine, lambda group: self._groups[group], None, None)
         progress.update({})
         views = self.engine.trials.values()
         left = sum(job.iters_remaining for jobs in progress._phases for job in jobs)

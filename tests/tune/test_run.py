@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluidtune.tune.run import MAX_DEATHS, MAX_MISSES, Run
+from fluidtune.tune.trial_run import MAX_DEATHS, MAX_MISSES, Run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ emulated device imports no torch, so that fifty of them fit a laptop. One machin
 a file (`board`). Nothing is decided here.
 """
 
-from fluidtune.cluster.emulated.session import EmulatedSession
+from fluidtune.cluster.emulated.emulated_session import EmulatedSession
 from fluidtune.cluster.emulated.trainable import Emulation, paced, use
 
 __all__ = ["EmulatedSession", "Emulation", "paced", "use"]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import ray
 from ray.tune import Trainable
 
-from fluidtune.cluster.emulated.board import Board
+from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.profiles import Profile
 
 #: How often a trial looks whether it has got neighbours or lost some, seconds.

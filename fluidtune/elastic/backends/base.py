@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import GroupLost
-from ..reform import Address
-from .pulses import Pulse, Pulses
+from ..membership import Address
+from .liveness import Pulse, Pulses
 
 #: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
 PATIENCE = 86_400.0

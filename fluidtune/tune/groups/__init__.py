@@ -19,9 +19,9 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
+from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.announced import announce
 from fluidtune.tune.groups.asha import ASHAAdapter
-from fluidtune.tune.groups.base import Adapter, Membership
 from fluidtune.tune.groups.fifo import FIFOAdapter
 from fluidtune.tune.groups.hyperband import HyperBandAdapter
 from fluidtune.tune.groups.median import MedianStoppingAdapter

@@ -1,6 +1,6 @@
 """Grid and random search, and any `Searcher` without a scheduler."""
 
-from fluidtune.tune.groups.base import Adapter
+from fluidtune.tune.groups.adapter import Adapter
 
 
 class FIFOAdapter(Adapter):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
-from fluidtune.tune.groups.base import Adapter, Membership
+from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.budgets import iteration_at
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.tune.experiment import Trial
 
-from fluidtune.tune.groups.base import Adapter, Membership
+from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluidtune.tune.groups.base import Adapter
+from fluidtune.tune.groups.adapter import Adapter
 
 
 class ReplayAdapter(Adapter):

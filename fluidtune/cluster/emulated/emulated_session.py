@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from fluidtune.cluster.emulated.board import Board
+from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.cluster.emulated.trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
-from fluidtune.elastic.reform import Reform
+from fluidtune.elastic.membership import Reform
 
 #: Devices of one emulated node.
 NODE = 8

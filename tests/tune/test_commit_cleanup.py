@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fluidtune import FluidScheduler
-from fluidtune.tune.endings import SAVE_EVERY_S, Endings
+from fluidtune.tune.commit_cleanup import SAVE_EVERY_S, Endings
 from fluidtune.tune.job import Job
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from .backends.base import CollectiveBackend
-from .reform import Reform
+from .membership import Reform
 
 
 @dataclass(frozen=True)

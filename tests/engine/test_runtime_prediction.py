@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, Start, TrialAdded, TrialEnded
-from fluidtune.engine.likeness import GROWTH, REMEMBERED, Likeness
+from fluidtune.engine.runtime_prediction import GROWTH, REMEMBERED, Likeness
 
 COST = {"width": {"32": 0.2, "64": 0.6, "96": 1.1}, "batch": {"64": 1.0, "128": 0.8}}
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from fluidtune.report import EventLog, read_events
-from fluidtune.tune import gpus
-from fluidtune.tune.gpus import GpuNotes
+from fluidtune.tune import gpu_telemetry
+from fluidtune.tune.gpu_telemetry import GpuNotes
 from salus_share.telemetry import DeviceSample
 
 
@@ -28,7 +28,7 @@ class Told:
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuNotes:
-    monkeypatch.setattr(gpus, "Gauge", Told)
+    monkeypatch.setattr(gpu_telemetry, "Gauge", Told)
     return GpuNotes("job", EventLog(tmp_path / "log"))
 
 

@@ -7,7 +7,7 @@ from themis_bridge.agent import Leave, Lost
 from themis_bridge.books import App, Settings
 from themis_bridge.leases import LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.recall import to_recall
+from themis_bridge.preemption import to_recall
 
 #: Two machines of four and two of two.
 GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m, size in enumerate((4, 4, 2, 2)) for i in range(size)}

@@ -18,7 +18,7 @@ from fluidtune.cluster.worker import LoadSpec
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
 from fluidtune.tune.crew import Crew
-from fluidtune.tune.run import Run
+from fluidtune.tune.trial_run import Run
 from fluidtune.tune.workers import CLEAN_BROKEN_S
 
 

@@ -14,13 +14,13 @@ import numpy
 import pytest
 import torch
 
-from fluidtune.cluster import hygiene
-from fluidtune.cluster.hygiene import Baseline
+from fluidtune.cluster import process_reset
+from fluidtune.cluster.process_reset import Baseline
 
 
 @pytest.fixture
 def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Baseline]:
-    monkeypatch.setattr(hygiene, "GRACE_S", 0.2)
+    monkeypatch.setattr(process_reset, "GRACE_S", 0.2)
     # Nothing of this test's process itself may be lost to the tests after it.
     streams = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     made = Baseline()
@@ -134,7 +134,7 @@ def test_a_child_process_is_noticed(baseline: Baseline) -> None:
 
 
 def test_memory_is_noticed(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hygiene, "MEMORY_ALLOWANCE", 64 << 20)
+    monkeypatch.setattr(process_reset, "MEMORY_ALLOWANCE", 64 << 20)
     kept = bytearray(os.urandom(1 << 20)) * 128
     assert "memory left behind" in str(baseline.restore())
     del kept

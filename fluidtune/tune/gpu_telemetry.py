@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from fluidtune.cluster.gpu import SAMPLE_S
+from fluidtune.cluster.gpu_probe import SAMPLE_S
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.report import EventLog
 from salus_share.telemetry import DeviceSample

@@ -10,7 +10,7 @@ import pytest
 
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.backends.torch_backend import TorchBackend
-from fluidtune.elastic.mending import MENDED, muster
+from fluidtune.elastic.in_place_recovery import MENDED, muster
 
 MEMBERS = ("w0", "w1", "w2", "w3")
 

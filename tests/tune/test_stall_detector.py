@@ -11,8 +11,8 @@ import pytest
 from ray import tune
 
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.tune import silence
-from fluidtune.tune.silence import FIRST_S, LEAST_S, TIMES, Silence, Silent
+from fluidtune.tune import stall_detector
+from fluidtune.tune.stall_detector import FIRST_S, LEAST_S, TIMES, Silence, Silent
 from tests.tune.running import fit
 
 
@@ -53,7 +53,7 @@ def sleepy(config: dict[str, Any]) -> None:
 def test_a_trial_that_stops_reporting_is_seen_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(silence, "LEAST_S", 1.0)
+    monkeypatch.setattr(stall_detector, "LEAST_S", 1.0)
     with caplog.at_level(logging.WARNING, "fluidtune"):
         results = fit("fluid", sleepy, {"x": tune.grid_search([0, 1])}, tmp_path)
     assert [result.metrics["at"] for result in results] == [4, 4], "it was left alone, and went on"

@@ -10,7 +10,7 @@ import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, TrialAdded
 from fluidtune.errors import FluidTuneError
-from fluidtune.tune import shared
+from fluidtune.tune import leased_devices
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.locality import Gpu
@@ -39,13 +39,13 @@ class FakeTenant:
 @pytest.fixture
 def leased(monkeypatch):
     """A `LeasedDevices` with a settable ``used`` (devices) and ``useful``, on a clock of its own."""
-    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda s: None))
+    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda s: None))
     progress = SimpleNamespace(useful=10, update=lambda where: None)
     used: set[int] = set()
     plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
-    devices = shared.LeasedDevices(plan, "app", progress, used.__contains__)
+    devices = leased_devices.LeasedDevices(plan, "app", progress, used.__contains__)
     return SimpleNamespace(devices=devices, tenant=devices._tenant, used=used, progress=progress, clock=clock)
 
 
@@ -95,7 +95,7 @@ def test_what_is_of_no_use_goes_back_after_a_while_but_one(leased):
     leased.devices.poll()
     leased.progress.useful = 0
     assert leased.devices.poll() == ({}, [])
-    leased.clock.now += shared.SPARE_S
+    leased.clock.now += leased_devices.SPARE_S
     assert leased.devices.poll() == ({}, [2, 1])
     assert leased.tenant.left == ["m-2", "m-1"]
 
@@ -118,21 +118,21 @@ def test_a_job_that_the_arbiter_does_not_want_ends(leased):
 
 
 def test_only_single_cores_are_leased(monkeypatch):
-    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
     plan = layout(DeviceSpec("cpu"), {"CPU": 2.0}, CLUSTER, max_packing=1, leased=True)
     with pytest.raises(FluidTuneError, match="single ones"):
-        shared.LeasedDevices(plan, "app", None, None)
+        leased_devices.LeasedDevices(plan, "app", None, None)
 
 
 def test_trials_of_several_gpus_are_refused(monkeypatch):
-    monkeypatch.setattr(shared, "Tenant", FakeTenant)
+    monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
     plan = layout(DeviceSpec("gpu"), {"GPU": 2.0}, CLUSTER, max_packing=1, leased=True)
     with pytest.raises(FluidTuneError, match="2 GPUs at once"):
-        shared.LeasedDevices(plan, "app", None, None)
+        leased_devices.LeasedDevices(plan, "app", None, None)
 
 
 def progress_of(engine, rungs=(), most=None):
-    return shared.Progress(engine, lambda group: rungs, None, most)
+    return leased_devices.Progress(engine, lambda group: rungs, None, most)
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
@@ -140,7 +140,7 @@ def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
     progress.update({})
     assert progress.useful == 1
     value = progress.valuation(1.0, 4)
-    assert value.finish([gpu(0)]) == value.independent == shared.UNKNOWN_S
+    assert value.finish([gpu(0)]) == value.independent == leased_devices.UNKNOWN_S
 
 
 def test_an_emulated_device_is_one_that_ray_believes_in():
@@ -176,7 +176,7 @@ def test_rungs_to_come_are_part_of_the_work():
     for _ in range(3):
         engine.handle(Result("other", 2.0, 1.0), now=1.0)
     rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
-    progress = shared.Progress(lambda: engine, rungs.get, None, None)
+    progress = leased_devices.Progress(lambda: engine, rungs.get, None, None)
     progress.update({})
     assert progress.useful == 10, "only what could run now"
     value = progress.valuation(contention=1.0, cluster_gpus=10)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pyarrow.fs
 import pytest
 
-from fluidtune.tune import logs
+from fluidtune.tune import result_logs
 
 
 def log(iterations: int) -> dict[str, str]:
@@ -41,7 +41,7 @@ def logged(folder: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("reported", [0, 3])
 def test_nothing_is_there(trial: SimpleNamespace, reported: int) -> None:
-    logs.take_over(trial, reported)
+    result_logs.take_over(trial, reported)
     assert logged(trial.local_path) == {}
 
 
@@ -51,7 +51,7 @@ def test_a_driver_on_the_same_ray_forgets_what_tune_never_saved(trial: SimpleNam
     write(Path(trial.local_path), 8)
     if stored is not None:
         write(Path(trial.storage.trial_fs_path), stored)
-    logs.take_over(trial, 0)
+    result_logs.take_over(trial, 0)
     assert logged(trial.local_path) == {}
 
 
@@ -61,5 +61,5 @@ def test_the_log_goes_up_to_what_tune_saved(trial: SimpleNamespace, local: int |
         write(Path(trial.local_path), local, torn='{"training_iter')
     if stored is not None:
         write(Path(trial.storage.trial_fs_path), stored)
-    logs.take_over(trial, 5)
+    result_logs.take_over(trial, 5)
     assert logged(trial.local_path) == logged(trial.storage.trial_fs_path) == log(5)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from fluidtune.cluster.gpu import torch_on_gpu
+from fluidtune.cluster.gpu_probe import torch_on_gpu
 from fluidtune.cluster.lanes import is_lane_service
 
 #: What a trial may leave resident beyond the process' size when it was first loaded, bytes.
