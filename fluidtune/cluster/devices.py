@@ -25,6 +25,9 @@ from fluidtune.errors import FluidTuneError
 _SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
 #: What an emulated worker takes of the real cluster, CPUs: next to nothing, it sleeps.
 EMULATED_CPUS = 0.001
+#: Seconds that a job's start waits for each further device once the first is there. Judgement: a group that is not
+#: created by then has no room now, and `Reservation.poll` finds it when it comes.
+OTHER_GROUPS_WAIT_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -193,43 +196,40 @@ def _enough(spec: DeviceSpec, there: int, name: str) -> None:
 
 
 class Reservation:
-    """The placement groups that hold a job's devices.
+    """A `DeviceSource` of the job's own: it reserves every device with a placement group for the whole run.
 
-    A device is *there* when its group has been created on a living node. `poll` tells what came and went.
+    A device is there when its group has been created on a living node.
     """
 
     def __init__(self, plan: Layout):
-        #: device -> its placement group; all of them, there or not.
+        #: Every device's placement group, whether the device is there or not.
         self._groups: dict[int, PlacementGroup] = {
             device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-device-{device}")
             for device in range(plan.count)
         }
-        #: device -> node id, for those that are there.
+        #: The devices that are there, each with its node's id.
         self.nodes: dict[int, str] = {}
 
     def group(self, device: int) -> PlacementGroup:
+        """See `DeviceSource.group`."""
         return self._groups[device]
 
     @property
     def complete(self) -> bool:
-        """Every device is there: nothing to poll for until a worker dies."""
+        """Whether every device is there."""
         return len(self.nodes) == len(self._groups)
 
     def leaving(self) -> list[int]:
-        """Devices that will be lost soon and were not named before: none, they are the job's own."""
+        """No device: nobody takes a job's own devices away."""
         return []
 
     def revoked(self, device: int) -> None:
-        """A worker found the device's group removed. Nobody removes a job's own: `poll` tells what there is."""
+        """Nothing to note: `poll` asks Ray about every group."""
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """Look at the groups. Returns: devices that are there now and were not (with their node), and those gone."""
+        """See `DeviceSource.poll`."""
         if wait_s:
-            # The first is worth waiting for; the others are mostly made in the same moment.
-            for group in self._groups.values():
-                if not group.wait(wait_s):
-                    break
-                wait_s = 0.1
+            self._wait(wait_s)
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         came, gone = {}, []
         for device, group in self._groups.items():
@@ -245,8 +245,15 @@ class Reservation:
                 came[device] = self.nodes[device] = node
         return came, gone
 
-    def remove(self) -> None:
-        """Give everything back; Ray kills what still runs inside."""
+    def _wait(self, wait_s: float) -> None:
+        """Wait up to ``wait_s`` seconds for the first group; Ray mostly creates the others at the same moment."""
+        for group in self._groups.values():
+            if not group.wait(wait_s):
+                break
+            wait_s = OTHER_GROUPS_WAIT_S
+
+    def close(self) -> None:
+        """Remove all groups. Ray kills what still runs inside."""
         groups, self._groups = self._groups, {}
         self.nodes.clear()
         for group in groups.values():

@@ -13,13 +13,13 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
@@ -33,17 +33,6 @@ CLEAN_SOON_S = 1.0
 STARTS_AT_LEAST = 2
 #: Environment that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = {*compat.ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
-
-
-class Holding(Protocol):
-    """What holds a job's devices: a `Reservation`, or leases."""
-
-    @property
-    def nodes(self) -> Mapping[int, str]:
-        """Device -> how its node's id begins, for those that are there."""
-
-    def group(self, device: int) -> Any:
-        """The placement group of a device that is there."""
 
 
 @dataclass
@@ -75,9 +64,9 @@ class WorkerPool:
     ``mps``: how the processes of one GPU share it under MPS, None: without.
     """
 
-    def __init__(self, plan: Layout, reservation: Holding, job: str, mps: MpsSettings | None = None):
+    def __init__(self, plan: Layout, devices: DeviceSource, job: str, mps: MpsSettings | None = None):
         self._layout = plan
-        self._reservation = reservation
+        self._devices = devices
         self._job = job
         self._mps = mps
         self._count = 0
@@ -113,7 +102,7 @@ class WorkerPool:
 
     def _crowded(self, device: int) -> bool:
         """Whether as many processes start on the device's node as may at a time."""
-        nodes = self._reservation.nodes
+        nodes = self._devices.nodes
         node = nodes.get(device)
         if node is None:
             return False  # whoever starts there will hear so
@@ -157,7 +146,7 @@ class WorkerPool:
                 resources=resources or None,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._reservation.group(device), placement_group_bundle_index=0
+                    self._devices.group(device), placement_group_bundle_index=0
                 ),
             )
             .remote(name, environment, self._mps if visible is None else None)

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.tune import PlacementGroupFactory
@@ -28,6 +28,7 @@ from ray.util.metrics import Counter, Gauge
 
 import fluidtune
 from fluidtune.cluster.commit_stores import delete_commits
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.emulated_session import NODE
 from fluidtune.cluster.emulated.occupancy_board import Board
@@ -48,9 +49,6 @@ from fluidtune.tune.stall_detector import Silence
 from fluidtune.tune.trial_run import Run
 from fluidtune.tune.workers import Workers
 from salus_share.seat_table import home
-
-if TYPE_CHECKING:
-    from fluidtune.tune.leased_devices import LeasedDevices
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +95,7 @@ class Job:
         self.torch_device = "cuda" if self.layout.kind == "gpu" else "cpu"
         self.name = uuid.uuid4().hex[:8]
         self.emulation = _emulation(settings, self.layout.count) if self.layout.kind == "emulated" else None
-        self.reservation: Reservation | LeasedDevices
+        self.reservation: DeviceSource
         if settings.arbiter is None:
             self.reservation = Reservation(self.layout)
         else:
@@ -449,7 +447,7 @@ class Job:
     def close(self, trials: Iterable[Trial]) -> None:
         """Kill the workers, give the devices back, end the log and draw the pictures."""
         self.workers.close()
-        self.reservation.remove()
+        self.reservation.close()
         if self.emulation is not None:
             os.unlink(self.emulation.board)
         if self.lanes is not None:

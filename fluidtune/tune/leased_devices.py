@@ -114,7 +114,7 @@ class Progress:
 
 
 class LeasedDevices:
-    """Has the methods of `fluidtune.cluster.devices.Reservation`.
+    """A `fluidtune.cluster.device_source.DeviceSource` whose devices are leases of the arbiter.
 
     ``app``: the name under which the arbiter knows the job. ``in_use``: whether anything runs on a device.
 
@@ -149,8 +149,8 @@ class LeasedDevices:
         self._numbers: dict[str, int] = {}
         #: Devices whose leases end and are not renewed; True when `leaving` has named them.
         self._ending: dict[int, bool] = {}
-        #: Devices whose groups were found removed.
-        self._revoked: set[int] = set()
+        #: Device -> token of its lease, whose placement group a worker found removed.
+        self._revoked: dict[int, int] = {}
         #: Device -> since when it has been of no use.
         self._spare: dict[int, float] = {}
 
@@ -172,12 +172,13 @@ class LeasedDevices:
     def revoked(self, device: int) -> None:
         """A worker found the device's group removed: the lease is over, whatever was heard of it."""
         if device in self._leases:
-            self._revoked.add(device)
+            self._revoked[device] = self._leases[device].token
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """As of `Reservation`. A device that has to be left is gone as soon as nothing runs on it.
+        """See `DeviceSource.poll`. A device that has to be left is gone as soon as nothing runs on it.
 
-        Raises FluidTuneError when the arbiter does not want this job any more.
+        Raises:
+            FluidTuneError: the arbiter has refused this job.
         """
         deadline = time.monotonic() + wait_s
         came: dict[int, str] = {}
@@ -210,9 +211,11 @@ class LeasedDevices:
             else:
                 self._drop(device, came, gone)
 
-        for device in self._revoked & self._leases.keys():
-            self._tenant.vacated(self._leases[device].gpu.id)
-            self._drop(device, came, gone)
+        for device, token in self._revoked.items():
+            lease = self._leases.get(device)
+            if lease is not None and lease.token == token:
+                self._tenant.vacated(lease.gpu.id)
+                self._drop(device, came, gone)
         self._revoked.clear()
 
     def _leave(self, came: dict[int, str], gone: list[int]) -> None:
@@ -234,8 +237,8 @@ class LeasedDevices:
         self._ending.pop(device, None)
         del self._leases[device], self.nodes[device]
 
-    def remove(self) -> None:
-        """Give everything back."""
+    def close(self) -> None:
+        """Give all leases back and leave the arbiter."""
         self.nodes.clear()
         self._leases.clear()
         self._tenant.close()

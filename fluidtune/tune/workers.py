@@ -13,9 +13,10 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.pool import Holding, PooledWorker, WorkerPool
+from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.cluster.worker import Info
 from fluidtune.report import EventLog
 from fluidtune.tune.gpu_telemetry import GpuNotes
@@ -28,7 +29,7 @@ class Workers:
     """Belongs to one `Job`; ``job``: its name."""
 
     def __init__(
-        self, plan: Layout, reservation: Holding, job: str, log: EventLog, gpus: GpuNotes, mps: MpsSettings | None
+        self, plan: Layout, reservation: DeviceSource, job: str, log: EventLog, gpus: GpuNotes, mps: MpsSettings | None
     ):
         self._on_gpus = plan.kind == "gpu"
         self._pool = WorkerPool(plan, reservation, job, mps)

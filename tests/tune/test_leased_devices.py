@@ -10,6 +10,7 @@ import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, TrialAdded
 from fluidtune.errors import FluidTuneError
+from fluidtune.testing.device_source import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune import leased_devices
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
@@ -26,7 +27,7 @@ class FakeTenant:
     """What the arbiter's side says is put into ``notices``; what was left is in ``left``."""
 
     def __init__(self, app, work, bundle, unit):
-        self.notices, self.left = [], []
+        self.notices, self.left, self.closed = [], [], False
 
     def poll(self):
         notices, self.notices = self.notices, []
@@ -35,18 +36,60 @@ class FakeTenant:
     def vacated(self, name):
         self.left.append(name)
 
+    def group(self, name, token):
+        return name, token
+
+    def close(self):
+        self.closed = True
+
 
 @pytest.fixture
 def leased(monkeypatch):
     """A `LeasedDevices` with a settable ``used`` (devices) and ``useful``, on a clock of its own."""
     monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda s: None))
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
     progress = SimpleNamespace(useful=10, update=lambda where: None)
     used: set[int] = set()
     plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
     devices = leased_devices.LeasedDevices(plan, "app", progress, used.__contains__)
     return SimpleNamespace(devices=devices, tenant=devices._tenant, used=used, progress=progress, clock=clock)
+
+
+class LeasedCase(DeviceSourceCase):
+    """The job uses every device that it has, so that it gives none back by itself."""
+
+    def __init__(self, leased):
+        self.source, self._tenant = leased.devices, leased.tenant
+        leased.used.update((0, 1))
+        self._tokens = {}
+
+    def bring(self, device):
+        self._tokens[device] = self._tokens.get(device, 0) + 1
+        self._tenant.notices.append(Gained(gpu(device), self._tokens[device]))
+
+    def take_away(self, device):
+        self._tenant.notices.append(Lost(gpu(device), self._tokens[device]))
+
+    def remove_group(self, device):
+        """The arbiter has removed it, and its message is not here yet."""
+
+    def held(self):
+        return 0 if self._tenant.closed else len(self.source.nodes)
+
+    def warn(self, device):
+        self._tenant.notices.append(Leave(gpu(device), self._tokens[device], 30.0))
+        return True
+
+
+class TestLeasedDevices(DeviceSourceContract):
+    @pytest.fixture
+    def case(self, leased):
+        return LeasedCase(leased)
 
 
 def test_leases_come_as_devices(leased):
@@ -106,6 +149,16 @@ def test_a_group_that_a_worker_found_removed_is_over(leased):
     leased.used.add(0)
     leased.devices.revoked(0)
     assert leased.devices.poll() == ({}, [0])
+
+
+def test_a_new_lease_of_a_gpu_whose_old_group_was_removed_is_kept(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.used.add(0)
+    leased.devices.revoked(0)
+    leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
+    assert leased.devices.poll() == ({0: "m"}, [0])
+    assert leased.tenant.left == []
 
 
 def test_a_job_that_the_arbiter_does_not_want_ends(leased):

@@ -1,0 +1,66 @@
+"""The protocol of what holds a job's devices.
+
+A job asks one `DeviceSource` which devices it has. `fluidtune.cluster.devices.Reservation` holds devices of the job's
+own for the whole run; `fluidtune.tune.leased_devices.LeasedDevices` holds leases of the arbiter, which come and go.
+`fluidtune.testing.device_source` is this contract as tests: the test file of a new source is a fixture and an import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class DeviceSource(Protocol):
+    """The devices of one job. Only the driver's main thread calls it.
+
+    Devices are numbered from 0; the same physical device has the same number each time that it comes. A device is
+    *there* while the job may start workers on it.
+    """
+
+    @property
+    def nodes(self) -> Mapping[int, str]:
+        """The devices that are there, each with its node: Ray's node id, or a prefix of it that no other node has.
+
+        Read at any time. It changes in `poll` and `close` only.
+        """
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether no device can come until a worker dies; `poll`, which may cost calls to Ray, can wait until then."""
+        ...
+
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        """What changed since the last call: the devices that came, each with its node, and those that are gone.
+
+        The driver calls it about twice a second while the source is not `complete`, and when a worker has died. A
+        device that was lost and came back in between is in both; the caller handles what is gone first. A device that
+        came and was lost in between is in neither. It blocks for up to about ``wait_s`` seconds for a first device.
+
+        Raises:
+            FluidTuneError: the job cannot go on, because whoever lends the devices has refused it.
+        """
+        ...
+
+    def leaving(self) -> list[int]:
+        """The devices that are there and will be lost soon, each named once; asked after every `poll`.
+
+        The job then empties them. A source that takes devices away without notice, or never, names none.
+        """
+        ...
+
+    def revoked(self, device: int) -> None:
+        """The driver has learned from a worker that this device's placement group is removed.
+
+        The next `poll` says that the device is gone, if it was there. Any number is allowed.
+        """
+        ...
+
+    def group(self, device: int) -> Any:
+        """The placement group of a device that is there. Workers on the device start in its bundle 0."""
+        ...
+
+    def close(self) -> None:
+        """Give all devices back. The job calls it once, at its end, when it has killed its workers."""
+        ...

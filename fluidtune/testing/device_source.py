@@ -1,0 +1,169 @@
+"""The contract of a `DeviceSource`, as tests. The test file of a source is a fixture and an import:
+
+    from fluidtune.testing.device_source import DeviceSourceCase, DeviceSourceContract
+
+    class MyCase(DeviceSourceCase): ...
+
+    class TestMySource(DeviceSourceContract):
+        @pytest.fixture
+        def case(self) -> MyCase:
+            return MyCase()
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster.device_source import DeviceSource
+
+
+class DeviceSourceCase(ABC):
+    """A source of at least two devices, and the power over what happens to them. No device is there at first.
+
+    The devices are brought in the order of their numbers: 0, then 1. Nothing changes for the source until it polls.
+    """
+
+    #: The source to test, not polled so far.
+    source: DeviceSource
+
+    @abstractmethod
+    def bring(self, device: int) -> None:
+        """The device is there from now on; on another node than before, if it was there before."""
+
+    @abstractmethod
+    def take_away(self, device: int) -> None:
+        """The device is lost: its node has died, or whoever lent it has taken it back."""
+
+    @abstractmethod
+    def remove_group(self, device: int) -> None:
+        """Somebody removes the device's placement group. Only a worker's failure would tell the source."""
+
+    @abstractmethod
+    def held(self) -> int:
+        """How many devices are reserved for the source, whether they are there or not."""
+
+    def warn(self, device: int) -> bool:
+        """Announce that the device will be lost soon. False: such a source gets no warning."""
+        return False
+
+
+class DeviceSourceContract:
+    """Inherit it, and define the fixture ``case``."""
+
+    @pytest.fixture
+    def case(self) -> Any:
+        raise NotImplementedError("define a fixture `case` that returns a DeviceSourceCase")
+
+    def test_no_device_is_there_at_first(self, case: DeviceSourceCase) -> None:
+        assert case.source.nodes == {}
+        assert case.source.poll() == ({}, [])
+        assert case.source.leaving() == []
+        assert not case.source.complete
+
+    def test_each_device_that_comes_is_told_once(self, case: DeviceSourceCase) -> None:
+        source = case.source
+        for device in (0, 1):
+            case.bring(device)
+            came, gone = source.poll()
+            assert list(came) == [device] and came[device] and gone == []
+            assert source.nodes[device] == came[device]
+            assert source.poll() == ({}, [])
+        assert set(source.nodes) == {0, 1}
+
+    def test_each_device_has_a_group_of_its_own(self, case: DeviceSourceCase) -> None:
+        for device in (0, 1):
+            case.bring(device)
+        case.source.poll()
+        assert case.source.group(0) == case.source.group(0) != case.source.group(1)
+
+    def test_each_device_that_is_lost_is_told_once(self, case: DeviceSourceCase) -> None:
+        for device in (0, 1):
+            case.bring(device)
+        case.source.poll()
+        case.take_away(0)
+        assert case.source.poll() == ({}, [0])
+        assert set(case.source.nodes) == {1}
+        assert case.source.poll() == ({}, [])
+
+    def test_a_device_that_comes_back_has_its_old_number(self, case: DeviceSourceCase) -> None:
+        for device in (0, 1):
+            case.bring(device)
+        case.source.poll()
+        case.take_away(0)
+        case.source.poll()
+        case.bring(0)
+        came, gone = case.source.poll()
+        assert list(came) == [0] and gone == []
+
+    def test_a_loss_and_a_return_between_two_polls_are_both_told(self, case: DeviceSourceCase) -> None:
+        case.bring(0)
+        case.source.poll()
+        case.take_away(0)
+        case.bring(0)
+        came, gone = case.source.poll()
+        assert list(came) == [0] and gone == [0]
+        assert case.source.nodes == came
+
+    def test_a_device_that_came_and_was_lost_between_two_polls_is_not_told(self, case: DeviceSourceCase) -> None:
+        case.bring(0)
+        case.take_away(0)
+        assert case.source.poll() == ({}, [])
+        assert case.source.nodes == {}
+
+    def test_a_device_whose_group_was_removed_is_gone(self, case: DeviceSourceCase) -> None:
+        for device in (0, 1):
+            case.bring(device)
+        case.source.poll()
+        case.remove_group(1)
+        case.source.revoked(1)
+        assert case.source.poll() == ({}, [1])
+        assert set(case.source.nodes) == {0}
+
+    def test_a_removed_group_of_a_device_that_is_not_there_changes_nothing(self, case: DeviceSourceCase) -> None:
+        case.source.revoked(0)
+        case.source.revoked(99)
+        case.bring(0)
+        assert list(case.source.poll()[0]) == [0]
+
+    def test_a_warning_is_told_once_and_before_the_loss(self, case: DeviceSourceCase) -> None:
+        case.bring(0)
+        case.source.poll()
+        if not case.warn(0):
+            assert case.source.leaving() == []
+            return
+        case.source.poll()
+        assert case.source.leaving() == [0] and 0 in case.source.nodes
+        assert case.source.leaving() == []
+        case.take_away(0)
+        assert case.source.poll() == ({}, [0])
+        assert case.source.leaving() == []
+
+    def test_a_poll_that_may_wait_ends_with_the_first_device(self, case: DeviceSourceCase) -> None:
+        assert case.source.poll(wait_s=0.2) == ({}, [])
+        case.bring(0)
+        started = time.monotonic()
+        assert list(case.source.poll(wait_s=20.0)[0]) == [0]
+        assert time.monotonic() - started < 10.0
+
+    def test_a_source_is_complete_only_while_no_device_is_missing(self, case: DeviceSourceCase) -> None:
+        case.bring(0)
+        case.source.poll()
+        assert not case.source.complete
+        case.bring(1)
+        case.source.poll()
+        if case.source.complete:
+            case.take_away(1)
+            case.source.poll()
+            assert not case.source.complete
+
+    def test_closing_gives_every_device_back(self, case: DeviceSourceCase) -> None:
+        case.bring(0)
+        case.source.poll()
+        assert case.held() >= 1
+        case.source.close()
+        assert case.held() == 0
+        assert case.source.nodes == {}
