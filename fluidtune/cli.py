@@ -68,14 +68,9 @@ def report(run_dir: str) -> None:
     """Summarise the run whose event log is in RUN_DIR and draw its pictures."""
     from rich.console import Console
 
-    from fluidtune.report import EVENT_LOG_NAME, read_events, render, summarise, write_report
+    from fluidtune.report import find_log, read_events, render, summarise, write_report
 
-    path = Path(run_dir)
-    log = path / EVENT_LOG_NAME if path.is_dir() else path
-    if not log.is_file():
-        raise FluidTuneError(
-            f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune"
-        )
+    log = find_log(run_dir)
     paths = write_report(log)
     console = Console()
     console.print(render(summarise(read_events(log))))

@@ -1,4 +1,4 @@
-"""What `fluidtune plan` reads, prints and draws. What is to be expected is decided by the twin."""
+"""What `fluidtune plan` reads, prints and draws. The twin computes the predictions."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report import find_log, read_events
+from fluidtune.report.drawing import OTHER, OURS, new_figure, polish_axes, save_png, time_unit
+from fluidtune.report.summary import duration
 from fluidtune.twin import Forecast, Job, grid, read_job
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Trials and iterations of the grid that a bare profile is planned with.
+#: A profile alone is planned as a grid of this many trials of this many iterations. Judgement: a usual small search.
 TRIALS = ITERATIONS = 27
 
 
 def job_of(source: str, trials: int | None = None, iterations: int | None = None) -> Job:
-    """The job of a run's directory (its event log), or a grid of trials of a profile's file.
+    """The job in a run's event log, or a grid of ``trials`` trials with the profile in a file.
 
-    Raises FluidTuneError if ``source`` is neither, or if trials are given for a run, which has its own.
+    ``source``: a run's directory, its event log (``*.jsonl``), or a profile's file. Raises FluidTuneError if it is
+    none of these, or if ``trials`` or ``iterations`` are given with a run, whose log has them.
     """
     path = Path(source)
-    log = path / EVENT_LOG_NAME if path.is_dir() else path
     if path.is_dir() or path.suffix == ".jsonl":
-        if not log.is_file():
-            raise FluidTuneError(f"there is no event log at {str(log)!r}; give the directory of a run by FluidTune")
+        log = find_log(path)
         if trials is not None or iterations is not None:
             raise FluidTuneError("--trials and --iterations are for a profile; a run has trials of its own")
         return read_job(read_events(log))
@@ -39,10 +40,8 @@ def job_of(source: str, trials: int | None = None, iterations: int | None = None
 
 
 def render_plan(job: Job, found: Sequence[Forecast]) -> RenderableType:
-    """A table, for `rich`."""
+    """The forecasts as a table for `rich`, one row per number of devices."""
     from rich.table import Table
-
-    from fluidtune.report.summary import duration
 
     title = f"{len(job.works)} trials of {job.profile.name!r}, predicted by the twin"
     table = Table(title=title, title_justify="left")
@@ -61,11 +60,9 @@ def render_plan(job: Job, found: Sequence[Forecast]) -> RenderableType:
 
 
 def plan_png(job: Job, found: Sequence[Forecast], out: str | os.PathLike[str]) -> Path:
-    """Time and utilisation over the number of devices."""
-    from fluidtune.report.pictures import OTHER, OURS, _new_figure, _polish, _save, _time_unit
-
-    unit, name = _time_unit(max(one.makespan for one in found))
-    figure = _new_figure(9.0, 3.6)
+    """Draw predicted time and utilisation over the number of devices. Returns the PNG's path."""
+    unit, name = time_unit(max(one.makespan for one in found))
+    figure = new_figure(9.0, 3.6)
     left, right = figure.subplots(1, 2)
     counts = [one.devices for one in found]
     ideal = [found[0].makespan * counts[0] / count / unit for count in counts]
@@ -81,6 +78,6 @@ def plan_png(job: Job, found: Sequence[Forecast], out: str | os.PathLike[str]) -
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.set_xlabel("devices")
-        _polish(axes)
+        polish_axes(axes)
     figure.suptitle(f"{len(job.works)} trials of {job.profile.name!r}, predicted by the twin")
-    return _save(figure, out)
+    return save_png(figure, out)

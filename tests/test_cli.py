@@ -166,6 +166,12 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
     refused("report", str(tmp_path), mentions=str(tmp_path))
 
 
+@pytest.mark.parametrize("command", ["report", "plan"])
+def test_a_file_that_is_no_event_log_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "fluid_events.jsonl").write_text("no event\n")
+    refused(command, str(tmp_path), mentions="is not a FluidTune event log: line 1")
+
+
 def test_doctor_names_what_is_there() -> None:
     done = fluidtune("doctor")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,12 @@
-"""What an experiment did: its event log, and the pictures and figures made from it.
+"""The report of an experiment: its event log, and the figures and pictures derived from the log.
 
-This room decides what is recorded, in which words, and what is derived from it. It decides nothing about the
-run itself, and works without Ray and torch, on a log alone.
+Decides which events exist (events.py), which trial held which device when (occupancy.py), which figures describe a run
+(summary.py, with gain.py for the estimated gain) and what the pictures show (pictures.py, in the style of drawing.py).
+write.py puts all of that into files; stock.py turns results of stock Ray Tune into events, so that both can be drawn
+together. Everything follows from the events: the report works on a log alone, without Ray and torch.
+
+Start with events.py, then occupancy.py. This room does not decide when an event is written (fluidtune/tune does) and
+has no influence on a run.
 """
 
 from fluidtune.report.events import (
@@ -10,6 +15,8 @@ from fluidtune.report.events import (
     EventLog,
     EventLogError,
     Events,
+    NoEventLogError,
+    find_log,
     read_events,
 )
 from fluidtune.report.gain import EstimatedGain
@@ -35,12 +42,14 @@ __all__ = [
     "EventLogError",
     "Events",
     "Interval",
+    "NoEventLogError",
     "Occupancy",
     "ReportPaths",
     "Summary",
     "busy_over_time",
     "device_utilisation",
     "events_from_tune_results",
+    "find_log",
     "occupancy_of",
     "packing_levels",
     "read_events",

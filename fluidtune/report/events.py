@@ -1,8 +1,8 @@
-"""The event log: what one experiment's driver writes down, one JSON object a line, and how it is read back.
+"""The event log of one experiment: one JSON object per line, written by the driver and read back by the report.
 
-This module decides which events exist, which fields each must carry and how a value becomes JSON; and that a
-driver killed at any instant costs at most the line it was writing. It does not decide when something is
-worth an event (the shell does), and draws no conclusions from events (occupancy.py and summary.py do).
+This module decides which events exist, which fields each must and may carry, and how a value becomes JSON. A driver
+that is killed at any instant loses at most the line that it was writing. This module does not decide when an event is
+written (fluidtune/tune does) and draws no conclusions from events (occupancy.py and summary.py do).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
+
+from fluidtune.errors import FluidTuneError
 
 #: The event log's file name in a run's directory.
 EVENT_LOG_NAME = "fluid_events.jsonl"
@@ -27,7 +30,7 @@ EventDict = dict[str, Any]
 
 @dataclass(frozen=True)
 class EventSchema:
-    """What one event means and carries; each field's name leads to what it is, with its unit."""
+    """The meaning of one event and its fields: the name of each field, and its meaning with its unit."""
 
     meaning: str
     required: Mapping[str, str]
@@ -37,12 +40,12 @@ class EventSchema:
 _TRIAL = "the trial's id"
 _DEVICES = "list of device numbers"
 
-#: Every event there is. docs/events.md is held equal to this by a test. A field "or null" must be there and
-#: may be null.
+#: Every event. A test holds docs/events.md equal to this. A field described with "or null" must be present, and its
+#: value may be null.
 SCHEMA: dict[str, EventSchema] = {
     "run_started": EventSchema(
-        "A driver begins, or goes on with, the experiment. A second one in a file is a restored experiment:"
-        " what the first driver held ended with its last event.",
+        "A driver begins the experiment, or continues it after `Tuner.restore`. With a second `run_started` in a file,"
+        " everything that the first driver held ended with that driver's last event.",
         {
             "run": "the experiment's name",
             "ray": "Ray's version",
@@ -53,89 +56,91 @@ SCHEMA: dict[str, EventSchema] = {
             "devices": 'the devices at the start, a list of {"device": number, "node": string}',
             "settings": "the executor's settings, an object",
             "algorithm": "the search algorithm or scheduler in words",
-            "metric": "the metric's name, or null",
+            "metric": "the name of Tune's metric, or null",
             "mode": '"min" or "max", or null',
         },
     ),
     "device_gained": EventSchema(
-        "A device can be used from now on. Said again of a device that is there, it changes nothing.",
-        {"device": "device number", "node": "its machine"},
+        "The job has this device from now on. For a device that it has already, the event changes nothing.",
+        {"device": "device number", "node": "the machine that the device is in"},
     ),
     "device_lost": EventSchema(
-        "A device is gone; a trial that held it holds nothing, on any device, until it is started or resized again.",
+        "The job no longer has this device. A trial that held it holds no device at all until its next `trial_started`"
+        " or `resized`.",
         {"device": "device number"},
         {"reason": "why, in words"},
     ),
     "device_sample": EventSchema(
-        "What NVML says of a GPU, every few seconds while trials iterate on it. Never without a driver.",
+        "NVML's measurements of a GPU, taken every few seconds while trials iterate on it. Without NVIDIA's driver"
+        " there are none.",
         {
             "device": "device number",
-            "utilisation": "part of the last moment in which a kernel ran, 0 to 1, or null (MIG)",
-            "memory_used": "bytes",
-            "memory_total": "bytes",
-            "processes": "bytes by process id, an object; empty where the driver does not tell",
+            "utilisation": "part of NVML's last sampling period in which a kernel ran, 0 to 1, or null (with MIG)",
+            "memory_used": "bytes of GPU memory in use",
+            "memory_total": "bytes of GPU memory",
+            "processes": "an object: process id to bytes of GPU memory; empty if the driver does not report it",
         },
         {
-            "index": "NVML's number of it",
-            "uuid": "NVML's id",
-            "name": "what it is",
-            "mig": "true if it is divided by MIG",
-            "driver": "the driver's version, or null",
+            "index": "NVML's index of the GPU",
+            "uuid": "NVML's id of the GPU",
+            "name": "the GPU's product name",
+            "mig": "true if the GPU is divided by MIG",
+            "driver": "the version of NVIDIA's driver, or null",
         },
     ),
     "group_announced": EventSchema(
-        "A TrialGroup exists.",
+        "A TrialGroup exists from now on.",
         {
             "group": "the group's id",
-            "synchronous": "true for a batch whose makespan counts",
-            "algorithm": "what made the group, in words",
+            "synchronous": "true if the trials are one batch whose makespan counts, such as a grid or a rung",
+            "algorithm": "the algorithm that made the group, in words",
         },
-        {"concurrency": "most trials of the group at once, or null"},
+        {"concurrency": "the largest number of the group's trials that run at once, or null"},
     ),
     "trial_added": EventSchema(
-        "Tune wants this trial to run: a new one, a promoted one, or one that was paused.",
+        "Tune wants this trial to run: it is new, was promoted, or returns from a pause.",
         {
             "trial": _TRIAL,
             "group": "its group's id",
             "kind": '"plain", "checkpointing" or "elastic"',
-            "iterations": "iterations left in its budget, or null when nobody knows",
+            "iterations": "iterations left in its budget, or null if unknown",
         },
-        {"share": "what the script asked for of one device, or a number of devices"},
+        {"share": "the width that the script asked for: a part of one device, or a number of devices"},
     ),
     "kind_found": EventSchema(
-        "What the trial turned out to be, found while it ran.",
+        "The trial turned out to be of this kind while it ran.",
         {"trial": _TRIAL, "kind": '"plain", "checkpointing" or "elastic"'},
     ),
     "trial_started": EventSchema(
-        "The trial holds these devices from now on, and nothing else that it held before.",
+        "From now on the trial holds exactly these devices.",
         {
             "trial": _TRIAL,
             "devices": _DEVICES,
-            "share": "its part of each of them: 1, or 1/p when packed",
-            "resumed": "true when it continues from a commit or checkpoint",
+            "share": "its part of each device: 1, or 1/p when packed with p trials",
+            "resumed": "true if it continues from a commit or checkpoint",
         },
     ),
     "trial_result": EventSchema(
-        "One iteration was done.",
+        "The trial has done one iteration.",
         {
             "trial": _TRIAL,
-            "iteration": "which, counted by the trial",
-            "seconds": "how long it took, s",
-            "width": "the width that it really ran at, in devices",
-            "metric": "the metric's value, or null",
+            "iteration": "the iteration's number, as the trial counts",
+            "seconds": "duration of the iteration, s",
+            "width": "the width, in devices, at which the iteration really ran",
+            "metric": "the value of Tune's metric, or null",
         },
-        {"memory": "with lanes: parts of a device's memory that it needs, [persistent, ephemeral], as measured"},
+        {"memory": "with lanes: measured need, [persistent, ephemeral], as parts of a device's memory"},
     ),
     "trial_silent": EventSchema(
-        "The trial has not reported for much longer than its iterations took before. It keeps its devices.",
+        "The trial has not reported for much longer than its earlier iterations took. It keeps its devices.",
         {
             "trial": _TRIAL,
-            "seconds": "since its iteration was asked for, s",
-            "usual": "its longest iteration so far, s, or null before the first of the job",
+            "seconds": "time since the iteration was requested, s",
+            "usual": "its longest iteration so far, s, or null before the job's first result",
         },
     ),
     "resize_started": EventSchema(
-        "The trial was told to change its workers; it holds devices_from until `resized`.",
+        "The trial was told to change its workers. It holds `devices_from` until `resized`.",
         {
             "trial": _TRIAL,
             "devices_from": _DEVICES,
@@ -144,20 +149,20 @@ SCHEMA: dict[str, EventSchema] = {
         },
     ),
     "resized": EventSchema(
-        "The trial holds these devices from now on, and nothing else.",
-        {"trial": _TRIAL, "devices": _DEVICES, "seconds": "the pause that it cost the trial, s"},
-        {"share": "its part of each device; without it 1, or as before where the devices did not change"},
+        "The resize is done. From now on the trial holds exactly these devices.",
+        {"trial": _TRIAL, "devices": _DEVICES, "seconds": "how long the trial paused for the resize, s"},
+        {"share": "its part of each device; if absent: as before if the devices did not change, else 1"},
     ),
     "resize_failed": EventSchema(
-        "The resize could not be done; the trial goes on with these devices.",
+        "The resize failed. The trial continues on these devices.",
         {"trial": _TRIAL, "devices": _DEVICES, "reason": "why, in words"},
     ),
     "trial_suspended": EventSchema(
-        "The trial is off its devices at a commit, and will be started again.",
+        "The trial left its devices at a commit. It will be started again.",
         {"trial": _TRIAL},
     ),
     "trial_ended": EventSchema(
-        "Tune let go of the trial: what it held is free. A paused trial comes back with `trial_added`.",
+        "Tune paused or ended the trial, and its devices are free. A paused trial returns with `trial_added`.",
         {"trial": _TRIAL, "ending": '"paused", "stopped" or "failed"'},
         {"reason": "why, in words"},
     ),
@@ -167,55 +172,59 @@ SCHEMA: dict[str, EventSchema] = {
             "worker": "the worker's id",
             "device": "device number",
             "pid": "its process id",
-            "seconds": "from asking for it until it was ready, s",
+            "seconds": "time from the request for the process until it was ready, s",
         },
-        {"mps": "with lanes on GPUs: true if it is a client of MPS, false if it takes time slices"},
+        {"mps": "with lanes on GPUs: true if the worker is a client of MPS, false if processes take time slices"},
     ),
     "worker_lost": EventSchema(
-        "A worker process died; its device did not. With `trial`, that trial holds nothing from now until it"
-        " is started again; without, a trial on that device holds it until `recovered` or its next"
+        "A worker process died, but its device is still there. If the event has a `trial`, that trial holds no device"
+        " until it is started again. Otherwise a trial on that device holds it until the trial's `recovered` or next"
         " `trial_started`.",
         {"worker": "the worker's id", "device": "device number", "reason": "why, in words"},
-        {"trial": "the trial that it worked for"},
+        {"trial": "the trial that the worker worked for"},
     ),
     "worker_replaced": EventSchema(
-        "A new worker process stands in for one that died or was discarded.",
+        "A new worker process replaces one that died or was discarded.",
         {"worker": "the worker's id", "device": "device number", "reason": "why, in words"},
     ),
     "recovered": EventSchema(
-        "After a loss the trial goes on from its last commit.",
+        "The trial lost a worker and continues from its last commit.",
         {
             "trial": _TRIAL,
             "iteration": "the last iteration in that commit",
-            "reason": "what was lost, in words",
+            "reason": "the loss, in words",
         },
     ),
     "room_lacking": EventSchema(
-        "With lanes: the memory of the trial's device has no room for it; it goes back to the queue.",
+        "With lanes: the memory of the device has no room for the trial. The trial returns to the queue.",
         {
             "trial": _TRIAL,
             "device": "device number",
-            "memory": "parts of a device's memory that it needs, [persistent, ephemeral], or null where nobody knows",
+            "memory": "its need, [persistent, ephemeral], as parts of a device's memory, or null if unknown",
             "reason": "why, in words",
         },
     ),
     "run_ended": EventSchema(
         "The experiment is over.",
         {
-            "seconds": "this driver's time from run_started, s",
-            "trials": "how many trials there were",
-            "best": 'the best trial, {"trial": id, "metric": value}, or null',
+            "seconds": "time since this driver's run_started, s",
+            "trials": "number of trials",
+            "best": 'the best trial and its value of Tune\'s metric, {"trial": id, "metric": value}, or null',
         },
     ),
 }
 
 
-class EventLogError(ValueError):
-    """An event that the schema does not know, or a file that is no event log."""
+class EventLogError(FluidTuneError):
+    """An event that the schema does not allow, or a file that is not an event log."""
+
+
+class NoEventLogError(EventLogError, FileNotFoundError):
+    """There is no event log at the path that was given."""
 
 
 def check_event(event: str, fields: Mapping[str, Any]) -> None:
-    """Raise `EventLogError` unless ``event`` exists and ``fields`` are what it must and may carry."""
+    """Raise `EventLogError` unless ``event`` exists and has all required and no unknown ``fields``."""
     schema = SCHEMA.get(event)
     if schema is None:
         raise EventLogError(f"unknown event {event!r}; the events are {', '.join(sorted(SCHEMA))}")
@@ -230,10 +239,10 @@ def check_event(event: str, fields: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as what JSON can say: non-finite numbers become None, what JSON has no word for its str()."""
+    """``value`` as JSON can express it: a number that is not finite becomes None, an unknown type its str()."""
     if value is None or isinstance(value, (str, bool)):
         return value
-    # Numbers by their abstract kind, so that Fraction widths and numpy scalars need no case of their own.
+    # Integral and Real also cover Fraction widths and numpy scalars.
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -244,19 +253,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted((_plain(item) for item in value), key=str)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
-        if getattr(value, "shape", None) == ():  # a 0-d array or tensor says it can be iterated, and cannot
+        if getattr(value, "shape", None) == ():  # a 0-d array or tensor has __iter__ but cannot be iterated
             return _plain(value.item())  # type: ignore[attr-defined]
         return [_plain(item) for item in value]
-    if hasattr(value, "item") and callable(value.item):  # numpy.bool_ and other scalars that are no Real
+    if hasattr(value, "item") and callable(value.item):  # numpy.bool_ and other scalars that are not Real
         return _plain(value.item())
     return str(value)
 
 
 class EventLog:
-    """Appends events to one JSONL file; safe to call from several threads of one process.
+    """Appends events to one JSON-lines file. Several threads of one process may write.
 
-    ``path``: the file; its directory is made when it is not there, and an existing log is continued.
-    ``clock``: gives unix seconds; the twin hands in its virtual clock.
+    ``path``: the file. A missing directory is made, and an existing log is continued.
+    ``clock``: returns unix seconds; tests pass another clock.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time) -> None:
@@ -265,29 +274,29 @@ class EventLog:
         self._clock = clock
         self._lock = threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # O_APPEND and no buffer of our own: a line is with the kernel when write() returns, so that killing
-        # the driver cannot take back a line that was written.
+        # O_APPEND and no buffer in this process: the kernel has the line when write() returns, so a driver that is
+        # killed afterwards does not lose it.
         self._fd: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._end_cut_line()
 
     def _end_cut_line(self) -> None:
-        # A driver that was killed inside a line left no newline; ours must not be glued to what it left.
+        # A driver that was killed while it wrote left a line without a newline. Our first line must not continue it.
         assert self._fd is not None
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
     def write(self, event: str, /, **fields: Any) -> None:
-        """Append one event, now. Raises `EventLogError` where the schema does not allow it."""
+        """Append one event with the present time. Raises `EventLogError` if the schema does not allow it."""
         check_event(event, fields)
         plain = {name: _plain(value) for name, value in fields.items()}
         with self._lock:
             if self._fd is None:
                 raise EventLogError(f"the event log {self.path} is closed; {event!r} was not written")
-            # The time is taken under the lock, so that lines are in the order of their times.
+            # The clock is read under the lock, so that lines are in the order of their times.
             record = {"t": float(self._clock()), "event": event, **plain}
             left = (json.dumps(record, allow_nan=False, separators=(", ", ": ")) + "\n").encode()
-            while left:  # write() may take only a part, on a full disk for example
+            while left:  # write() may write only a part, for example on a full disk
                 left = left[os.write(self._fd, left) :]
 
     def close(self) -> None:
@@ -305,9 +314,9 @@ class EventLog:
 
 
 class Events(list[EventDict]):
-    """The events of one log, in the order of the file, and how many lines could not be read.
+    """The events of one log in the order of the file.
 
-    ``dropped``: broken lines; 1 for a driver that was killed while it wrote, 0 otherwise.
+    ``dropped``: the number of broken lines. A driver that is killed while it writes leaves one.
     """
 
     def __init__(self, events: Iterable[EventDict] = (), dropped: int = 0) -> None:
@@ -316,12 +325,12 @@ class Events(list[EventDict]):
 
 
 def read_events(path: str | os.PathLike[str]) -> Events:
-    """The events of the log at ``path``; an empty file has none.
+    """The events of the log at ``path``; none if the file is empty.
 
-    A line that is no whole JSON object is dropped and counted in `Events.dropped`: it is what a killed driver
-    left at the end, or, in a restored experiment, before the next ``run_started``. An event that this version
-    does not know is kept, so that a newer log can be read.
-    Raises FileNotFoundError, and `EventLogError` for a file that is not an event log.
+    A line that is not a complete JSON object is dropped and counted in `Events.dropped`. A killed driver leaves such a
+    line at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this version
+    does not know are kept, so that the log of a newer version can be read.
+    Raises FileNotFoundError if there is no file, and `EventLogError` if it is not an event log.
     """
     path = Path(path)
     events: list[EventDict] = []
@@ -332,8 +341,8 @@ def read_events(path: str | os.PathLike[str]) -> Events:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError:  # JSON's own error, or bytes that are no UTF-8
-                # All that a killed driver can leave of a first line still begins as we begin a line.
+            except ValueError:  # not JSON, or not UTF-8
+                # If a killed driver left this first line, it is the beginning of a line as `write` writes it.
                 if not events and not (line.startswith(b'{"t": ') or b'{"t": '.startswith(line)):
                     raise _not_a_log(path, number) from None
                 dropped += 1
@@ -350,13 +359,13 @@ def read_events(path: str | os.PathLike[str]) -> Events:
 
 def _not_a_log(path: Path, number: int) -> EventLogError:
     return EventLogError(
-        f'{path} is not a FluidTune event log: line {number} is no {{"t": seconds, "event": name, ...}};'
-        f" expected the {EVENT_LOG_NAME} of a run's directory"
+        f'{path} is not a FluidTune event log: line {number} is not {{"t": seconds, "event": name, ...}};'
+        f" give the {EVENT_LOG_NAME} in a run's directory"
     )
 
 
 def load(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Events:
-    """Events as they are, or those of a log, or of the log in a run's directory."""
+    """The events that are given, or those in the event log or run's directory that is given."""
     if isinstance(events_or_path, Events):
         return events_or_path
     if isinstance(events_or_path, (str, os.PathLike)):
@@ -365,22 +374,24 @@ def load(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Events
 
 
 def find_log(run_dir_or_log: str | os.PathLike[str]) -> Path:
-    """The event log itself, given it or its run's directory. Raises FileNotFoundError where there is none."""
+    """The path of the event log, given that path or its run's directory. Raises `NoEventLogError` if there is none."""
     path = Path(run_dir_or_log)
     log = path / EVENT_LOG_NAME if path.is_dir() else path
     if not log.is_file():
-        raise FileNotFoundError(
-            f"no event log at {log}; expected a run's directory with {EVENT_LOG_NAME} in it, or that file"
+        raise NoEventLogError(
+            f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune, or the"
+            f" {EVENT_LOG_NAME} in it"
         )
     return log
 
 
 def schema_markdown() -> str:
-    """The schema as the Markdown that docs/events.md holds."""
+    """The schema as Markdown, wrapped at 100 columns; docs/events.md ends with it."""
     parts = []
     for event, schema in SCHEMA.items():
+        meaning = textwrap.fill(schema.meaning, width=100)
         rows = [f"| `{name}` | {text} |" for name, text in schema.required.items()]
         rows += [f"| `{name}` (optional) | {text} |" for name, text in schema.optional.items()]
-        head = [f"### {event}", "", schema.meaning, "", "| field | what it is |", "|---|---|"]
+        head = [f"### {event}", "", meaning, "", "| field | what it is |", "|---|---|"]
         parts.append("\n".join(head + rows))
     return "\n\n".join(parts) + "\n"

@@ -1,10 +1,10 @@
-"""What packing and growing gained, estimated from one run's own iterations, against every trial at width 1.
+"""An estimate of what packing and growing gained over running every trial at width 1, from one run's iterations.
 
-This module decides the formula and nothing else; what it gives is an estimate and is called so wherever it is
-shown. A measured comparison is two runs side by side (benchmarks/). Pure.
+This module decides the formula and nothing else. The result is called an estimate wherever it is shown. A measured
+comparison is two runs side by side (benchmarks/). Pure.
 
-The formula. Trial k did iteration i in s(k, i) seconds at width w(k, i). Had it run at width 1, an iteration
-would have taken s1(k) seconds:
+The formula. Trial k did iteration i in s(k, i) seconds at width w(k, i). At width 1 an iteration would have taken
+s1(k) seconds:
 
     s1(k) = median of its own iterations at width 1, where it has some; else
             (median of its iterations at w) / r(w), w its most frequent width that has an r(w), where
@@ -15,11 +15,11 @@ would have taken s1(k) seconds:
     device-seconds saved at w   = sum over the iterations at w of  s1(k) - w * s(k, i)
     seconds saved               = (makespan of everything at width 1) - (seconds that the run took)
 
-Growing buys time with device-seconds, so that the first is mostly negative for w > 1, and packing the other
-way round. The makespan at width 1 is list scheduling, in the order in which the trials were added, of the
-trials' s1(k) * iterations on as many devices as the run had on average: what stock Tune does, with nothing
-charged for starting trials. A trial of a synchronous group that comes back after it was paused waits for all
-that had ended before it was added: a rung waits for the rung below.
+Growing trades device-seconds for time, so the device-seconds saved are usually negative for w > 1. Packing trades
+time for device-seconds. The makespan at width 1 is that of list scheduling: the trials, in the order in which they
+were added, take s1(k) * iterations each on as many devices as the run had on average. This is what stock Tune does,
+except that starting a trial costs nothing here. A trial of a synchronous group that returns after a pause waits for
+all trials that had ended before it returned, because a rung waits for the rung below.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from fluidtune.report.events import EventDict
 
 @dataclass(frozen=True)
 class EstimatedGain:
-    """An estimate; the module's docstring has the formula. Negative is a loss."""
+    """An estimate; the module's docstring has the formula. A negative number is a loss."""
 
-    #: Device-seconds that packed iterations (width < 1) took less than they would have at width 1.
+    #: Device-seconds that packed iterations (width < 1) saved, compared with width 1.
     packing_device_seconds: float
-    #: The same of grown iterations (width > 1); below 0 where more devices cost more than they sped up.
+    #: Device-seconds that grown iterations (width > 1) saved, compared with width 1; usually negative.
     growing_device_seconds: float
-    #: Makespan of everything at width 1, s.
+    #: Estimated makespan (s) of all trials at width 1.
     seconds_at_width_one: float
-    #: That, less what the run took, s.
+    #: `seconds_at_width_one` less the seconds that the run took.
     seconds_saved: float
-    #: Iterations of trials for which the run has nothing to compare with, taken as gaining nothing.
+    #: Number of iterations without anything to compare them with; the estimate counts them as no gain.
     iterations_without_comparison: int
 
 
 def width_of(value: float) -> float:
-    """A width as a key: thirds and the like, however they were rounded, are the same width."""
+    """A width as a dictionary key: rounded to 4 digits, so that 1/3 is one width however it was computed."""
     return round(float(value), 4)
 
 
 @dataclass
 class _Part:
-    """A trial from one `trial_added` to the next."""
+    """A trial's work from one `trial_added` to the next."""
 
     trial: str
-    #: How many parts had ended before this one was added, if it must wait for them; else 0.
+    #: The part begins after this many parts have ended; 0 if it waits for none.
     waits_for: int
-    #: How many parts ended before this one did; None while it goes on.
+    #: Number of parts that ended before this one; None while this one runs.
     rank: int | None = None
     iterations: int = 0
 
 
 @dataclass
 class _Work:
-    """What the events say of the trials' work."""
+    """The trials' work as the events report it."""
 
     parts: list[_Part] = field(default_factory=list)
     #: trial -> width -> seconds of each iteration.
@@ -93,7 +93,7 @@ def _work(events: Iterable[EventDict]) -> _Work:
             if seconds is None or width is None or seconds < 0 or width < 0:
                 continue
             trial = event["trial"]
-            if width:  # at 0 others went first for a part of it that nobody knows
+            if width:  # 0: other trials went first for an unknown part of this iteration
                 work.times[trial][width_of(width)].append(float(seconds))
             (last.get(trial) or add(trial)).iterations += 1
         elif name == "group_announced":
@@ -111,7 +111,7 @@ def _work(events: Iterable[EventDict]) -> _Work:
 
 
 def _ratios(times: Mapping[str, Mapping[float, list[float]]]) -> dict[float, float]:
-    """r(w): how many times longer an iteration takes at w than at 1, in trials that ran at both."""
+    """r(w): the time of an iteration at width w over that at width 1, from trials that ran at both."""
     seen: dict[float, list[float]] = defaultdict(list)
     for widths in times.values():
         one = median(widths[1.0]) if 1.0 in widths else 0.0
@@ -122,7 +122,7 @@ def _ratios(times: Mapping[str, Mapping[float, list[float]]]) -> dict[float, flo
 
 
 def _at_width_one(widths: Mapping[float, list[float]], ratios: Mapping[float, float]) -> tuple[float, bool]:
-    """s1 of a trial, and whether the run has something to compare with."""
+    """s1 of a trial, and whether it comes from a comparison; otherwise it is the case without any gain."""
     if 1.0 in widths:
         return median(widths[1.0]), True
     by_use = sorted(widths, key=lambda width: -len(widths[width]))
@@ -134,28 +134,28 @@ def _at_width_one(widths: Mapping[float, list[float]], ratios: Mapping[float, fl
 
 
 def _makespan(parts: Sequence[_Part], one: Mapping[str, float], devices: int) -> float:
-    """Seconds that list scheduling of the parts at width 1 takes on ``devices`` devices.
+    """The makespan (s) of list scheduling all parts at width 1 on ``devices`` devices.
 
-    A device that is free takes the first part, in the order in which they were added, that need not wait.
-    A part depends only on parts that were added before it, so that all of them come to their end.
+    ``one``: trial -> seconds of one iteration at width 1. A free device takes the first part, in the order of
+    `trial_added`, that need not wait. A part depends only on parts that were added before it, so every part ends.
     """
-    follower: dict[int, int] = {}  # part -> the same trial's next part
+    successor: dict[int, int] = {}  # part -> the next part of the same trial
     latest: dict[str, int] = {}
     for index, part in enumerate(parts):
         if part.trial in latest:
-            follower[latest[part.trial]] = index
+            successor[latest[part.trial]] = index
         latest[part.trial] = index
-    follows = set(follower.values())
+    follows = set(successor.values())
     at_barrier = [(part.waits_for, index) for index, part in enumerate(parts) if part.waits_for]
     heapq.heapify(at_barrier)
     ready = [index for index, part in enumerate(parts) if not part.waits_for and index not in follows]
     open_conditions = [(index in follows) + (part.waits_for > 0) for index, part in enumerate(parts)]
     running: list[tuple[float, int]] = []
-    over: set[int] = set()  # ranks of the parts that are done
-    passed = 0  # all ranks below this one are done
+    done: set[int] = set()  # ranks of the parts that have ended
+    passed = 0  # all parts with a lower rank have ended
     now = 0.0
 
-    def met(index: int) -> None:
+    def condition_met(index: int) -> None:
         open_conditions[index] -= 1
         if not open_conditions[index]:
             heapq.heappush(ready, index)
@@ -168,21 +168,21 @@ def _makespan(parts: Sequence[_Part], one: Mapping[str, float], devices: int) ->
         if not running:
             return now
         now, index = heapq.heappop(running)
-        if index in follower:
-            met(follower[index])
+        if index in successor:
+            condition_met(successor[index])
         rank = parts[index].rank
         if rank is not None:
-            over.add(rank)
-            while passed in over:
+            done.add(rank)
+            while passed in done:
                 passed += 1
             while at_barrier and at_barrier[0][0] <= passed:
-                met(heapq.heappop(at_barrier)[1])
+                condition_met(heapq.heappop(at_barrier)[1])
 
 
 def estimated_gain(events: Iterable[EventDict], wall_seconds: float, devices: float) -> EstimatedGain | None:
     """The estimate for a run that took ``wall_seconds`` on ``devices`` devices on average.
 
-    None where no iteration was reported: there is nothing to estimate from.
+    None if no iteration was reported.
     """
     work = _work(events)
     if not work.times:

@@ -1,9 +1,9 @@
-"""Who held which device when: events in, intervals and the figures over time that follow from them out.
+"""Which trial held which device when: from events to intervals, and from intervals to utilisation over time.
 
-This module decides what an event means for the devices: when a trial begins and ends to hold one, and when a
-device could have been held. Pure: no clock, no files. It does not decide how that looks (pictures.py) and
-does not judge whether it was good (summary.py, gain.py). *Busy* means held by a trial, at its share, whatever
-the trial did with it; a GPU's own counters are not in the log.
+This module decides what an event means for the devices: when a trial begins and ends to hold a device, and when a
+device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py, and what it gained in
+gain.py. *Busy* means held by a trial, at the trial's share, whatever the trial does with it. A GPU's own counters
+(`device_sample`) have no influence here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fluidtune.report.events import EventDict
 class Interval(NamedTuple):
     """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds).
 
-    ``width``: what the trial held of all its devices together in that time.
+    ``width``: the sum of the trial's shares of all its devices in that time.
     """
 
     trial: str
@@ -33,55 +33,56 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What a run's devices were used for; times are unix seconds."""
+    """The use of a run's devices; times are unix seconds."""
 
-    #: By start; an interval that was open at the end of a killed driver's events ends there.
+    #: Sorted by start. An interval that was open when a driver was killed ends with that driver's last event.
     intervals: list[Interval]
-    #: For each device that was ever there, ascending: the disjoint spans in which it was there.
+    #: device -> the disjoint spans in which the run had it, for each device that it ever had, in ascending order.
     available: dict[int, list[tuple[float, float]]]
-    #: The spans in which a driver ran: one, and one more for each time that the experiment was restored.
+    #: The spans in which a driver ran: one, and one more for each restore of the experiment.
     drivers: list[tuple[float, float]]
 
     @property
     def start(self) -> float:
-        """When the first driver began; 0 without any event."""
+        """When the first driver began; 0 if there are no events."""
         return self.drivers[0][0] if self.drivers else 0.0
 
     @property
     def end(self) -> float:
-        """When the last driver ended, or what is known of it ends; 0 without any event."""
+        """When the last driver ended, or its last event if it was killed; 0 if there are no events."""
         return self.drivers[-1][1] if self.drivers else 0.0
 
     @property
     def wall_seconds(self) -> float:
-        """For how long drivers ran, s; the time between a killed driver and the next one is not in it."""
+        """Seconds in which a driver ran; the time between a killed driver and the next one does not count."""
         return sum(end - start for start, end in self.drivers)
 
 
 class _Replay:
-    """Goes through the events in order and knows who holds what."""
+    """The state after some of the events: which devices are there, and which trial holds which of them."""
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []
         self.available: dict[int, list[tuple[float, float]]] = {}
         self.drivers: list[tuple[float, float]] = []
         self.now = 0.0
-        #: When the driver that runs began; None before the first event and after run_ended.
+        #: When the present driver began; None before the first event and after run_ended.
         self.driver_since: float | None = None
+        #: Whether run_ended came and no run_started after it.
         self.over = False
-        #: device -> since when it is there.
+        #: device -> the time since which the run has it.
         self.there: dict[int, float] = {}
         #: trial -> (devices, share, since).
         self.held: dict[str, tuple[tuple[int, ...], float, float]] = {}
-        #: Trials with a device on which a worker died, nobody said whose; a trial_started clears it.
+        #: Trials on a device where a worker died that the event ascribed to no trial. Their release clears the mark.
         self.hurt: set[str] = set()
 
-    def begin(self) -> None:
+    def begin_driver(self) -> None:
         self.driver_since = self.now
         self.over = False
 
-    def finish(self, at: float) -> None:
-        """The driver is gone, and nothing is held or there any more."""
+    def finish_driver(self, at: float) -> None:
+        """The driver ended at ``at``: no trial holds a device any more, and the run has no device."""
         for trial in list(self.held):
             self.release(trial, at)
         for device in list(self.there):
@@ -112,13 +113,13 @@ class _Replay:
             return
         for device in devices:
             if device not in self.available:
-                # Nobody said that it was there, so it was from the start: a log whose first lines are gone.
+                # No event announced the device because the log's first lines are missing: it was there from the start.
                 assert self.driver_since is not None
                 self.gain(device, self.driver_since)
         self.held[trial] = (tuple(devices), min(float(share), 1.0), self.now)
 
     def make_room(self, devices: Sequence[int], share: float) -> None:
-        """One more trial comes to devices that others may have had to themselves: they have no more than it now."""
+        """A trial starts at ``share`` of ``devices``: no trial there holds more than ``share`` from now on."""
         for device in devices:
             for trial in self.holders(device):
                 held, before, _ = self.held[trial]
@@ -131,18 +132,18 @@ class _Replay:
     def step(self, event: EventDict) -> None:
         name = event["event"]
         before = self.now
-        # The wall clock may be set back while a run goes on; time in a log does not go back.
+        # The machine's clock may be set back during a run; here time never goes back.
         self.now = max(self.now, float(event["t"]))
         if name == "run_started":
-            self.finish(before)
-            self.begin()
+            self.finish_driver(before)
+            self.begin_driver()
             for device in event["devices"]:
                 self.gain(int(device["device"]), self.now)
             return
         if self.over:
-            return  # what is said after run_ended (workers that go) is about nobody's time
+            return  # workers that end after run_ended use no trial's time
         if self.driver_since is None:
-            self.begin()
+            self.begin_driver()
         if name == "trial_started":
             self.make_room(event["devices"], event["share"])
             self.hold(event["trial"], event["devices"], event["share"])
@@ -170,10 +171,11 @@ class _Replay:
             if event["trial"] in self.hurt:
                 self.release(event["trial"], self.now)
         elif name == "run_ended":
-            self.finish(self.now)
+            self.finish_driver(self.now)
             self.over = True
 
     def share_after(self, event: EventDict) -> float:
+        """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
         if event.get("share") is not None:
             return float(event["share"])
         devices, share, _ = self.held.get(event["trial"], ((), 1.0, 0.0))
@@ -181,12 +183,12 @@ class _Replay:
 
 
 def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
-    """What the events say of the devices; those that say nothing of them, or are unknown, are passed over."""
+    """The use of the devices according to the events. Events that are unknown or do not concern devices are ignored."""
     replay = _Replay()
     for event in events:
         replay.step(event)
     if replay.driver_since is not None:
-        replay.finish(replay.now)
+        replay.finish_driver(replay.now)
     replay.intervals.sort(key=lambda interval: (interval.start, interval.device))
     return Occupancy(
         replay.intervals,
@@ -196,10 +198,10 @@ def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
 
 
 class Steps(NamedTuple):
-    """A device over time, piecewise constant: entry i holds from times[i] to times[i + 1].
+    """One device over time as step functions: entry i is the value from times[i] to times[i + 1].
 
-    ``times``: unix seconds, ascending. ``busy``: the share held, never more than is there. ``trials``: how
-    many trials held it. ``there``: 1 when the device was there, else 0. The last entry of each is 0.
+    ``times``: unix seconds, ascending. ``busy``: the share that trials held, at most ``there``. ``trials``: the number
+    of trials that held it. ``there``: 1 while the run had the device, else 0. The last entry of each is 0.
     """
 
     times: np.ndarray
@@ -209,7 +211,7 @@ class Steps(NamedTuple):
 
 
 def device_steps(use: Occupancy) -> dict[int, Steps]:
-    """Each device's steps, by device, ascending."""
+    """The steps of each device, in ascending order of devices."""
     by_device: dict[int, list[Interval]] = {device: [] for device in use.available}
     for interval in use.intervals:
         by_device.setdefault(interval.device, []).append(interval)
@@ -217,7 +219,7 @@ def device_steps(use: Occupancy) -> dict[int, Steps]:
 
 
 def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> Steps:
-    # One row a change: (time, change of share, of trials, of there); sums over equal times are the steps.
+    # One row per change: (time, change of busy, of trials, of there). Cumulated sums by time are the steps.
     changes = [(i.start, i.share, 1.0, 0.0) for i in held] + [(i.end, -i.share, -1.0, 0.0) for i in held]
     changes += [(start, 0.0, 0.0, 1.0) for start, _ in spans] + [(end, 0.0, 0.0, -1.0) for _, end in spans]
     if not changes:
@@ -228,19 +230,19 @@ def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> St
         np.cumsum(np.bincount(where.ravel(), weights=table[:, column], minlength=len(times))) for column in (1, 2, 3)
     )
     there = np.round(there)
-    # Adding and taking off 1/3 leaves dust, and a log written while trials change places may say both of
-    # them for an instant: a device is never held more than it is there.
+    # Adding and subtracting 1/3 leaves rounding errors. While trials change places, a log may show both of them on a
+    # device for an instant. So the share held is limited to what is there.
     busy = np.clip(np.round(busy, 9), 0.0, there)
     return Steps(times, busy, np.round(trials) * (there > 0), there)
 
 
 def _seconds(steps: Steps, values: np.ndarray) -> float:
-    """The integral of one of the steps' columns over all time, in value seconds."""
+    """The integral of ``values``, a column of ``steps``, over all time, in value seconds."""
     return float(np.dot(np.diff(steps.times), values[:-1])) if len(values) else 0.0
 
 
 def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The integral of one of the steps' columns between consecutive edges, in value seconds."""
+    """The integral of ``values``, a column of ``steps``, between consecutive ``edges``, in value seconds."""
     if not len(values):
         return np.zeros(len(edges) - 1)
     total = np.concatenate([[0.0], np.cumsum(np.diff(steps.times) * values[:-1])])
@@ -248,23 +250,23 @@ def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray
 
 
 def held_seconds(use: Occupancy) -> float:
-    """Device-seconds that trials held: the sum of share times time, at most what was available."""
+    """Device-seconds that trials held: the sum of share times seconds, at most `available_seconds`."""
     return sum(_seconds(steps, steps.busy) for steps in device_steps(use).values())
 
 
 def available_seconds(use: Occupancy) -> float:
-    """Device-seconds that were there while a driver ran; gained and lost devices count while they were."""
+    """Device-seconds that the run had while a driver ran; a device that came or went counts while it was there."""
     return sum(end - start for spans in use.available.values() for start, end in spans)
 
 
 def utilisation(use: Occupancy) -> float:
-    """`held_seconds` / `available_seconds`, in [0, 1]; 0 where nothing was available."""
+    """`held_seconds` / `available_seconds`, in [0, 1]; 0 if no device was available."""
     available = available_seconds(use)
     return min(1.0, held_seconds(use) / available) if available > 0 else 0.0
 
 
 def device_utilisation(use: Occupancy) -> dict[int, float]:
-    """Each device's busy part of the time that it was there, in [0, 1]; 0 for one that was never there."""
+    """device -> the busy part of the time in which it was there, in [0, 1]; 0 for a device that never was."""
     result = {}
     for device, steps in device_steps(use).items():
         there = _seconds(steps, steps.there)
@@ -273,7 +275,7 @@ def device_utilisation(use: Occupancy) -> dict[int, float]:
 
 
 def packing_levels(use: Occupancy) -> dict[int, float]:
-    """Device-seconds spent with 0 (idle), 1, 2, ... trials on a device, by that number, ascending."""
+    """Number of trials on a device at the same time (0 is idle) -> device-seconds, in ascending order."""
     levels: dict[int, float] = {}
     for steps in device_steps(use).values():
         lengths = np.diff(steps.times) * steps.there[:-1] if len(steps.times) else np.zeros(0)
@@ -285,18 +287,21 @@ def packing_levels(use: Occupancy) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class BusyOverTime:
-    """Busy fractions averaged over windows; NaN in a window in which there was nothing to be busy."""
+    """Busy fractions averaged over windows; NaN in a window in which no device was there."""
 
-    #: Window w is edges[w] to edges[w + 1], unix seconds; shape (windows + 1,).
+    #: Window w lasts from edges[w] to edges[w + 1], unix seconds; shape (windows + 1,).
     edges: np.ndarray
-    #: device -> its busy part of the time that it was there; shape (windows,).
+    #: device -> the busy part of the time in which it was there; shape (windows,).
     devices: dict[int, np.ndarray]
-    #: Held over available device-seconds of all devices; shape (windows,).
+    #: Held over available device-seconds of all devices together; shape (windows,).
     total: np.ndarray
 
 
 def busy_over_time(use: Occupancy, edges: np.ndarray | Sequence[float]) -> BusyOverTime:
-    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two)."""
+    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two).
+
+    Raises ValueError for other edges.
+    """
     edges = np.asarray(edges, dtype=float)
     if len(edges) < 2 or np.any(np.diff(edges) <= 0):
         raise ValueError(f"window edges must be two or more ascending times, got {edges.tolist()[:5]}...")
@@ -313,6 +318,6 @@ def busy_over_time(use: Occupancy, edges: np.ndarray | Sequence[float]) -> BusyO
 
 
 def _fraction(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    # A window that has less than a millionth of its time is rounding at a span's end, not time.
+    # Less than a millionth of the largest window is a rounding error at the end of a span.
     enough = whole > 1e-6 * (whole.max() if len(whole) else 0.0)
     return np.clip(np.divide(part, whole, out=np.full(len(whole), np.nan), where=enough & (whole > 0)), 0, 1)

@@ -1,7 +1,7 @@
 """Two pictures of a run: its trials over its devices in time, and how much of the devices was held.
 
-This module decides what a picture shows and how; what it shows was decided in occupancy.py. It imports
-matplotlib only when a picture is drawn, and never pyplot: no global state, no display, any thread.
+Decides what a picture shows and where. occupancy.py decides what an event means for a device, and drawing.py how
+any picture looks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict, Events, load
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, occupancy_of, utilisation
 from fluidtune.report.summary import plural
@@ -25,46 +26,26 @@ if TYPE_CHECKING:
 
 EventSource = Iterable[EventDict] | str | os.PathLike[str]
 
-#: Okabe and Ito's colours, told apart by all common kinds of colour blindness, without black and without
-#: vermillion, which marks losses; then lighter and darker ones of the same hues for what comes after.
+#: Colours of trials. The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common
+#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `LOSS`. Judgement: the
+#: last two are added to delay the first repetition.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
-#: Ours and the other run, in the utilisation picture.
-OURS, OTHER = "#0072B2", "#E69F00"
+#: Markers of lost workers and devices: Okabe and Ito's vermillion.
 LOSS = "#D55E00"
+#: A device that no trial holds.
 IDLE = "#ECEFF1"
-INK = "#263238"
-#: Up to so many trials have a legend.
+#: With more trials than this the legend does not list them. Judgement: twelve entries fill two rows.
 LEGEND_TRIALS = 12
-#: A picture of more intervals than this is not labelled: no label would fit, and looking takes time.
+#: With more bars than this no bar gets a label. Judgement: labels would not fit, and trying takes time.
 LABELLED_INTERVALS = 600
-DPI = 120
-
-
-def _time_unit(seconds: float) -> tuple[float, str]:
-    """What to divide seconds by for an axis, and that unit's name."""
-    if seconds > 3 * 3600:
-        return 3600.0, "h"
-    return (60.0, "min") if seconds > 300 else (1.0, "s")
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _polish(axes: Axes) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(labelsize=9, colors=INK)
-    axes.set_axisbelow(True)
+#: A row of the timeline is `ROW` of its height tall and begins `MARGIN` below its top, so that rows stay apart.
+ROW, MARGIN = 0.88, 0.06
+#: A row of the lower utilisation picture is this part of its height tall at 100 %.
+UTILISATION_ROW = 0.86
 
 
 def _device_ticks(axes: Axes, devices: Sequence[int], offset: float) -> None:
-    """Name the rows, device 0 on top; only every n-th name where rows are too low for all of them."""
+    """Name the rows, device 0 on top. Where rows are low, only every second, fourth, ... row gets a name."""
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 20) if len(devices) <= 40 * step)
     axes.set_yticks([row + offset for row in range(0, len(devices), every)])
     axes.set_yticklabels([str(device) for device in devices[::every]])
@@ -72,7 +53,7 @@ def _device_ticks(axes: Axes, devices: Sequence[int], offset: float) -> None:
 
 
 def _row_height(devices: int) -> float:
-    """Height of a device's row in inches, so that 1 is no ribbon and 64 fit on a screen."""
+    """Height of a device's row in inches: one row must not look like a ribbon, and 64 rows must fit a screen."""
     return float(np.clip(9.0 / max(devices, 1), 0.13, 0.6))
 
 
@@ -92,11 +73,11 @@ def _title(events: Events, use: Occupancy) -> str:
 
 
 def _short_names(trials: Sequence[str]) -> dict[str, str]:
-    """Trials without what all their names begin with: 'train_4f2e1_00007' is '7' among its like."""
-    # What the first and the last in order have in common, all have.
+    """Names without the prefix that all trials share: 'train_4f2e1_00007' becomes '7' beside 'train_4f2e1_00008'."""
+    # The prefix that the first and the last name in sorted order share is shared by all names between them.
     pairs = zip(min(trials, default=""), max(trials, default=""), strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Only whole words, so that 17 and 18 do not become 7 and 8, and one trial alone keeps a name.
+    # Cut after an underscore, so that 17 and 18 do not become 7 and 8, and a single trial keeps a name.
     prefix = trials[0][: trials[0].rfind("_", 0, common) + 1] if trials else ""
     names = {}
     for trial in trials:
@@ -106,15 +87,15 @@ def _short_names(trials: Sequence[str]) -> dict[str, str]:
 
 
 def _slots(intervals: Sequence[Interval]) -> list[float]:
-    """For each interval of one device the part of the row's height, from 0, at which its share begins.
+    """Where each interval of one device begins in the device's row: 0 is the row's top edge, 1 its bottom edge.
 
-    A trial keeps its place when it is resized; otherwise it gets the lowest place that is free.
+    A trial keeps its place when it is resized. Otherwise it gets the free place with the smallest value.
     """
     placed: list[float] = []
     open_now: list[tuple[float, float, float, str]] = []  # end, bottom, top, trial
     last: dict[str, float] = {}
     for interval in intervals:
-        # An interval that ends as another starts is in nobody's way.
+        # An interval that ends at the moment when this one starts no longer takes up room.
         open_now = [slot for slot in open_now if slot[0] > interval.start]
         bottoms = [last[interval.trial]] if interval.trial in last else []
         bottoms += sorted({0.0, *(top for _, _, top, _ in open_now)})
@@ -124,7 +105,8 @@ def _slots(intervals: Sequence[Interval]) -> list[float]:
             if free and top <= 1 + 1e-9:
                 break
         else:
-            # Free, but not in one piece: 1/2 beside two thirds apart. Draw over a neighbour, in the row.
+            # The free room is in pieces that are too small, for example 1/2 between two separate thirds. Draw over
+            # a neighbour rather than outside the row.
             bottom = max(0.0, 1 - interval.share)
         last[interval.trial] = bottom
         open_now.append((interval.end, bottom, bottom + interval.share, interval.trial))
@@ -133,19 +115,19 @@ def _slots(intervals: Sequence[Interval]) -> list[float]:
 
 
 def timeline_figure(events_or_path: EventSource) -> Figure:
-    """The timeline: a row a device, a bar a trial that holds it, as high as its share of the device.
+    """The timeline: one row per device, and in it one bar per trial that holds it, as tall as the trial's share.
 
-    A trial has one colour; the colours repeat when there are many trials. Grey is a device that is idle,
-    white one that is not there.
+    A trial has one colour; colours repeat when there are many trials. A device is grey while it is idle and white
+    while the job does not have it.
     """
     events = load(events_or_path)
     use = occupancy_of(events)
     devices = list(use.available)
     rows = {device: row for row, device in enumerate(devices)}
-    unit, unit_name = _time_unit(use.end - use.start)
-    figure = _new_figure(12, 1.5 + _row_height(len(devices)) * max(len(devices), 1))
+    unit, unit_name = time_unit(use.end - use.start)
+    figure = new_figure(12, 1.5 + _row_height(len(devices)) * max(len(devices), 1))
     axes = figure.add_subplot()
-    _polish(axes)
+    polish_axes(axes)
 
     def at(seconds: float) -> float:
         return (seconds - use.start) / unit
@@ -153,7 +135,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     for device, spans in use.available.items():
         axes.broken_barh(
             [(at(start), (end - start) / unit) for start, end in spans],
-            (rows[device] + 0.06, 0.88),
+            (rows[device] + MARGIN, ROW),
             facecolor=IDLE,
             linewidth=0,
             zorder=1,
@@ -177,7 +159,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
 
 
 def _colours(use: Occupancy) -> dict[str, str]:
-    """Each trial's colour, by first start: the next of the palette that its neighbours do not have."""
+    """Each trial's colour, in order of first start: the next of the palette that no recent neighbour has."""
     colours: dict[str, str] = {}
     recent: dict[int, list[str]] = defaultdict(list)  # device -> its last few trials
     for interval in use.intervals:
@@ -191,7 +173,7 @@ def _colours(use: Occupancy) -> dict[str, str]:
     return colours
 
 
-#: An interval and where it is drawn: bottom and top on the y axis.
+#: An interval, and the two y values between which it is drawn.
 _Box = tuple[Interval, float, float]
 
 
@@ -202,18 +184,18 @@ def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
     boxes: list[_Box] = []
     for device, intervals in by_device.items():
         for interval, bottom in zip(intervals, _slots(intervals), strict=True):
-            low = rows[device] + 0.06 + 0.88 * bottom
-            boxes.append((interval, low, low + 0.88 * interval.share))
+            low = rows[device] + MARGIN + ROW * bottom
+            boxes.append((interval, low, low + ROW * interval.share))
     return boxes
 
 
 def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: Any) -> None:
-    # One collection for all: 10,000 rectangles of their own would take minutes.
+    # One collection for all bars: 10,000 separate rectangles would take minutes.
     from matplotlib.collections import PolyCollection
 
     corners = [[(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)] for i, low, high in boxes]
     faces = [colours[interval.trial] for interval, _, _ in boxes]
-    # White seams keep equal neighbours apart, but must not eat bars that are a pixel wide.
+    # White seams separate neighbours of one colour. They must stay thinner than bars that are a pixel wide.
     seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
     bars = PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
     bars.set_gid("trials")
@@ -221,7 +203,7 @@ def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], a
 
 
 def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: Any) -> None:
-    """Triangles where a trial grew (up) or shrank (down), crosses where something was lost."""
+    """A triangle where a trial grew (up) or shrank (down), a cross where a worker or device was lost."""
     marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
     width: dict[str, int] = {}
     for event in events:
@@ -270,17 +252,17 @@ def _draw_labels(
     colours: Mapping[str, str],
     at: Any,
 ) -> None:
-    """A trial's short name in each of its bars that has room for it."""
+    """Write a trial's short name into each of its bars that is large enough."""
     if len(boxes) > LABELLED_INTERVALS or not boxes:
         return
-    figure.draw_without_rendering()  # the layout, so that we know how many points a bar has
+    figure.draw_without_rendering()  # computes the layout, from which we get the size of a bar in points
     to_points = 72 / figure.dpi
     for interval, low, high in boxes:
         colour = colours[interval.trial]
         (left, top), (right, bottom) = axes.transData.transform([(at(interval.start), low), (at(interval.end), high)])
         wide, tall = (right - left) * to_points, abs(bottom - top) * to_points
         size = min(8.5, tall * 0.72)
-        # A digit is about 0.6 em wide. Small triangles may sit on the bar's start: leave room for one.
+        # A digit is about 0.6 em wide. 14 points are left free for a triangle at the bar's start.
         if size >= 5 and len(names[interval.trial]) * 0.62 * size + 14 <= wide:
             axes.text(
                 at((interval.start + interval.end) / 2),
@@ -330,14 +312,17 @@ def _draw_legend(
             )
     if restored:
         entries.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="driver restored"))
-    # Matplotlib fills columns; read line by line, they should go on in the same order.
+    # Matplotlib fills the legend column by column, and people read it line by line: transpose the order.
     columns = min(len(entries), 7)
     entries = [entry for column in range(columns) for entry in entries[column::columns]]
     figure.legend(handles=entries, loc="outside lower left", ncols=columns, fontsize=8.5, frameon=False)
 
 
 def _window(seconds: float) -> float:
-    """The width of a window in seconds: round, and at most 150 of them; an hour gets figure 3.2's 30 s."""
+    """The length of an averaging window: a round number of seconds that gives at most 150 windows.
+
+    150 is a judgement; it gives an hour the 30 s of the dissertation's figure 3.2.
+    """
     for window in (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600):
         if seconds <= 150 * window:
             return float(window)
@@ -351,10 +336,10 @@ def utilisation_figure(
     label: str = "FluidTune",
     compare_label: str = "stock Ray Tune",
 ) -> Figure:
-    """Held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
+    """The held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
 
-    ``compare``: another run's events, drawn as lines on the same axes, its time since its own start; its
-    devices are matched with ours by their order.
+    ``compare``: another run's events. They are drawn as lines on the same axes, with time counted from that run's own
+    start. That run's devices are matched with ours in ascending order.
     """
     ours = load(events)
     runs = [(ours, label, OURS)]
@@ -363,10 +348,10 @@ def utilisation_figure(
     uses = [occupancy_of(run) for run, _, _ in runs]
     longest = max(use.end - use.start for use in uses)
     window = _window(longest)
-    unit, unit_name = _time_unit(longest)
+    unit, unit_name = time_unit(longest)
     rows = max(1, *(len(use.available) for use in uses))
     low = _row_height(rows) * rows
-    figure = _new_figure(12, 4.2 + low)
+    figure = new_figure(12, 4.2 + low)
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.6, max(low, 0.6)]})
     for number, ((_, name, colour), use) in enumerate(zip(runs, uses, strict=True)):
         length = use.end - use.start
@@ -379,14 +364,14 @@ def utilisation_figure(
         text = f"{name}: {utilisation(use):.0%} held, {length / unit:.3g} {unit_name}"
         _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
         for row, device in enumerate(busy.devices):
-            _draw_use(below, x, busy.devices[device], rows - 1 - row, 0.86, colour, number == 0, None)
+            _draw_use(below, x, busy.devices[device], rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
     _draw_samples(below, ours, uses[0], unit)
     names = list(max(uses, key=lambda use: len(use.available)).available)
     _finish_above(above, f"{_title(ours, uses[0])}: devices held by trials")
     _device_ticks(below, names, 0.0)
-    # Device 0 is on top, as in the timeline; a row's baseline is its whole number.
+    # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
     below.set_yticks(
-        [rows - 1 - tick + 0.43 for tick in below.get_yticks()],
+        [rows - 1 - tick + UTILISATION_ROW / 2 for tick in below.get_yticks()],
         [t.get_text() for t in below.get_yticklabels()],
     )
     below.set_ylim(-0.05, rows)
@@ -394,14 +379,14 @@ def utilisation_figure(
     below.set_xlabel(f"time since start ({unit_name}), averaged over {window:g} s", color=INK)
     below.set_title("each device, a row is 0 to 100 %", loc="left", fontsize=10, color=INK)
     for row in range(rows):
-        below.axhline(row, color="#CFD8DC", linewidth=0.6, zorder=0)
-    _polish(below)
+        below.axhline(row, color=GRID, linewidth=0.6, zorder=0)
+    polish_axes(below)
     below.tick_params(axis="y", length=0)
     return figure
 
 
 def _draw_samples(axes: Axes, events: Events, use: Occupancy, unit: float) -> None:
-    """What NVML measured of each of our devices, over the part that trials held."""
+    """Draw what NVML measured on each of our devices over the curve of what trials held."""
     rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for event in events:
@@ -409,8 +394,8 @@ def _draw_samples(axes: Axes, events: Events, use: Occupancy, unit: float) -> No
             parts = {"computing": event["utilisation"], "memory in use": event["memory_used"] / event["memory_total"]}
             for what, part in parts.items():
                 if part is not None:
-                    at = (event["t"] - use.start) / unit
-                    found.setdefault((what, event["device"]), []).append((at, rows[event["device"]] + 0.86 * part))
+                    point = (event["t"] - use.start) / unit, rows[event["device"]] + UTILISATION_ROW * part
+                    found.setdefault((what, event["device"]), []).append(point)
     labelled = set()
     for (what, _), points in found.items():
         label = None if what in labelled else f"{what}, by NVML"
@@ -425,11 +410,11 @@ def _finish_above(axes: Axes, title: str) -> None:
     axes.set_ylim(0, 104)
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.set_ylabel("all devices, held (%)", color=INK)
-    axes.grid(axis="y", color="#CFD8DC", linewidth=0.6)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
-    _polish(axes)
+    polish_axes(axes)
 
 
 def _draw_use(
@@ -442,7 +427,7 @@ def _draw_use(
     area: bool,
     label: str | None,
 ) -> None:
-    """One step curve: ``part`` (0 to 1, or NaN for not there) in the windows between ``edges``."""
+    """One step curve: ``part`` of a device (0 to 1; NaN while it is not there) in the windows between ``edges``."""
     values = base + height * part
     if area:
         axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.35, linewidth=0, zorder=2)
@@ -450,16 +435,9 @@ def _draw_use(
     axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
 
 
-def _save(figure: Figure, out: str | os.PathLike[str]) -> Path:
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, format="png")
-    return out
-
-
 def timeline_png(events_or_path: EventSource, out: str | os.PathLike[str]) -> Path:
     """Write `timeline_figure` as a PNG to ``out`` and return where it is."""
-    return _save(timeline_figure(events_or_path), out)
+    return save_png(timeline_figure(events_or_path), out)
 
 
 def utilisation_png(
@@ -471,4 +449,4 @@ def utilisation_png(
     compare_label: str = "stock Ray Tune",
 ) -> Path:
     """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
-    return _save(utilisation_figure(events, compare, label=label, compare_label=compare_label), out)
+    return save_png(utilisation_figure(events, compare, label=label, compare_label=compare_label), out)

@@ -1,8 +1,8 @@
 """A stock Ray Tune run as events, so that it can be drawn beside ours.
 
-Stock Tune writes no event log; what is known of it is when each trial ran, and mostly not on which device.
-This module decides only how that becomes the events that occupancy.py reads: a trial has its device alone
-from its start to its end, and where nobody knows which device it was, it gets the lowest that is free.
+Stock Tune writes no event log. Its results say when each trial ran, but usually not on which device. This module
+decides only how such results become the events that occupancy.py reads: a trial has its device to itself from its
+start to its end. A trial whose device is unknown gets the free device with the lowest number.
 """
 
 from __future__ import annotations
@@ -25,29 +25,19 @@ def events_from_tune_results(
     run: str = "stock Ray Tune",
     kind: str = "",
 ) -> Events:
-    """run_started, trial_started, trial_ended and run_ended of a run that has no event log.
+    """The events run_started, trial_started, trial_ended and run_ended of a run that has no event log.
 
-    ``records``: {"trial", "start", "end", "device"} each, times in unix seconds; "device" is a number, a list
-    of them, or left out; "share" (default 1) may be given; a trial may have several. Or paths instead: a JSON
-    file with a list of these, a JSON-lines file of them, the ``result.json`` that Ray Tune keeps for each
-    trial, or a run's directory with such in it.
-    ``devices``: how many the cluster had, or their numbers, so that those never used count as idle; None: as
-    many as are needed. Raises `EventLogError` for a record without what is needed.
+    ``records``: mappings with "trial", "start", "end" and optionally "device" and "share", one per time that a trial
+    ran. Times are unix seconds; "device" is a number or a list of numbers; "share" is 1 if not given. Instead of
+    mappings, ``records`` may be one or several paths: a JSON file with a list of records, a JSON-lines file of
+    records, the ``result.json`` that Ray Tune keeps for each trial, or a run's directory that contains such files.
+    ``devices``: how many devices the cluster had, or their numbers, so that unused ones count as idle; None: only
+    those that the records need.
+    Raises `EventLogError` for a record that lacks a field or ends before it starts.
     """
-    if isinstance(records, (str, os.PathLike)):
-        records = [records]
-    rows: list[Mapping[str, Any]] = []
-    for record in records:
-        rows += [record] if isinstance(record, Mapping) else _rows_of(Path(record))
-    for row in rows:
-        if not {"trial", "start", "end"} <= row.keys() or row["end"] < row["start"]:
-            raise EventLogError(f"{dict(row)!r} is no record of a trial's time: {_EXPECTED}, end >= start")
-    # What took no time held nothing.
-    rows = sorted((row for row in rows if row["end"] > row["start"]), key=lambda row: row["start"])
+    rows = _checked_rows(records)
     given = range(devices) if isinstance(devices, int) else devices
     placed = _place(rows, given)
-    names = sorted({device for held in placed for device in held} | set(given or ()))
-
     timed: list[tuple[float, int, EventDict]] = []
     for row, held in zip(rows, placed, strict=True):
         start, end = float(row["start"]), float(row["end"])
@@ -56,36 +46,57 @@ def events_from_tune_results(
         timed.append((start, 1, {"t": start, "event": "trial_started", **started}))
         ended = {"trial": str(row["trial"]), "ending": row.get("ending", "stopped")}
         timed.append((end, 0, {"t": end, "event": "trial_ended", **ended}))
-    # At one instant what ends goes before what starts, so that a device changes hands without an overlap.
+    # At one instant the ends come before the starts, so that a device changes hands without an overlap.
     timed.sort(key=lambda item: item[:2])
     begin = timed[0][0] if timed else 0.0
     over = timed[-1][0] if timed else 0.0
-    head: EventDict = {
-        "run": run,
-        "ray": None,
-        "fluidtune": None,
-        "python": None,
-        "machine": "",
-        "kind": kind,
-        "devices": [{"device": device, "node": "local"} for device in names],
-        "settings": {},
-        "algorithm": "",
-        "metric": None,
-        "mode": None,
-    }
+    names = sorted({device for held in placed for device in held} | set(given or ()))
     tail = {"seconds": over - begin, "trials": len({row["trial"] for row in rows}), "best": None}
     return Events(
         [
-            {"t": begin, "event": "run_started", **head},
+            {"t": begin, "event": "run_started", **_run_fields(run, kind, names)},
             *(event for _, _, event in timed),
             {"t": over, "event": "run_ended", **tail},
         ]
     )
 
 
+def _checked_rows(
+    records: Iterable[Mapping[str, Any] | str | os.PathLike[str]] | str | os.PathLike[str],
+) -> list[Mapping[str, Any]]:
+    """All records that took time, by start. Raises `EventLogError` as `events_from_tune_results` does."""
+    if isinstance(records, (str, os.PathLike)):
+        records = [records]
+    rows: list[Mapping[str, Any]] = []
+    for record in records:
+        rows += [record] if isinstance(record, Mapping) else _rows_of(Path(record))
+    for row in rows:
+        if not {"trial", "start", "end"} <= row.keys() or row["end"] < row["start"]:
+            raise EventLogError(f"{dict(row)!r} is no record of a trial's time: {_EXPECTED}, end >= start")
+    # A record that took no time held no device.
+    return sorted((row for row in rows if row["end"] > row["start"]), key=lambda row: row["start"])
+
+
+def _run_fields(run: str, kind: str, devices: Iterable[int]) -> dict[str, Any]:
+    """The fields of run_started; what only a FluidTune driver knows is null or empty."""
+    return {
+        "run": run,
+        "ray": None,
+        "fluidtune": None,
+        "python": None,
+        "machine": "",
+        "kind": kind,
+        "devices": [{"device": device, "node": "local"} for device in devices],
+        "settings": {},
+        "algorithm": "",
+        "metric": None,
+        "mode": None,
+    }
+
+
 def _place(rows: Sequence[Mapping[str, Any]], devices: Sequence[int] | None) -> list[tuple[int, ...]]:
-    """Each row's devices; rows are by start."""
-    #: device -> when the last trial that was put on it ends.
+    """The devices of each row; ``rows`` are sorted by start."""
+    #: device -> when the last trial that was placed on it ends.
     free_at: dict[int, float] = dict.fromkeys(devices or (), float("-inf"))
     placed = []
     for row in rows:
@@ -95,7 +106,7 @@ def _place(rows: Sequence[Mapping[str, Any]], devices: Sequence[int] | None) -> 
             if free:
                 device = free[0]
             elif devices:
-                # The times that Tune keeps are of results, not of actors, and may overlap a little.
+                # Tune records when results came, not when actors ran, so records may overlap a little.
                 device = min(free_at, key=lambda name: (free_at[name], name))
             else:
                 device = len(free_at)
@@ -107,6 +118,7 @@ def _place(rows: Sequence[Mapping[str, Any]], devices: Sequence[int] | None) -> 
 
 
 def _rows_of(path: Path) -> list[Mapping[str, Any]]:
+    """The records in a file or directory, whichever of the formats it has."""
     if path.is_dir():
         return [row for file in sorted(path.rglob("result.json")) for row in _rows_of(file)]
     text = path.read_text()
@@ -119,7 +131,7 @@ def _rows_of(path: Path) -> list[Mapping[str, Any]]:
             raise EventLogError(f"{path} is neither JSON nor JSON lines: {_EXPECTED}") from None
     rows = found if isinstance(found, list) else [found]
     if rows and all(isinstance(row, dict) and {"timestamp", "time_this_iter_s"} <= row.keys() for row in rows):
-        # Tune's own: a trial's results. The first iteration began that much before its result.
+        # One trial's results in Tune's format. The first iteration began `time_this_iter_s` before its result.
         start = rows[0]["timestamp"] - rows[0]["time_this_iter_s"]
         trial = rows[0].get("trial_id", path.parent.name)
         return [{"trial": trial, "start": start, "end": rows[-1]["timestamp"]}]

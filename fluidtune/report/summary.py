@@ -1,8 +1,10 @@
-"""One run in figures: how long, how well used, what was resized, lost and recovered, and what was best.
+"""One run in figures: its time, the use of its devices, its resizes, losses and recoveries, and its best trial.
 
-This module decides which figures a run is described by and how they are said in a terminal; it does not draw
-(pictures.py) and does not compare two runs (benchmarks/). What it says of seconds saved is an estimate whose
-formula is in gain.py.
+This module decides which figures describe a run and how a terminal shows them. It does not draw (pictures.py) and does
+not compare two runs (benchmarks/). The seconds saved are an estimate whose formula is in gain.py.
+
+A new figure needs a field in `Summary`, its value in `summarise` (counted in `_Tally` if no event name counts it), a
+row in `_rows` if people shall see it, a row in docs/summary.md, and an assertion in tests/report/test_summary.py.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WidthFigures:
-    """The iterations at one width: how many, their median in seconds, and what they took together."""
+    """The iterations at one width: their number, their median time (s) and their device-seconds together."""
 
     iterations: int
     median_seconds: float
@@ -39,7 +41,7 @@ class WidthFigures:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in figures; times are seconds, widths devices."""
+    """A run in figures. Times are in seconds, widths in devices. docs/summary.md describes the same as JSON."""
 
     run: str
     machine: str
@@ -48,25 +50,27 @@ class Summary:
     algorithm: str
     metric: str | None
     mode: str | None
-    #: Whether the log has a run_ended: False for a run that goes on or was killed.
+    #: Whether the log ends with a run_ended: False for a run that goes on or was killed.
     finished: bool
-    #: How often a driver was started anew with this log.
+    #: How often `Tuner.restore` continued the run in a new driver.
     restored: int
-    #: For how long drivers ran; not the time between a killed one and the next.
+    #: Seconds in which a driver ran. The time between a killed driver and the next one does not count.
     wall_seconds: float
-    #: Devices that were ever there.
+    #: Number of devices that the run ever had.
     devices: int
-    #: Every trial that was added or started.
+    #: Number of trials that were added or started.
     trials: int
-    #: ending -> trials, by each trial's last ending; "unfinished" for those without one.
+    #: ending -> number of trials whose last ending it is; "unfinished" for trials that have not ended.
     endings: dict[str, int]
-    #: Part of the available device-seconds that trials held, in [0, 1].
+    #: held_device_seconds / available_device_seconds, in [0, 1].
     utilisation: float
+    #: Device-seconds that trials held, each at its share of a device.
     held_device_seconds: float
+    #: Device-seconds that the run had while a driver ran.
     available_device_seconds: float
-    #: Trials on a device at once -> device-seconds; 0 is idle.
+    #: Number of trials on a device at the same time -> device-seconds; 0 is idle.
     packing_levels: dict[int, float]
-    #: width -> its iterations.
+    #: width -> the iterations at that width.
     widths: dict[float, WidthFigures]
     resizes: int
     resizes_failed: int
@@ -79,49 +83,65 @@ class Summary:
     recoveries: int
     #: Estimated; None when no iteration was reported.
     estimated_gain: EstimatedGain | None
-    #: The best trial and its metric; None when nothing was reported or nobody said what is best.
+    #: The best trial and its value of Tune's metric; None when there is no result or no mode.
     best_trial: str | None
     best_metric: float | None
-    #: Broken lines of the log, see read_events.
+    #: Broken lines of the log that were dropped, see `read_events`.
     dropped_lines: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it: the same names; widths and packing levels are strings, to be keys."""
+        """The content of summary.json: the same names; keys that are numbers become strings, as JSON requires."""
         result = asdict(self)
         result["widths"] = {f"{width:g}": figures for width, figures in result["widths"].items()}
         result["packing_levels"] = {str(level): seconds for level, seconds in self.packing_levels.items()}
         return result
 
 
+@dataclass
+class _Tally:
+    """What one pass over the events counts; each field becomes one or more figures in `summarise`."""
+
+    #: The last run_started; empty if there is none.
+    head: EventDict = field(default_factory=dict)
+    #: The run_ended of the last driver; None while it runs or if it was killed.
+    ended: EventDict | None = None
+    #: Event name -> number of such events.
+    events: Counter[str] = field(default_factory=Counter)
+    #: trial -> its last ending, or "unfinished".
+    endings: dict[str, str] = field(default_factory=dict)
+    #: width -> seconds of each iteration.
+    seconds_at: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
+    #: Seconds of each resize's pause.
+    pauses: list[float] = field(default_factory=list)
+
+    def count(self, event: EventDict) -> None:
+        name = event["event"]
+        self.events[name] += 1
+        if name == "trial_result":
+            if event["seconds"] is not None and event["width"] is not None:
+                self.seconds_at[width_of(event["width"])].append(float(event["seconds"]))
+        elif name in ("trial_added", "trial_started"):
+            self.endings[event["trial"]] = "unfinished"
+        elif name == "trial_ended":
+            self.endings[event["trial"]] = event["ending"]
+        elif name == "resized" and event["seconds"] is not None:
+            self.pauses.append(float(event["seconds"]))
+        elif name == "run_started":
+            self.head, self.ended = event, None
+        elif name == "run_ended":
+            self.ended = event
+
+
 def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Summary:
     """The figures of a run: from its events, its event log, or its directory. An empty log gives zeros."""
     events = load(events_or_path)
     use = occupancy_of(events)
-    head: EventDict = {}
-    counts: Counter[str] = Counter()
-    endings: dict[str, str] = {}
-    times: dict[float, list[float]] = defaultdict(list)
-    pauses: list[float] = []
-    ended: EventDict | None = None
+    tally = _Tally()
     for event in events:
-        name = event["event"]
-        counts[name] += 1
-        if name == "trial_result":
-            if event["seconds"] is not None and event["width"] is not None:
-                times[width_of(event["width"])].append(float(event["seconds"]))
-        elif name in ("trial_added", "trial_started"):
-            endings[event["trial"]] = "unfinished"
-        elif name == "trial_ended":
-            endings[event["trial"]] = event["ending"]
-        elif name == "resized" and event["seconds"] is not None:
-            pauses.append(float(event["seconds"]))
-        elif name == "run_started":
-            head, ended = event, None
-        elif name == "run_ended":
-            ended = event
-    wall = use.wall_seconds
-    held, available = held_seconds(use), available_seconds(use)
-    best_trial, best_metric = _best(events, ended, head.get("mode"))
+        tally.count(event)
+    head = tally.head
+    wall, available = use.wall_seconds, available_seconds(use)
+    best_trial, best_metric = _best(events, tally.ended, head.get("mode"))
     return Summary(
         run=str(head.get("run", "")),
         machine=str(head.get("machine", "")),
@@ -129,28 +149,28 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         algorithm=str(head.get("algorithm") or ""),
         metric=head.get("metric"),
         mode=head.get("mode"),
-        finished=ended is not None,
-        restored=max(0, counts["run_started"] - 1),
+        finished=tally.ended is not None,
+        restored=max(0, tally.events["run_started"] - 1),
         wall_seconds=wall,
         devices=len(use.available),
-        trials=len(endings),
-        endings=dict(sorted(Counter(endings.values()).items())),
+        trials=len(tally.endings),
+        endings=dict(sorted(Counter(tally.endings.values()).items())),
         utilisation=utilisation(use),
-        held_device_seconds=held,
+        held_device_seconds=held_seconds(use),
         available_device_seconds=available,
         packing_levels=packing_levels(use),
         widths={
             width: WidthFigures(len(seconds), median(seconds), width * sum(seconds))
-            for width, seconds in sorted(times.items())
+            for width, seconds in sorted(tally.seconds_at.items())
         },
-        resizes=counts["resized"],
-        resizes_failed=counts["resize_failed"],
-        mean_resize_seconds=fmean(pauses) if pauses else None,
-        workers_started=counts["worker_started"],
-        workers_lost=counts["worker_lost"],
-        workers_replaced=counts["worker_replaced"],
-        devices_lost=counts["device_lost"],
-        recoveries=counts["recovered"],
+        resizes=tally.events["resized"],
+        resizes_failed=tally.events["resize_failed"],
+        mean_resize_seconds=fmean(tally.pauses) if tally.pauses else None,
+        workers_started=tally.events["worker_started"],
+        workers_lost=tally.events["worker_lost"],
+        workers_replaced=tally.events["worker_replaced"],
+        devices_lost=tally.events["device_lost"],
+        recoveries=tally.events["recovered"],
         estimated_gain=estimated_gain(events, wall, available / wall) if wall > 0 else None,
         best_trial=best_trial,
         best_metric=best_metric,
@@ -159,7 +179,7 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
 
 
 def _best(events: Iterable[EventDict], ended: EventDict | None, mode: str | None) -> tuple[str | None, float | None]:
-    """What run_ended says; of a run without one, the best result so far."""
+    """The best trial and its metric, as run_ended says; without a run_ended, the best result so far."""
     if ended is not None and isinstance(ended.get("best"), dict):
         best = ended["best"]
         return best.get("trial"), best.get("metric")
@@ -178,7 +198,7 @@ def _best(events: Iterable[EventDict], ended: EventDict | None, mode: str | None
 def duration(seconds: float) -> str:
     """Seconds for people: 4.2 s, 3 min 05 s, 2 h 07 min."""
     if abs(seconds) < 1e-6:
-        return "0 s"  # what is left of sums that cancel
+        return "0 s"  # the rounding error of sums that cancel
     if abs(seconds) < 99.95:
         return f"{seconds:.3g} s"
     sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
@@ -194,7 +214,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def _rows(summary: Summary) -> list[tuple[str, str]]:
-    """What the first table says: a name and a figure a row; rows about nothing are left out."""
+    """The rows of the first table: a name and the figure as text. A figure that says nothing gets no row."""
     so_far = "" if summary.finished else " so far, or until it was killed"
     endings = ", ".join(f"{n} {ending}" for ending, n in summary.endings.items())
     rows = [
@@ -228,23 +248,8 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.recoveries or summary.restored:
         times = f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
         rows.append(("recoveries", f"{summary.recoveries}{times}"))
-    gain = summary.estimated_gain
-    if gain is not None:
-        rows += [
-            (
-                "estimated gain",
-                f"{duration(gain.seconds_saved)} saved against every trial at width 1"
-                f" (estimated {duration(gain.seconds_at_width_one)})",
-            ),
-            (
-                "",
-                f"device time saved by packing {duration(gain.packing_device_seconds)},"
-                f" by growing {duration(gain.growing_device_seconds)}",
-            ),
-        ]
-        if gain.iterations_without_comparison:
-            what = plural(gain.iterations_without_comparison, "iteration")
-            rows.append(("", f"{what} had nothing to compare with and count as no gain"))
+    if summary.estimated_gain is not None:
+        rows += _gain_rows(summary.estimated_gain)
     if summary.best_trial is not None:
         text = summary.best_trial
         if summary.best_metric is not None:
@@ -255,13 +260,32 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
+def _gain_rows(gain: EstimatedGain) -> list[tuple[str, str]]:
+    rows = [
+        (
+            "estimated gain",
+            f"{duration(gain.seconds_saved)} saved against every trial at width 1"
+            f" (estimated {duration(gain.seconds_at_width_one)})",
+        ),
+        (
+            "",
+            f"device time saved by packing {duration(gain.packing_device_seconds)},"
+            f" by growing {duration(gain.growing_device_seconds)}",
+        ),
+    ]
+    if gain.iterations_without_comparison:
+        what = plural(gain.iterations_without_comparison, "iteration")
+        rows.append(("", f"{what} had nothing to compare with and count as no gain"))
+    return rows
+
+
 def render(summary: Summary) -> RenderableType:
     """The summary for a terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    # Text and not markup: names of trials and runs may have square brackets.
+    # Text instead of markup, because names of trials and runs may contain square brackets.
     title = f"{summary.run or 'run'}" + (" (emulated devices)" if summary.kind == "emulated" else "")
     figures = Table(title=Text(title, style="bold"), title_justify="left", show_header=False, box=None)
     figures.add_column(style="cyan", no_wrap=True)

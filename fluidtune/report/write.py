@@ -1,6 +1,6 @@
-"""A run's report as files: the two pictures and the summary, next to its event log.
+"""A run's report as files: two pictures and summary.json, next to the event log.
 
-This module decides only what the files are called and where they go.
+This module decides only the names of the files and their directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fluidtune.report.summary import summarise
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """Where the report's files are."""
+    """The paths of the report's files."""
 
     timeline: Path
     utilisation: Path
@@ -32,8 +32,8 @@ def write_report(
 ) -> ReportPaths:
     """Write timeline.png, utilisation.png and summary.json.
 
-    ``out_dir``: where to; None: next to the event log. ``compare``: another run for the utilisation picture.
-    Raises FileNotFoundError where there is no event log, `EventLogError` where it is none.
+    ``out_dir``: the directory for the files; None: that of the event log. ``compare``: another run for the utilisation
+    picture. Raises `NoEventLogError` if there is no event log, and `EventLogError` if the file is not one.
     """
     log = find_log(run_dir_or_event_log)
     events = read_events(log)

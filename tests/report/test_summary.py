@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -150,6 +152,14 @@ def test_as_dict_is_json_and_keeps_every_figure():
     assert found["packing_levels"]["2"] == pytest.approx(4)
     assert found["estimated_gain"]["seconds_at_width_one"] == 7.5
     assert set(found) == set(summarise([]).as_dict())
+
+
+def test_docs_and_code_name_the_same_figures():
+    found = summarise(by_hand()).as_dict()
+    keys = set(found) | {f"widths.*.{key}" for key in found["widths"]["0.5"]}
+    keys |= {f"estimated_gain.{key}" for key in found["estimated_gain"]}
+    page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
+    assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == keys
 
 
 def printed(events: list, **options: int) -> str:

@@ -1,0 +1,57 @@
+"""What every picture shares: colours, an empty figure, plain axes, the unit of a time axis, the PNG file.
+
+Decides how a picture looks, not what it shows: that is for pictures.py and `fluidtune plan`. Imports matplotlib only
+when a picture is drawn, and never pyplot: no global state, no display, and any thread may draw.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Our run and the run that it is compared with. Okabe and Ito's blue and orange, see `pictures.PALETTE`.
+OURS, OTHER = "#0072B2", "#E69F00"
+#: Text and markers.
+INK = "#263238"
+#: Lines behind the data.
+GRID = "#CFD8DC"
+#: Pixels per inch. Judgement: a figure 12 inches wide is 1,440 pixels, which fits a usual screen.
+DPI = 120
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit for an axis as long as ``seconds``: its length in seconds and its name."""
+    if seconds > 3 * 3600:
+        return 3600.0, "h"
+    return (60.0, "min") if seconds > 300 else (1.0, "s")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of ``width`` by ``height`` inches that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def polish_axes(axes: Axes) -> None:
+    """No frame above and to the right, small tick labels, the grid behind the data."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(labelsize=9, colors=INK)
+    axes.set_axisbelow(True)
+
+
+def save_png(figure: Figure, out: str | os.PathLike[str]) -> Path:
+    """Write ``figure`` to ``out`` as a PNG; missing directories are made. Returns the path."""
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, format="png")
+    return out
