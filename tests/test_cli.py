@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from fluidtune.errors import FluidTuneError
-from themis_bridge.books import Settings
+from themis_bridge.settings import Settings
 from themis_bridge.shell import control
 
 ROOT = Path(__file__).parents[1]

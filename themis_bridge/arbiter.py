@@ -19,14 +19,15 @@ from functools import singledispatchmethod
 from typing import Any
 
 from themis_bridge import messages as m
-from themis_bridge.backoff import Setbacks
-from themis_bridge.books import App, Settings
+from themis_bridge.app_record import AppRecord
+from themis_bridge.backoff import Backoff
 from themis_bridge.errors import ThemisError
 from themis_bridge.leases import Lease, LeaseTable, first_length
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
-from themis_bridge.preemption import to_recall
+from themis_bridge.preemption import leases_to_recall
 from themis_bridge.rounds import Round
+from themis_bridge.settings import NO_QUOTA, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Arbiter:
         self.settings = settings or Settings()
         self._given = policy
         self.gpus: dict[str, Gpu] = {}
-        self.apps: dict[str, App] = {}
+        self.apps: dict[str, AppRecord] = {}
         self.leases = LeaseTable()
         self.round: Round | None = None
         self.rounds = 0
@@ -48,7 +49,7 @@ class Arbiter:
         self._epoch, self._version = 0, 0
         #: When a round may begin although nothing changed.
         self._next = 0.0
-        self._setbacks = Setbacks()
+        self._backoff = Backoff()
         self._out: list[m.Instruction] = []
         #: The last outcome, for whoever watches.
         self.last: Outcome | None = None
@@ -86,7 +87,7 @@ class Arbiter:
         above all that were ever given.
         """
         arbiter = cls(Settings(**data["settings"]) if "settings" in data else None, policy)
-        arbiter.apps = {name: App(**app) for name, app in data.get("apps", {}).items()}
+        arbiter.apps = {name: AppRecord(**app) for name, app in data.get("apps", {}).items()}
         seen = [token for _, token in reserved.values()]
         arbiter.leases = LeaseTable.load(data.get("leases", {}), seen if data else [*seen, int(1000 * wall)])
         arbiter.rounds = data.get("rounds", 0)
@@ -118,7 +119,7 @@ class Arbiter:
             if known is not None or data:
                 arbiter._close(lease)
             elif name not in arbiter.apps:
-                arbiter.apps[name] = App("", arbiter.clock, arbiter.clock)
+                arbiter.apps[name] = AppRecord("", arbiter.clock, arbiter.clock)
         arbiter._out = []
         return arbiter, out
 
@@ -130,7 +131,7 @@ class Arbiter:
         if isinstance(event, m.AppEvent) and not self._admitted(event):
             out, self._out = self._out, []
             return out
-        self._take(event)
+        self._on_event(event)
         self._expire()
         self._advance()
         out, self._out = self._out, []
@@ -164,30 +165,30 @@ class Arbiter:
         return False
 
     @singledispatchmethod
-    def _take(self, event: m.Event) -> None:
+    def _on_event(self, event: m.Event) -> None:
         raise ThemisError(f"{event!r} is not an event the arbiter knows; see themis_bridge.messages")
 
-    @_take.register
-    def _(self, event: m.Tick) -> None:
+    @_on_event.register
+    def _on_tick(self, event: m.Tick) -> None:
         pass
 
-    @_take.register
-    def _(self, event: m.GpuJoined) -> None:
+    @_on_event.register
+    def _on_gpu_joined(self, event: m.GpuJoined) -> None:
         self.gpus[event.gpu.id] = event.gpu
         self._soon()
 
-    @_take.register
-    def _(self, event: m.GpuLeft) -> None:
+    @_on_event.register
+    def _on_gpu_left(self, event: m.GpuLeft) -> None:
         self.gpus.pop(event.gpu, None)
-        self._setbacks.forget(gpu=event.gpu)
+        self._backoff.forget(gpu=event.gpu)
         lease = self.leases.get(event.gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back: the token is never used again.
             self.leases.drop(lease)
             self._tell(lease.app)
 
-    @_take.register
-    def _(self, event: m.AppJoined) -> None:
+    @_on_event.register
+    def _on_app_joined(self, event: m.AppJoined) -> None:
         app = self.apps.get(event.app)
         if app is not None and app.session not in (event.session, ""):
             if self.clock - app.heard <= self.settings.patience_s / 2:
@@ -197,54 +198,54 @@ class Arbiter:
             self._forget(event.app)
             app = None
         if app is None:
-            app = self.apps[event.app] = App(event.session, self.clock, self.clock)
+            app = self.apps[event.app] = AppRecord(event.session, self.clock, self.clock)
             if self._policy.recalls:
-                for lease in to_recall(event.app, self.gpus, self.leases, self.apps, self.settings, self.clock):
+                for lease in leases_to_recall(event.app, self.gpus, self.leases, self.apps, self.settings, self.clock):
                     lease.recalled = True
         app.session, app.heard = event.session, self.clock
         self._tell(event.app)
         self._soon()
 
-    @_take.register
-    def _(self, event: m.AppLeft) -> None:
+    @_on_event.register
+    def _on_app_left(self, event: m.AppLeft) -> None:
         self._forget(event.app)
 
-    @_take.register
-    def _(self, event: m.Heard) -> None:
+    @_on_event.register
+    def _on_heard(self, event: m.Heard) -> None:
         self._tell(event.app)
 
-    @_take.register
-    def _(self, event: m.RhoAnswer) -> None:
-        turn = self._awaiting(event)
-        if turn is None:
+    @_on_event.register
+    def _on_rho_answer(self, event: m.RhoAnswer) -> None:
+        round_ = self._awaiting(event)
+        if round_ is None:
             return
         try:
-            turn.take_report(event.app, event.report)
+            round_.take_report(event.app, event.report)
         except (ThemisError, TypeError, AttributeError) as error:
-            self._refuse(turn, event, str(error))
+            self._refuse(round_, event, str(error))
             return
         known = self.apps[event.app]
         held = sorted(lease.token for lease in self.leases.of(event.app))
-        known.take(event.report, held, len(self.gpus), self.clock - known.joined, self.contention(event.app))
+        known.take_report(event.report, held, len(self.gpus), self.clock - known.joined, self.contention(event.app))
 
-    @_take.register
-    def _(self, event: m.BidAnswer) -> None:
-        turn = self._awaiting(event)
-        if turn is None:
+    @_on_event.register
+    def _on_bid_answer(self, event: m.BidAnswer) -> None:
+        round_ = self._awaiting(event)
+        if round_ is None:
             return
         try:
-            turn.take_bid(event.app, event.bid, self._room(event.app, turn))
+            round_.take_bid(event.app, event.bid, self._room(event.app, round_))
         except (ThemisError, TypeError, AttributeError) as error:
-            self._refuse(turn, event, str(error))
+            self._refuse(round_, event, str(error))
 
-    @_take.register
-    def _(self, event: m.Release) -> None:
+    @_on_event.register
+    def _on_release(self, event: m.Release) -> None:
         lease = self.leases.current(event.gpu, event.token)
         if lease is not None and lease.app == event.app and not lease.closing:
             self._close(lease)
 
-    @_take.register
-    def _(self, event: m.Removed) -> None:
+    @_on_event.register
+    def _on_removed(self, event: m.Removed) -> None:
         lease = self.leases.current(event.gpu, event.token)
         if lease is None:
             return
@@ -257,27 +258,27 @@ class Arbiter:
             self._tell(heir)
         self._soon()
 
-    @_take.register
-    def _(self, event: m.Reserved) -> None:
+    @_on_event.register
+    def _on_reserved(self, event: m.Reserved) -> None:
         lease = self.leases.current(event.gpu, event.token)
-        if lease is None or lease.closing or not self._setbacks.over(lease.gpu, lease.app):
+        if lease is None or lease.closing or not self._backoff.record_success(lease.gpu, lease.app):
             return
         if self._room(lease.app) < 0:
             # Others were won meanwhile.
             self._close(lease)
         self._tell(lease.app)
 
-    @_take.register
-    def _(self, event: m.ReserveFailed) -> None:
+    @_on_event.register
+    def _on_reserve_failed(self, event: m.ReserveFailed) -> None:
         lease = self.leases.current(event.gpu, event.token)
         if lease is None:
             return
         self.leases.drop(lease)
-        self._setbacks.add(lease.gpu, lease.app, self.clock, self._retry)
+        self._backoff.record_failure(lease.gpu, lease.app, self.clock, self._retry)
         self._tell(lease.app)
 
-    @_take.register
-    def _(self, event: m.Configured) -> None:
+    @_on_event.register
+    def _on_configured(self, event: m.Configured) -> None:
         self.settings = self.settings.changed(event.changes)
         for app in self.apps:
             over = -self._room(app)
@@ -300,7 +301,7 @@ class Arbiter:
     def _forget(self, name: str) -> None:
         """The app is gone: end its leases and leave it out of the round."""
         self.apps.pop(name, None)
-        self._setbacks.forget(app=name)
+        self._backoff.forget(app=name)
         for lease in self.leases.of(name):
             self._close(lease)
         for lease in self.leases:
@@ -325,32 +326,32 @@ class Arbiter:
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
-                if not self.apps.keys() <= self._setbacks.barred(name, self.clock):
+                if not self.apps.keys() <= self._backoff.barred_apps(name, self.clock):
                     found[name] = gpu
             elif lease.on_offer(self.clock, self.settings.notice_s):
                 found[name] = gpu
         return found
 
     def _advance(self) -> None:
-        turn = self.round
-        if turn is None:
+        round_ = self.round
+        if round_ is None:
             self._begin()
             return
-        late = turn.awaited
-        if late and self.clock < turn.deadline:
+        late = round_.awaited
+        if late and self.clock < round_.deadline:
             return
         if late:
-            logger.warning("themis: round %d goes on without an answer of %s", turn.number, ", ".join(sorted(late)))
+            logger.warning("themis: round %d goes on without an answer of %s", round_.number, ", ".join(sorted(late)))
         try:
-            if not turn.bidders:
-                self._offer(turn)
+            if not round_.bidders:
+                self._offer(round_)
             else:
-                self._clear(turn)
+                self._clear(round_)
         except Exception:
             # A round that stays open would be the last one, and no lease would end.
-            logger.exception("themis: round %d failed; nothing is leased in it", turn.number)
+            logger.exception("themis: round %d failed; nothing is leased in it", round_.number)
             self.failed += 1
-            self._settle(turn, Outcome())
+            self._settle(round_, Outcome())
 
     def _begin(self) -> None:
         offer = self._offerable()
@@ -359,7 +360,7 @@ class Arbiter:
         # One round is about GPUs that the same apps may have; other GPUs are the next one's.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
         for name, gpu in offer.items():
-            groups.setdefault(self._setbacks.barred(name, self.clock), {})[name] = gpu
+            groups.setdefault(self._backoff.barred_apps(name, self.clock), {})[name] = gpu
         self.rounds += 1
         self._next = self.clock + self._retry / len(groups)
         barred = list(groups)[self.rounds % len(groups)]
@@ -368,21 +369,21 @@ class Arbiter:
         for name, session in asked.items():
             self._out.append(m.AskRho(name, session, self.rounds, self.contention(name), len(self.gpus)))
 
-    def _offer(self, turn: Round) -> None:
-        turn.narrow(self._offerable())
-        situation = self._situation(turn)
-        turn.bidders = self._policy.bidders(situation) if turn.offer and turn.reports else []
-        if not turn.bidders:
-            self._settle(turn, self._policy.decide(situation, {}) if turn.offer else Outcome())
+    def _offer(self, round_: Round) -> None:
+        round_.narrow(self._offerable())
+        situation = self._situation(round_)
+        round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
+        if not round_.bidders:
+            self._settle(round_, self._policy.decide(situation, {}) if round_.offer else Outcome())
             return
-        turn.deadline = self.clock + self.settings.answer_s
-        for app in turn.bidders:
+        round_.deadline = self.clock + self.settings.answer_s
+        for app in round_.bidders:
             self._out.append(
                 m.Offer(
                     app,
                     self.apps[app].session,
-                    turn.number,
-                    tuple(turn.offer.values()),
+                    round_.number,
+                    tuple(round_.offer.values()),
                     self.contention(app),
                     len(self.gpus),
                     situation.held[app],
@@ -390,16 +391,16 @@ class Arbiter:
                 )
             )
 
-    def _clear(self, turn: Round) -> None:
-        turn.narrow(self._offerable())
-        situation = self._situation(turn)
-        self._settle(turn, self._policy.decide(situation, turn.bids) if turn.offer else Outcome())
+    def _clear(self, round_: Round) -> None:
+        round_.narrow(self._offerable())
+        situation = self._situation(round_)
+        self._settle(round_, self._policy.decide(situation, round_.bids) if round_.offer else Outcome())
 
-    def _settle(self, turn: Round, outcome: Outcome) -> None:
+    def _settle(self, round_: Round, outcome: Outcome) -> None:
         """Make leases of an outcome: renew, promise what its holder has to leave, grant what is free."""
         self.round, self.last = None, outcome
         told = set()
-        for gpu in turn.offer:
+        for gpu in round_.offer:
             lease, winner = self.leases.get(gpu), outcome.grants.get(gpu)
             leftover = gpu in outcome.leftovers
             if winner is not None and winner not in self.apps:
@@ -436,7 +437,7 @@ class Arbiter:
         """Seconds until the next `Tick` that could change anything, if no other event comes first."""
         if self.round is not None:
             return max(0.0, self.round.deadline - self.clock)
-        times = [until for gpu, until in self._setbacks.ends(self.clock) if not self.leases.get(gpu)]
+        times = [until for gpu, until in self._backoff.retry_times(self.clock) if not self.leases.get(gpu)]
         for lease in self.leases:
             if not lease.closing:
                 settled = lease.ending or lease.expires - self.clock <= self.settings.notice_s
@@ -449,11 +450,11 @@ class Arbiter:
     def _policy(self) -> Policy:
         return self._given or Themis(self.settings.f)
 
-    def _situation(self, turn: Round) -> Situation:
-        reports = {app: report for app, report in turn.reports.items() if app in self.apps}
+    def _situation(self, round_: Round) -> Situation:
+        reports = {app: report for app, report in round_.reports.items() if app in self.apps}
         held = {}
         for app in reports:
-            held[app] = tuple(self.gpus[each.gpu] for each in self.leases.of(app) if self._keeps(each, turn))
+            held[app] = tuple(self.gpus[each.gpu] for each in self.leases.of(app) if self._keeps(each, round_))
         for lease in self.leases:
             if lease.heir in held:
                 held[lease.heir] += (self.gpus[lease.gpu],)
@@ -464,19 +465,19 @@ class Arbiter:
         for app, known in reports.items():
             doubt = self.apps[app].doubt
             reports[app] = replace(known, rho=known.rho / doubt, best=known.best / doubt)
-        holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in turn.offer}
-        return Situation(reports, held, turn.offer, holder, self.settings.quotas)
+        holder = {lease.gpu: lease.app for lease in self.leases if lease.gpu in round_.offer}
+        return Situation(reports, held, round_.offer, holder, self.settings.quotas)
 
-    def _keeps(self, lease: Lease, turn: Round) -> bool:
-        settled = lease.gpu not in turn.offer and lease.heir is None and not lease.ending
-        return settled and (lease.gpu, lease.app) not in self._setbacks
+    def _keeps(self, lease: Lease, round_: Round) -> bool:
+        settled = lease.gpu not in round_.offer and lease.heir is None and not lease.ending
+        return settled and (lease.gpu, lease.app) not in self._backoff
 
-    def _room(self, app: str, turn: Round | None = None) -> int:
+    def _room(self, app: str, round_: Round | None = None) -> int:
         """How many more GPUs the app may hold; those on offer do not count as held."""
         quota = self.settings.quotas.get(app)
         if quota is None:
-            return 10**9
-        held = [lease for lease in self.leases.of(app) if turn is None or self._keeps(lease, turn)]
+            return NO_QUOTA
+        held = [lease for lease in self.leases.of(app) if round_ is None or self._keeps(lease, round_)]
         return quota - len(held)
 
     def _grant(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
@@ -492,9 +493,9 @@ class Arbiter:
         self.late += 1
         return None
 
-    def _refuse(self, turn: Round, event: m.AppEvent, why: str) -> None:
-        turn.out.add(event.app)
-        why = f"app {event.app!r}, round {turn.number}: {why}"
+    def _refuse(self, round_: Round, event: m.AppEvent, why: str) -> None:
+        round_.out.add(event.app)
+        why = f"app {event.app!r}, round {round_.number}: {why}"
         logger.warning("themis: an answer is refused: %s", why)
         self._out.append(m.Refused(event.app, event.session, why))
 
@@ -514,7 +515,7 @@ class Arbiter:
         views = tuple(
             m.LeaseView(self.gpus[each.gpu], each.token, each.expires - self.clock, each.ending, each.leftover)
             for each in self.leases.of(name)
-            if (each.gpu, name) not in self._setbacks
+            if (each.gpu, name) not in self._backoff
         )
         self._out.append(m.Leases(name, app.session, (self._epoch, self._version), views))
 

@@ -1,9 +1,9 @@
-"""The partial-allocation auction (Themis, pseudocode 1): who gets which of the GPUs on offer, and what it pays.
+"""The partial-allocation auction (Themis, pseudocode 1): which app gets which GPUs on offer, and what it pays.
 
-A bid lists subsets of the offer and the rho that the app would have with each; its valuation is 1/rho. The
-proportionally fair allocation maximises the product of valuations; a winner pays for what the others lose by its
-presence with a share of what it won. Which subsets are listed is decided in `bids`, who may bid and who gets
-what is left over in `arbiter`.
+A bid lists subsets of the offer and the rho that the app would have with each; the valuation of a subset is 1/rho.
+The proportionally fair allocation maximises the product of the valuations. A winner pays with a part of the GPUs that
+it won, as large as the loss that its presence causes the other bidders. `bids` decides which subsets a bid lists;
+`policy` decides which apps bid, and which app gets the GPUs that are left over.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ import numpy as np
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
-from themis_bridge.winner_determination import Market, Table
-
-#: Relative difference under which two rho count as equal.
-EQUAL = 1e-9
+from themis_bridge.winner_determination import EQUAL, SOLVE_S, BidderRows, WinnerDetermination
 
 Gpus = frozenset[Any]
 
 
 @dataclass(frozen=True)
 class Bid:
-    """What one app offers: rho for subsets of the GPUs on offer, the empty set among them.
+    """One app's bid.
 
-    ``gang``: GPUs that have to lie together for the app, a power of two; of use only where the auction knows
-    where GPUs are.
+    rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed.
+    gang: how many GPUs must be on one machine to be of full use to the app, a power of two. The auction uses it only
+        if it is told where the GPUs are.
     """
 
     app: str
@@ -41,22 +39,22 @@ class Bid:
     gang: int = 1
 
     def check(self, gpus: Gpus) -> None:
-        """Raises ThemisError, naming the app, if the table cannot be true for an offer of ``gpus``."""
+        """Raise ThemisError, naming the app, if the bid cannot be true for an offer of ``gpus``."""
         who = f"the bid of app {self.app!r}"
         if self.gang < 1 or self.gang & (self.gang - 1):
             raise ThemisError(f"{who}: gang={self.gang!r}, expected a power of two")
         if frozenset() not in self.rho:
-            raise ThemisError(f"{who} lacks the empty set; say what rho is without any of the GPUs on offer")
+            raise ThemisError(f"{who} lacks the empty set; state the rho without any of the GPUs on offer")
         for row, rho in self.rho.items():
             if not isinstance(row, frozenset) or not row <= gpus:
                 strange = sorted(map(str, set(row) - gpus)) if isinstance(row, frozenset) else row
-                raise ThemisError(f"{who} asks for {strange}, not on offer; bid on subsets of the offer only")
+                raise ThemisError(f"{who} asks for {strange}, which is not on offer; bid on subsets of the offer")
             if isinstance(rho, bool) or not isinstance(rho, (int, float)) or not math.isfinite(rho) or rho <= 0:
                 raise ThemisError(f"{who}: rho={rho!r} for {len(row)} GPUs; expected a finite number > 0")
         self._check_order()
 
     def _check_order(self) -> None:
-        """More GPUs must not be worse: the app could leave some idle."""
+        """More GPUs must not have a worse rho, because the app could leave some of them idle."""
         by_size: dict[int, list[tuple[Gpus, float]]] = defaultdict(list)
         for row, rho in self.rho.items():
             by_size[len(row)].append((row, rho))
@@ -79,10 +77,13 @@ class Bid:
 class Clearing:
     """The outcome of an auction.
 
-    ``proportional``: the proportionally fair allocation, by app. ``payment``: c_i, the share that the app keeps,
-    by app. ``allocation``: what it is granted, by app. ``leftover``: GPUs on offer that nobody is granted.
-    ``value``: sum of log(1/rho) of the proportional allocation; ``bound``: no allocation has more. ``exact``: the
-    solver proved that all solutions are best ones.
+    proportional: by app, the GPUs that it wins in the proportionally fair allocation.
+    payment: by app, c_i of pseudocode 1: the fraction of the won GPUs that it keeps, 0 < c_i <= 1.
+    allocation: by app, the GPUs that it keeps.
+    leftover: the GPUs on offer that no app keeps.
+    value: sum of log(1/rho) over the proportionally fair allocation.
+    bound: no allocation has a larger value.
+    exact: whether the solver proved that all its solutions are optimal.
     """
 
     proportional: dict[str, Gpus]
@@ -99,35 +100,37 @@ def clear_auction(
     gpus: Iterable[Any],
     *,
     where: Mapping[Any, Gpu] | None = None,
-    seconds: float = 10.0,
+    seconds: float = SOLVE_S,
 ) -> Clearing:
-    """Clear one auction.
+    """Clear one auction (pseudocode 1).
 
     Args:
-        bids: one of each app.
+        bids: at most one of each app.
         gpus: ids of the GPUs on offer.
-        where: their places. When given, a row stands for every set of the same shape, see `shape`, and GPUs of
-            one kind are interchangeable otherwise; without it a row stands for itself alone.
-        seconds: limit of a single solution; see `Market`.
+        where: by id, the place of every GPU on offer. If given, a row of a bid stands for every set of GPUs of one kind
+            with the same `shape`. If not, a row stands for exactly its own GPUs.
+        seconds: limit of a single solution, see `WinnerDetermination`.
 
     Raises:
-        ThemisError: a bid that cannot be true, or two bids of one app.
+        ThemisError: a bid cannot be true, or an app has two bids, or a GPU's place is missing.
     """
     bids = list(bids)
     offer = frozenset(gpus)
     for app, times in Counter(bid.app for bid in bids).items():
         if times > 1:
-            raise ThemisError(f"app {app!r} has {times} bids; send one a round, and give every app its own name")
+            raise ThemisError(
+                f"app {app!r} has {times} bids; expected one bid from each app, and no two apps of one name"
+            )
     for bid in bids:
         bid.check(offer)
     if where is not None and not offer <= where.keys():
-        raise ThemisError(f"the places of {sorted(map(str, offer - where.keys()))} are not known; give all or none")
+        raise ThemisError(f"where lacks the places of {sorted(map(str, offer - where.keys()))}; give all or none")
     if not bids:
         return Clearing({}, {}, {}, offer, 0.0, 0.0, True)
     layout = _Single(bids) if where is None else _Shaped(offer, where)
-    tables = [_table(bid, layout) for bid in bids]
-    market = Market([table for table, _ in tables], layout.capacity, seconds)
-    best = market.best()
+    tables = [_bidder_rows(bid, layout) for bid in bids]
+    problem = WinnerDetermination([table for table, _ in tables], layout.capacity, seconds)
+    best = problem.solve()
     won = {bid.app: rows[i] for bid, (_, rows), i in zip(bids, tables, best.rows, strict=True)}
     value, exact = best.value, best.bound <= best.value
     payment = {}
@@ -135,7 +138,7 @@ def clear_auction(
         payment[bid.app] = 1.0
         if won[bid.app]:
             others = best.value - float(tables[number][0].values[best.rows[number]])
-            absent = market.without(number, best)
+            absent = problem.solve_without(number, best)
             exact = exact and absent.bound <= absent.value
             payment[bid.app] = min(1.0, math.exp(others - absent.value))
     placed = layout.place(bids, won)
@@ -152,14 +155,17 @@ def clear_auction(
 
 
 def relaxed_value(bids: Iterable[Bid], gpus: Iterable[Any], *, where: Mapping[Any, Gpu] | None = None) -> float:
-    """The optimum of the auction's linear relaxation: no allocation, whole or in parts, is worth more."""
+    """The optimum of the auction's linear relaxation: no allocation has a larger sum of log(1/rho)."""
     bids = list(bids)
     layout = _Single(bids) if where is None else _Shaped(frozenset(gpus), where)
-    return Market([_table(bid, layout)[0] for bid in bids], layout.capacity).relaxed()
+    return WinnerDetermination([_bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
 
 
 def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
-    """floor(c * k) of the k GPUs won: the listed subset with the lowest rho, else the densest placement."""
+    """The floor(c * k) of the k won GPUs that are kept: the listed subset with the lowest rho, else the densest one.
+
+    GPUs are indivisible, so the fraction is rounded down.
+    """
     size = math.floor(share * len(won) + EQUAL)
     if size == len(won):
         return won
@@ -169,8 +175,8 @@ def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
     return frozenset(layout.densest(won)[:size])
 
 
-def _table(bid: Bid, layout: _Single | _Shaped) -> tuple[Table, list[Gpus]]:
-    """The rows worth solving for, and their GPUs: none that uses as much as another and is worth no more."""
+def _bidder_rows(bid: Bid, layout: _Single | _Shaped) -> tuple[BidderRows, list[Gpus]]:
+    """The bid's rows for the solver, and the GPUs of each. A row is left out if a better one uses no more."""
     rows = sorted(bid.rho, key=lambda row: (bid.rho[row], len(row)))
     uses = layout.uses(rows, bid.gang)
     # better[i, j]: row i comes before row j and uses no more of anything.
@@ -179,11 +185,11 @@ def _table(bid: Bid, layout: _Single | _Shaped) -> tuple[Table, list[Gpus]]:
         better &= amounts[:, None] <= amounts[None, :]
     kept = np.flatnonzero(~better.any(axis=0))
     values = np.array([-math.log(bid.rho[rows[i]]) for i in kept])
-    return Table(values, uses[kept]), [rows[i] for i in kept]
+    return BidderRows(values, uses[kept]), [rows[i] for i in kept]
 
 
 class _Single:
-    """Every GPU is itself. Those that are in the same rows of the same bids are one resource."""
+    """Resources where places are not known: GPUs that appear in exactly the same rows of all bids are one resource."""
 
     def __init__(self, bids: Sequence[Bid]):
         inside: dict[Any, list[tuple[int, int]]] = defaultdict(list)
@@ -196,23 +202,26 @@ class _Single:
         self.capacity = [1] * len(numbers)
 
     def uses(self, rows: Sequence[Gpus], gang: int) -> np.ndarray:
-        """rows x resources: how much of each a row takes."""
+        """How much of each resource each row takes, shape (rows, resources)."""
         uses = np.zeros((len(rows), len(self.capacity)), dtype=np.int64)
         for i, row in enumerate(rows):
             uses[i, [self._resource[gpu] for gpu in row]] = 1
         return uses
 
     def place(self, bids: Sequence[Bid], won: Mapping[str, Gpus]) -> dict[str, Gpus]:
+        """By app, the GPUs of its row: nothing is interchangeable here."""
         return dict(won)
 
     def densest(self, won: Gpus) -> list[Any]:
+        """The GPUs in a fixed order: their places are not known."""
         return sorted(won, key=lambda gpu: (str(type(gpu)), gpu))
 
 
 def shape(counts: Iterable[int], gang: int) -> Counter[int]:
-    """Pieces of GPUs that lie together, size -> how many, of a set with so many GPUs on each machine.
+    """Cut a set of GPUs into pieces that each lie on one machine; returns size -> number of pieces.
 
-    Whole gangs, and what is over in powers of two: 7 GPUs are 4+2+1 for a gang of 4 and seven pieces for 1.
+    ``counts``: by machine, how many GPUs of the set it has. Each machine's GPUs are cut into gangs, and the rest into
+    powers of two: 7 GPUs are 4 + 2 + 1 for a gang of 4, and seven pieces for a gang of 1.
     """
     pieces: Counter[int] = Counter()
     for count in counts:
@@ -225,11 +234,12 @@ def shape(counts: Iterable[int], gang: int) -> Counter[int]:
 
 
 class _Shaped:
-    """GPUs on machines, rows as shapes.
+    """Resources where places are known: a row stands for its `shape`, and the solver needs no machine.
 
-    Pieces are powers of two, so they fit if and only if, for every size s, those of at least s take no more
-    than the machines' free GPUs in multiples of s: laid out largest first, none ever lacks a place. One
-    capacity a size and kind of GPU is thus all that the solver has to know, however many machines there are.
+    Sizes of pieces are powers of two. Therefore a set of pieces fits into the machines if and only if, for every size
+    s, the GPUs of all pieces of size >= s are at most the sum over machines of the free GPUs rounded down to a multiple
+    of s: placed largest first, each piece then finds room. So one resource for each size and kind of GPU is enough,
+    however many machines there are.
     """
 
     def __init__(self, offer: Gpus, where: Mapping[Any, Gpu]):
@@ -241,7 +251,7 @@ class _Shaped:
         self._places = list(self._free)
         self._number = {gpu: number for number, place in enumerate(self._places) for gpu in self._free[place]}
         sizes = np.array([len(self._free[place]) for place in self._places], dtype=np.int64)
-        #: Of each resource the numbers of the places of one kind of GPU, and the size of a piece.
+        #: By resource, the numbers of the places that have its kind of GPU, and its size of pieces.
         self._resources: list[tuple[np.ndarray, int]] = []
         self.capacity: list[int] = []
         for kind in dict.fromkeys(kind for kind, _ in self._places):
@@ -253,7 +263,7 @@ class _Shaped:
                 size *= 2
 
     def pieces(self, row: Gpus, gang: int) -> Counter[tuple[str, int]]:
-        """(kind, size) -> how many pieces."""
+        """The row's `shape` by kind of GPU: (kind, size) -> number of pieces."""
         counts = Counter(self._places[self._number[gpu]] for gpu in row)
         found: Counter[tuple[str, int]] = Counter()
         for (kind, _), count in counts.items():
@@ -262,7 +272,7 @@ class _Shaped:
         return found
 
     def uses(self, rows: Sequence[Gpus], gang: int) -> np.ndarray:
-        """rows x resources: GPUs of the row's pieces of at least that size."""
+        """By row and resource, the GPUs in the row's pieces of at least the resource's size."""
         lengths = [len(row) for row in rows]
         numbers = np.fromiter(map(self._number.__getitem__, chain.from_iterable(rows)), np.int64, sum(lengths))
         cells = np.repeat(np.arange(len(rows)), lengths) * len(self._places) + numbers
@@ -274,7 +284,7 @@ class _Shaped:
         return uses
 
     def place(self, bids: Sequence[Bid], won: Mapping[str, Gpus]) -> dict[str, Gpus]:
-        """Real GPUs for every winner's pieces: its own row's where they are free, else the tightest fit."""
+        """GPUs for every winner's pieces: those of its own row where they are free, else those of the tightest fit."""
         free = {place: list(gpus) for place, gpus in self._free.items()}
         got: dict[str, list[Any]] = {bid.app: [] for bid in bids}
         todo: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
@@ -284,19 +294,19 @@ class _Shaped:
         for size in sorted(todo, reverse=True):
             elsewhere = []
             for app, kind, number in todo[size]:
-                there = self._take_at_home(kind, size, number, won[app], free)
+                there = self._take_own_pieces(kind, size, number, won[app], free)
                 got[app] += there
                 elsewhere.append((app, kind, number - len(there) // size))
             rooms = self._rooms(free)
             for app, kind, number in elsewhere:
                 for _ in range(number):
-                    got[app] += self._take_tightest(kind, size, got[app], free, rooms)
+                    got[app] += self._take_tightest_piece(kind, size, got[app], free, rooms)
         return {app: frozenset(gpus) for app, gpus in got.items()}
 
-    def _take_at_home(
+    def _take_own_pieces(
         self, kind: str, size: int, most: int, row: Gpus, free: dict[tuple[str, str], list[Any]]
     ) -> list[Any]:
-        """Up to ``most`` pieces among the GPUs of the row itself."""
+        """The GPUs of up to ``most`` pieces, all of the row itself; they are removed from ``free``."""
         taken: list[Any] = []
         for number in sorted({self._number[gpu] for gpu in row}):
             place = self._places[number]
@@ -308,14 +318,14 @@ class _Shaped:
         return taken
 
     def _rooms(self, free: dict[tuple[str, str], list[Any]]) -> dict[tuple[str, str, int], list[tuple[str, str]]]:
-        """(kind, rack, GPUs free) -> the places that are so, a heap."""
+        """(kind, rack, number of free GPUs) -> heap of the places for which this is true."""
         rooms: dict[tuple[str, str, int], list[tuple[str, str]]] = defaultdict(list)
         for place, gpus in free.items():
             if gpus:
                 heappush(rooms[place[0], self._where[gpus[0]].rack, len(gpus)], place)
         return rooms
 
-    def _take_tightest(
+    def _take_tightest_piece(
         self,
         kind: str,
         size: int,
@@ -323,7 +333,7 @@ class _Shaped:
         free: dict[tuple[str, str], list[Any]],
         rooms: dict[tuple[str, str, int], list[tuple[str, str]]],
     ) -> list[Any]:
-        """One piece where it leaves least over, in the racks of what the app ``got`` already if there is room."""
+        """The GPUs of one piece: where least is left over, and first in racks where the app ``got`` others."""
         racks = {self._where[gpu].rack for gpu in got}
         fits = [
             (rack not in racks, room % size, room, places[0], rack)
@@ -338,6 +348,6 @@ class _Shaped:
         return taken
 
     def densest(self, won: Gpus) -> list[Any]:
-        """Machines with most of the GPUs first, so that a cut at any point leaves them together."""
+        """The GPUs in an order of which any beginning is dense: machines with most of them come first."""
         count = Counter(self._where[gpu].machine for gpu in won)
         return sorted(won, key=lambda gpu: (-count[self._where[gpu].machine], self._where[gpu].machine, str(gpu)))

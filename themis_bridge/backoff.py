@@ -1,45 +1,47 @@
-"""Reservations that could not be made: which app is not leased which GPU for how long.
+"""Backoff after reservations that could not be made: which app is not granted which GPU, and until when.
 
-Somebody outside has the GPU, or the CPUs beside it. The pause before the next try doubles from one failure to the
-next. A lease of such a pair that is tried again is not told to its app, and does not count as held, until it is
-reserved.
+Ray cannot reserve a GPU for an app when something outside Themis uses the GPU, or the CPUs that the app needs beside
+it. The GPU is then not granted to that app for a pause, which doubles with each failure in a row. A grant that is tried
+again is not told to its app, and does not count as held, until Ray has made the reservation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-#: How often a pause is doubled at most.
-DOUBLED = 4
+#: A pause is doubled at most this often. Judgement: with the default settings
+#: the longest pause is 80 s, a fraction of a lease.
+MAX_DOUBLINGS = 4
 
 
-class Setbacks:
-    """Of pairs of a GPU and an app; seconds on the arbiter's clock."""
+class Backoff:
+    """The failed pairs of a GPU and an app. All times are seconds on the arbiter's clock."""
 
     def __init__(self) -> None:
-        #: (GPU, app) -> failures one after the other, and when the next try may be made.
-        self._known: dict[tuple[str, str], tuple[int, float]] = {}
+        #: (GPU, app) -> failures in a row, and when the next attempt may be made.
+        self._failed: dict[tuple[str, str], tuple[int, float]] = {}
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
-        return pair in self._known
+        """Whether the last reservation of this (GPU, app) failed, its pause over or not."""
+        return pair in self._failed
 
-    def add(self, gpu: str, app: str, now: float, pause: float) -> None:
-        """A reservation failed; ``pause``: after the first one."""
-        before, _ = self._known.get((gpu, app), (0, 0.0))
-        self._known[gpu, app] = (before + 1, now + pause * 2 ** min(before, DOUBLED))
+    def record_failure(self, gpu: str, app: str, now: float, pause: float) -> None:
+        """A reservation failed. ``pause``: seconds to wait after a first failure."""
+        before, _ = self._failed.get((gpu, app), (0, 0.0))
+        self._failed[gpu, app] = (before + 1, now + pause * 2 ** min(before, MAX_DOUBLINGS))
 
-    def over(self, gpu: str, app: str) -> bool:
-        """A reservation was made; returns whether one had failed before."""
-        return self._known.pop((gpu, app), None) is not None
+    def record_success(self, gpu: str, app: str) -> bool:
+        """A reservation was made. Returns whether the one before it had failed."""
+        return self._failed.pop((gpu, app), None) is not None
 
     def forget(self, *, gpu: str | None = None, app: str | None = None) -> None:
-        """The GPU or the app is gone."""
-        self._known = {pair: known for pair, known in self._known.items() if pair[0] != gpu and pair[1] != app}
+        """Drop every pair with a GPU or an app that is gone."""
+        self._failed = {pair: known for pair, known in self._failed.items() if pair[0] != gpu and pair[1] != app}
 
-    def barred(self, gpu: str, now: float) -> frozenset[str]:
-        """Apps that are not leased the GPU now."""
-        return frozenset(app for (each, app), (_, until) in self._known.items() if each == gpu and until > now)
+    def barred_apps(self, gpu: str, now: float) -> frozenset[str]:
+        """The apps that must not be granted the GPU now."""
+        return frozenset(app for (each, app), (_, until) in self._failed.items() if each == gpu and until > now)
 
-    def ends(self, now: float) -> Iterator[tuple[str, float]]:
-        """GPUs, and when an app may have them again."""
-        return ((gpu, until) for (gpu, _), (_, until) in self._known.items() if until > now)
+    def retry_times(self, now: float) -> Iterator[tuple[str, float]]:
+        """(GPU, time) of every pause that is not over."""
+        return ((gpu, until) for (gpu, _), (_, until) in self._failed.items() if until > now)

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
+from themis_bridge.settings import NO_QUOTA
 
 #: Of what nobody won, an app that would hold nothing gets its gang first if its rho would be this or more even with all
 #: that it could use from now on: a 25th of the time of its own share has passed.
@@ -39,7 +40,7 @@ class Situation:
 
     def wants(self, app: str) -> int:
         """How many more GPUs the app could use."""
-        return min(self.reports[app].useful, self.quota.get(app, 10**9)) - len(self.held[app])
+        return min(self.reports[app].useful, self.quota.get(app, NO_QUOTA)) - len(self.held[app])
 
 
 @dataclass

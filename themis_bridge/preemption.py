@@ -1,8 +1,9 @@
-"""Which leases are recalled for an app that comes: auctioned before their time.
+"""Preemption for a new app: which leases are recalled, that is, auctioned before their notice begins.
 
-An app of half an hour that waits ten minutes until the first leases end is behind for all its life. So GPUs up to its
-share are auctioned at once; their holders are told ahead as at any end of a lease, and keep what the auction
-leaves them until the end that they were promised. The paper has no such thing; docs/themis.md says what it gains.
+A short app that waits ten minutes until the first leases end is behind for all its life. So when an app joins, leases
+of as many GPUs as its share are recalled and auctioned at once. A holder that loses one is given the usual notice; a
+GPU that nobody else wins stays with its holder until the end that it was promised. The paper has no preemption;
+docs/themis.md says what it gains. The arbiter marks the leases, this module only chooses them.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from themis_bridge.books import App, Settings
+from themis_bridge.app_record import AppRecord
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
+from themis_bridge.settings import Settings
 
 
-def to_recall(
+def leases_to_recall(
     newcomer: str,
     gpus: Mapping[str, Gpu],
     leases: LeaseTable,
-    apps: Mapping[str, App],
+    apps: Mapping[str, AppRecord],
     settings: Settings,
     clock: float,
 ) -> list[Lease]:
-    """Leases of as many GPUs as the newcomer's share of the cluster, less what is free or comes free.
+    """The leases to recall, so that the newcomer can win its share.
 
-    The share is that of one of so many apps, at least one GPU, at most its quota. Whoever is furthest ahead gives
-    first, and keeps as many as a share is.
+    Its share is the number of GPUs divided by the number of apps, at least 1, and at most its quota. GPUs that are
+    free, or soon will be, are subtracted. The holder with the smallest rho (the one furthest ahead) gives first; each
+    holder keeps at least a share.
     """
     share = max(1, len(gpus) // max(1, len(apps)))
     need = min(share, settings.quotas.get(newcomer, share))
@@ -37,13 +40,13 @@ def to_recall(
             need -= 1
         elif not lease.closing and not lease.ending and not lease.on_offer(clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
-    # Who has not said yet how far it is gives nothing.
+    # An app that has not reported its rho yet gives nothing.
     rho = {name: app.rho * settings.weights.get(name, 1.0) / app.doubt for name, app in apps.items() if app.rho}
     chosen: list[Lease] = []
     for app in sorted(held.keys() & rho.keys(), key=lambda app: (rho[app], app)):
         own = held[app]
         together = Counter(gpus[lease.gpu].machine for lease in own)
-        # Whole machines first, so that they can be won together and their holder keeps whole ones.
+        # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
         own.sort(key=lambda lease: (-together[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
         chosen += own[: max(0, min(need - len(chosen), len(own) - share))]
     return chosen

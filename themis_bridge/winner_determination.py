@@ -1,8 +1,9 @@
-"""Winner determination: one row of each bidder, all rows together within what is on offer, best sum of values.
+"""Winner determination: one row of each bidder, so that all fit the capacity and the sum of values is largest.
 
-An integer program, solved exactly. HiGHS solves the relaxation, warm from one bidder's absence to the next's;
-reduced costs rule out most rows for good; HiGHS's branch and bound settles the few that remain. What a value
-or a capacity means is the auction's affair.
+This is an integer program, solved exactly. HiGHS first solves its linear relaxation. Rows whose reduced cost exceeds
+the gap to a known solution are ruled out; HiGHS's branch and bound decides among the few that remain. When one bidder
+is left out (for its payment), the relaxation starts from the last one's basis. What a value or a resource means is
+decided in `auction`.
 """
 
 from __future__ import annotations
@@ -16,70 +17,91 @@ import numpy as np
 
 from themis_bridge.errors import ThemisError
 
-#: How far two sums of logarithms may be apart and count as equal.
+#: Two sums of logarithms (and so, relatively, two products) that differ by less count as equal. Judgement: far above
+#: the rounding error of a sum of some hundred logarithms, far below any difference that matters.
 EQUAL = 1e-9
+#: A row of which the relaxation takes less than this part is not used for rounding. Judgement: ten times HiGHS's own
+#: feasibility tolerance (option primal_feasibility_tolerance, 1e-7).
+LEAST_SHARE = 1e-6
+#: Seconds after which a single solution is given up as it stands. Judgement: a clearing must not hold up the arbiter;
+#: `benchmarks.auction` needs about 2 s for all solutions of its largest auction.
+SOLVE_S = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """One bidder's rows, the best one first. ``values``: of each row. ``uses``: rows x resources, how much of each."""
+class BidderRows:
+    """One bidder's rows, the best one first.
+
+    values: the value of each row, shape (rows,).
+    uses: how much of each resource each row uses, shape (rows, resources), whole numbers.
+    """
 
     values: np.ndarray
     uses: np.ndarray
 
 
 @dataclass(frozen=True)
-class Choice:
-    """``rows``: the index of each bidder's row. ``value``: their sum. ``bound``: no choice is worth more."""
+class Selection:
+    """One row of each bidder.
+
+    rows: by bidder, the index of its row.
+    value: the sum of the rows' values.
+    bound: no selection has a larger sum; the selection is proved optimal if ``bound`` does not exceed ``value``.
+    """
 
     rows: tuple[int, ...]
     value: float
     bound: float
 
 
-class Market:
-    """Bidders' tables over common resources. Every table has a row that uses nothing.
+class WinnerDetermination:
+    """The problem for a set of bidders and resources. Every bidder must have a row that uses nothing.
 
-    ``capacity``: of each resource. ``seconds``: after so long one solution is given up as it stands; its `bound` then
-    says how good it is.
+    capacity: by resource, how much there is.
+    seconds: limit of a single solution; at the limit the best selection so far is returned, and its ``bound`` says how
+        good it is.
     """
 
-    def __init__(self, tables: Sequence[Table], capacity: Sequence[int], seconds: float = 10.0):
+    def __init__(self, bidders: Sequence[BidderRows], capacity: Sequence[int], seconds: float = SOLVE_S):
         self._seconds = seconds
         self._capacity = np.array(capacity, dtype=np.int64)
-        sizes = [len(table.values) for table in tables]
-        #: Columns of the program: all rows of the first bidder, then those of the second, ...
+        sizes = [len(bidder.values) for bidder in bidders]
+        #: A row is a column of the program: first the first bidder's rows, then the second's, and so on. Here: the
+        #: column of each bidder's first row, and the number of all columns.
         self._first = np.cumsum([0, *sizes])
-        self._bidder = np.repeat(np.arange(len(tables)), sizes)
-        self._values = np.concatenate([table.values for table in tables])
-        self._uses = np.concatenate([table.uses for table in tables])
-        #: Of each bidder the column of the row that uses nothing.
-        self._empty = self._first[:-1] + [int(np.argmin(table.uses.any(axis=1))) for table in tables]
+        self._bidder = np.repeat(np.arange(len(bidders)), sizes)
+        self._values = np.concatenate([bidder.values for bidder in bidders])
+        self._uses = np.concatenate([bidder.uses for bidder in bidders])
+        #: By bidder, the column of its row that uses nothing.
+        self._empty = self._first[:-1] + [int(np.argmin(bidder.uses.any(axis=1))) for bidder in bidders]
         self._solver = _quiet(self._program(np.arange(len(self._values))))
 
-    def best(self) -> Choice:
-        """The best choice of all bidders."""
+    def solve(self) -> Selection:
+        """The best selection of all bidders."""
         return self._solve(None, self._empty)
 
-    def without(self, bidder: int, start: Choice) -> Choice:
-        """The best choice of the others. ``start``: a choice that is possible once ``bidder`` has left."""
+    def solve_without(self, bidder: int, start: Selection) -> Selection:
+        """The best selection of the other bidders.
+
+        ``start``: a selection of all bidders; without ``bidder`` it is feasible, and the search begins there.
+        """
         columns = self._first[:-1] + start.rows
         empty = columns[bidder] = self._empty[bidder]
         own = np.arange(self._first[bidder], self._first[bidder + 1], dtype=np.int32)
         none, all_ = np.zeros(len(own)), np.ones(len(own))
         self._solver.changeColsBounds(len(own), own, none, (own == empty).astype(float))
-        choice = self._solve(bidder, columns)
+        selection = self._solve(bidder, columns)
         self._solver.changeColsBounds(len(own), own, none, all_)
-        # Its empty row is worth something to itself; the others' sum is asked for.
+        # The sum so far includes what the empty row is worth to the absent bidder.
         value = float(self._values[empty])
-        return Choice(choice.rows, choice.value - value, choice.bound - value)
+        return Selection(selection.rows, selection.value - value, selection.bound - value)
 
-    def relaxed(self) -> float:
-        """The best sum of values if rows could be chosen in parts."""
+    def relaxed_value(self) -> float:
+        """The largest sum of values if a row could be chosen in part: the optimum of the linear relaxation."""
         self._solver.run()
         return float(-self._solver.getInfo().objective_function_value)
 
-    def _solve(self, absent: int | None, start: np.ndarray) -> Choice:
+    def _solve(self, absent: int | None, start: np.ndarray) -> Selection:
         solver = self._solver
         solver.run()
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
@@ -96,20 +118,20 @@ class Market:
         columns = max(near, key=self._value)
         value = self._value(columns)
         if value >= bound - EQUAL:
-            return self._choice(columns, value)
-        # A row whose reduced cost is more than the gap is in no better choice.
+            return self._selection(columns, value)
+        # A row whose reduced cost exceeds the gap is in no better selection.
         open_ = there & ((reduced < bound - value + EQUAL) | (share > 1 - EQUAL))
         open_[columns] = True
         return self._branch(np.flatnonzero(open_), columns, value, bound)
 
-    def _branch(self, open_: np.ndarray, columns: np.ndarray, value: float, bound: float) -> Choice:
-        """The best choice among the open columns. ``columns``: a choice among them, worth ``value``."""
+    def _branch(self, open_: np.ndarray, columns: np.ndarray, value: float, bound: float) -> Selection:
+        """The best selection among the open columns. ``columns``: a selection among them, worth ``value``."""
         lp = self._program(open_)
         lp.integrality_ = [highspy.HighsVarType.kInteger] * len(open_)
         solver = _quiet(lp)
         solver.setOptionValue("mip_rel_gap", 0.0)
         solver.setOptionValue("mip_abs_gap", EQUAL / 2)
-        solver.setOptionValue("mip_feasibility_tolerance", 1e-9)
+        solver.setOptionValue("mip_feasibility_tolerance", EQUAL)
         solver.setOptionValue("time_limit", self._seconds)
         known = highspy.HighsSolution()
         known.col_value = np.isin(open_, columns).astype(float)
@@ -124,15 +146,15 @@ class Market:
             found = columns
         best = self._value(found)
         if solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
-            return self._choice(found, best)
-        return self._choice(found, min(bound, max(best, -info.mip_dual_bound)))
+            return self._selection(found, best)
+        return self._selection(found, min(bound, max(best, -info.mip_dual_bound)))
 
     def _rounded(self, share: np.ndarray) -> np.ndarray:
-        """A possible choice near the relaxation's."""
+        """A feasible selection: the rows of which the relaxation takes most, as long as they fit."""
         columns = self._empty.copy()
         left = self._capacity.copy()
         for column in np.argsort(-share, kind="stable"):
-            if share[column] < 1e-6:
+            if share[column] < LEAST_SHARE:
                 break
             bidder = self._bidder[column]
             if columns[bidder] == self._empty[bidder] and (self._uses[column] <= left).all():
@@ -141,7 +163,7 @@ class Market:
         return columns
 
     def _improved(self, columns: np.ndarray, there: np.ndarray) -> np.ndarray:
-        """Swap single rows for others that are ``there`` and fit, the greatest gain first, until none gains."""
+        """Exchange single rows for others that are ``there`` and fit, the largest gain first, until none gains."""
         columns = columns.copy()
         left = self._left(columns)
         while True:
@@ -163,12 +185,12 @@ class Market:
     def _value(self, columns: np.ndarray) -> float:
         return math.fsum(self._values[columns])
 
-    def _choice(self, columns: np.ndarray, bound: float) -> Choice:
+    def _selection(self, columns: np.ndarray, bound: float) -> Selection:
         rows = tuple((columns - self._first[:-1]).tolist())
-        return Choice(rows, self._value(columns), bound)
+        return Selection(rows, self._value(columns), bound)
 
     def _program(self, columns: np.ndarray) -> highspy.HighsLp:
-        """Minimise -values over some columns; each bidder has exactly one row, each resource its capacity."""
+        """Minimise -values over some columns: exactly one row of each bidder, no resource beyond its capacity."""
         count, width = len(self._empty), len(columns)
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = width, count + len(self._capacity)

@@ -11,24 +11,78 @@ from themis_bridge import messages as m
 from themis_bridge.locality import Gpu
 from themis_bridge.shell import actor
 
+#: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
+#: it.
+BOOKS_OF_2CE470D = """
+{"settings": {"f": 0.8, "lease_s": 100, "notice_s": 10, "answer_s": 2, "patience_s": 30, "pace_s": 5.0,
+  "quotas": {"b": 2}, "weights": {"a": 2.0}},
+ "apps": {
+  "a": {"session": "s", "joined": 0.0, "heard": 30.0, "crowd": 35.0, "rho": 1.0, "served": 5.0, "speed": 1.0,
+   "useful": 3, "least": 1.0, "doubt": 1.0, "tokens": [1, 2, 3], "at": 25.0, "ends": 975.0, "whole": 1000.0,
+   "held_up": [0.0, 0.0], "free": [0.0, 0.0]},
+  "b": {"session": "s", "joined": 25.0, "heard": 30.0, "crowd": 10.0, "rho": 100.0, "served": 0.0, "speed": 0.0,
+   "useful": 2, "least": Infinity, "doubt": 1.0, "tokens": [], "at": 0.0, "ends": 2000.0, "whole": 10.0,
+   "held_up": [0.0, 0.0], "free": [0.0, 0.0]}},
+ "leases": {"token": 3, "leases": [
+  {"gpu": "m-0", "app": "a", "token": 1, "expires": 35.0, "closing": false, "heir": "b", "ending": true,
+   "recalled": false, "leftover": false, "heir_leftover": false},
+  {"gpu": "m-1", "app": "a", "token": 2, "expires": 133.3, "closing": false, "heir": null, "ending": false,
+   "recalled": false, "leftover": false, "heir_leftover": false},
+  {"gpu": "m-2", "app": "a", "token": 3, "expires": 66.6, "closing": false, "heir": null, "ending": false,
+   "recalled": false, "leftover": true, "heir_leftover": false}]},
+ "rounds": 2, "clock": 30.0, "epoch": 0, "bundles": {"a": {"CPU": 1.0}, "b": {"CPU": 1.0, "memory": 4.0}}}
+"""
+
 
 @pytest.fixture
-def arbiter(monkeypatch, tmp_path):
-    """An `ArbiterActor` of two cores of which no job makes use, without its thread, on a clock of its own."""
-    gpus = [Gpu(f"m-{i}", "m") for i in range(2)]
-    ray = SimpleNamespace(
-        cluster_gpus=lambda unit: (gpus, {"m": "node:m"}),
-        states=dict,
-        remove=lambda *keys: None,
-        reserve=lambda *args: None,
-    )
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(actor, "reservations", ray)
+def start(monkeypatch, tmp_path):
+    """Starts an `ArbiterActor` without its thread, over cores that Ray seems to have, on a clock of its own."""
+    clock, books = SimpleNamespace(now=0.0), tmp_path / "books.json"
     monkeypatch.setattr(actor, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9))
     monkeypatch.setattr(actor, "Gauge", lambda *args: None)
     monkeypatch.setattr(actor.ArbiterActor, "_loop", lambda self: None)
-    made = actor.ArbiterActor({}, "CPU", str(tmp_path / "books.json"))
-    return SimpleNamespace(actor=made, clock=clock, books=lambda: json.loads((tmp_path / "books.json").read_text()))
+
+    def start(cores: int, reserved: dict[tuple[str, str, int], str], text: str | None = None) -> SimpleNamespace:
+        """``reserved``: (app, GPU, token) -> Ray's state of the reservation. ``text``: an earlier arbiter's books."""
+        ray = SimpleNamespace(
+            cluster_gpus=lambda unit: ([Gpu(f"m-{i}", "m") for i in range(cores)], {"m": "node:m"}),
+            states=lambda: dict(reserved),
+            remove=lambda *keys: None,
+            reserve=lambda *args: None,
+        )
+        monkeypatch.setattr(actor, "reservations", ray)
+        if text is not None:
+            books.write_text(text)
+        made = actor.ArbiterActor({}, "CPU", str(books))
+        return SimpleNamespace(actor=made, clock=clock, books=lambda: json.loads(books.read_text()))
+
+    return start
+
+
+@pytest.fixture
+def arbiter(start):
+    """A first arbiter of two cores that no job uses."""
+    return start(2, {})
+
+
+def test_books_of_an_earlier_revision_start_the_arbiter(start):
+    held = {("a", f"m-{i}", i + 1): "CREATED" for i in range(3)}
+    arbiter = start(3, held, BOOKS_OF_2CE470D)
+    before, after = json.loads(BOOKS_OF_2CE470D), arbiter.books()
+    assert after == {**before, "epoch": 1}
+    status = arbiter.actor.status()
+    assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
+    assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
+        "m-0": 1,
+        "m-1": 2,
+        "m-2": 3,
+    }
+    # The GPU that was promised to "b" goes to "b" when "a" leaves it, under a new token.
+    arbiter.actor.exchange("a", "s", [m.Release("a", "s", "m-0", 1)])
+    arbiter.actor._handle(m.Removed("m-0", 1))
+    assert [(lease["gpu"], lease["app"], lease["token"]) for lease in arbiter.books()["leases"]["leases"]][-1:] == [
+        ("m-0", "b", 4)
+    ]
 
 
 def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(arbiter):

@@ -12,11 +12,11 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Lost
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.bids import Valuation
-from themis_bridge.books import Settings
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.leases import Fence, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Themis
+from themis_bridge.settings import Settings
 from themis_bridge.twin.faults import World
 
 SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tests.themis.test_arbiter import SETTINGS, Cluster, Job
 from themis_bridge.agent import Leave, Lost
-from themis_bridge.books import App, Settings
+from themis_bridge.app_record import AppRecord
 from themis_bridge.leases import LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.preemption import to_recall
+from themis_bridge.preemption import leases_to_recall
+from themis_bridge.settings import Settings
 
 #: Two machines of four and two of two.
 GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m, size in enumerate((4, 4, 2, 2)) for i in range(size)}
@@ -19,8 +20,8 @@ def recalled(held: dict[str, list[str]], rho: dict[str, float | None], settings:
     for app, gpus in held.items():
         for gpu in gpus:
             table.grant(gpu, app, 50.0)
-    apps = {name: App("s", 0.0, 0.0, rho=value) for name, value in {**rho, "new": None}.items()}
-    return [lease.gpu for lease in to_recall("new", GPUS, table, apps, settings, 0.0)]
+    apps = {name: AppRecord("s", 0.0, 0.0, rho=value) for name, value in {**rho, "new": None}.items()}
+    return [lease.gpu for lease in leases_to_recall("new", GPUS, table, apps, settings, 0.0)]
 
 
 def test_whoever_is_furthest_ahead_gives_and_keeps_a_share():
@@ -48,21 +49,25 @@ def test_what_was_recalled_for_another_counts():
     table = LeaseTable()
     for gpu in GPUS:
         table.grant(gpu, "all", 50.0)
-    apps = {name: App("s", 0.0, 0.0, rho=1.0 if name == "all" else None) for name in ("all", "one", "two")}
-    for lease in to_recall("one", GPUS, table, apps, SETTINGS, 0.0):
+    apps = {name: AppRecord("s", 0.0, 0.0, rho=1.0 if name == "all" else None) for name in ("all", "one", "two")}
+    for lease in leases_to_recall("one", GPUS, table, apps, SETTINGS, 0.0):
         lease.recalled = True
     assert sum(lease.recalled for lease in table) == 4
-    assert to_recall("two", GPUS, table, apps, SETTINGS, 0.0) == []
+    assert leases_to_recall("two", GPUS, table, apps, SETTINGS, 0.0) == []
 
 
 def test_weights_and_doubts_count():
     table = LeaseTable()
     for number, gpu in enumerate(GPUS):
         table.grant(gpu, "ab"[number % 2], 50.0)
-    apps = {"a": App("s", 0.0, 0.0, rho=1.0), "b": App("s", 0.0, 0.0, rho=0.9), "new": App("s", 0.0, 0.0)}
+    apps = {
+        "a": AppRecord("s", 0.0, 0.0, rho=1.0),
+        "b": AppRecord("s", 0.0, 0.0, rho=0.9),
+        "new": AppRecord("s", 0.0, 0.0),
+    }
 
     def first(settings: Settings = SETTINGS) -> str:
-        return to_recall("new", GPUS, table, apps, settings, 0.0)[0].app
+        return leases_to_recall("new", GPUS, table, apps, settings, 0.0)[0].app
 
     assert first() == "b"
     assert first(SETTINGS.changed({"weights": {"a": 0.5}})) == "a"

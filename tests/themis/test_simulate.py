@@ -6,7 +6,7 @@ import pytest
 
 from themis_bridge import JobInfo
 from themis_bridge.agent import Agent
-from themis_bridge.books import SLACK, WORK_POWER, App
+from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import AskRho, Leases, LeaseView, Report, RhoAnswer
 from themis_bridge.policy import Situation
@@ -79,22 +79,22 @@ def test_a_claim_is_of_work_alone() -> None:
 def test_who_claims_less_work_than_it_has_is_found_out() -> None:
     found = {}
     for claim in (0.5, 1.0):
-        book = App("s", 0.0, 0.0)
+        book = AppRecord("s", 0.0, 0.0)
         for _ in range(100):
             # On both GPUs of two, in a cluster of its own: 1 % of 1,000 s is done between reports.
             left = (1000.0 - book.served) * claim
             rho = (book.served + left) / (1000.0 * claim)
-            book.take(Report(rho, 2, left=left, whole=1000.0 * claim), [1, 2], 2, book.served, 1.0)
+            book.take_report(Report(rho, 2, left=left, whole=1000.0 * claim), [1, 2], 2, book.served, 1.0)
             book.served += 10.0 * book.speed
         found[claim] = book.doubt
     assert found[1.0] == 1.0
-    assert found[0.5] == pytest.approx((1.99 / SLACK) ** WORK_POWER)
+    assert found[0.5] == pytest.approx((1.99 / WORK_SLACK) ** WORK_POWER)
 
 
 def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
     """What an arbiter thinks of an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
     spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], {"slot": 1.0, "machine": 1.0, "rack": 1.3, "cluster": 1.6})
-    app, book = TwinApp(spec, error=error, lie=lie), App("s", 0.0, 0.0)
+    app, book = TwinApp(spec, error=error, lie=lie), AppRecord("s", 0.0, 0.0)
     agent = Agent("a", "s", app)
     for number, place in enumerate(places, 1):
         for gpu in list(app.held):
@@ -108,7 +108,7 @@ def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
             app.advance(float(now))
             ((answer,), _) = agent.handle(AskRho("a", "s", 1, 1.0, 2))
             assert isinstance(answer, RhoAnswer)
-            book.take(answer.report, sorted(view.token for view in views), 2, float(now), 1.0)
+            book.take_report(answer.report, sorted(view.token for view in views), 2, float(now), 1.0)
     return book.doubt
 
 
@@ -131,15 +131,15 @@ def test_who_is_honest_is_not_doubted(places: list[list[Gpu]]) -> None:
 
 
 def test_trials_that_stop_early_are_no_progress() -> None:
-    book = App("s", 0.0, 0.0)
+    book = AppRecord("s", 0.0, 0.0)
     for minute in range(10):
         # Held up on two GPUs of two: half as fast, and every minute a tenth of the work is found to be of no use.
         whole = 1000.0 * (1 - minute / 10)
         ends = 2 * (whole - 30.0 * minute)
         report = Report((60.0 * minute + ends) / whole, 2, left=ends / 2, whole=whole, leases=(1, 2))
-        book.take(report, [1, 2], 2, 60.0 * minute, 1.0)
+        book.take_report(report, [1, 2], 2, 60.0 * minute, 1.0)
     assert book.held_up == (0.0, 0.0)
-    assert book._overstated() == 1.0
+    assert book._placement_overstatement() == 1.0
 
 
 def test_who_claims_less_does_not_end_sooner() -> None:

@@ -19,8 +19,8 @@ from ray.util.metrics import Gauge
 
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
-from themis_bridge.books import Settings
 from themis_bridge.errors import ThemisError
+from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 
 logger = logging.getLogger(__name__)

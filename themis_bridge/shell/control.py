@@ -12,8 +12,8 @@ from typing import Any
 
 import ray
 
-from themis_bridge.books import Settings
 from themis_bridge.errors import ThemisError
+from themis_bridge.settings import Settings
 from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
 
 #: Ray's own resource of the head node.

@@ -28,9 +28,9 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Notice
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.bids import Valuation
-from themis_bridge.books import Settings
 from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import Gpu
+from themis_bridge.settings import Settings
 
 LEASE_S = 30.0
 SETTINGS = Settings(lease_s=LEASE_S, notice_s=6.0, answer_s=1.5, patience_s=10.0)

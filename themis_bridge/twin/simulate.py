@@ -18,9 +18,9 @@ from statistics import mean
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost
 from themis_bridge.arbiter import Arbiter
-from themis_bridge.books import Settings
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
+from themis_bridge.settings import Settings
 from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
 from themis_bridge.twin.baselines import policy
 

@@ -1,0 +1,119 @@
+"""What the arbiter knows of one app: its last report, the work that its leases have done, and how far to trust its rho.
+
+An app reports its own rho, so it could lie to be further behind. Two checks need nothing but the app's reports and the
+arbiter's clock; where one of them fails, the app's rho is divided by `AppRecord.doubt`. A record is plain data and is
+stored in the arbiter's books as JSON: a field's name and meaning are part of that format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from themis_bridge.messages import Report
+
+#: An app's work may turn out larger than it said by this factor before its rho counts for less. Source:
+#: `benchmarks.fairness --trace FILE --sweeps`: at 1.1, with WORK_POWER 2, an app that claims 0.9 or 0.75 of its work
+#: gains from it.
+WORK_SLACK = 1.05
+#: rho is divided by this power of the factor beyond WORK_SLACK. Source: as for WORK_SLACK.
+WORK_POWER = 3
+#: On GPUs that an app says hold it up, its estimated finish may approach by this factor faster than time passes before
+#: its rho counts for less. Judgement: the same tolerance as for work; `benchmarks.fairness --sweeps` measures lies.
+PLACEMENT_SLACK = 1.05
+#: rho is divided by this power of that factor. Judgement; `benchmarks.fairness --sweeps` measures lies.
+PLACEMENT_POWER = 2
+#: Two reports are compared only if the work that they claim differs by less than this fraction. Judgement: rounding and
+#: new measurements change it by less, trials that stop early by more.
+SAME_WORK = 0.01
+#: An app whose report implies less than this fraction of full speed says that its placement holds it up. Judgement: by
+#: the paper's guesses a link that costs anything has S >= 1.1, which is a speed of 0.91.
+FULL_SPEED = 0.95
+
+
+@dataclass
+class AppRecord:
+    """One app as the arbiter knows it. All times are seconds on the arbiter's clock."""
+
+    #: Session of its agent; "" if the record was made from a reservation and the agent has not spoken yet.
+    session: str
+    #: When it joined.
+    joined: float
+    #: When its agent last sent anything.
+    heard: float
+    #: Integral over time, since it joined, of the number of apps; divided by its age it is N_avg.
+    crowd: float = 0.0
+    #: The last rho that it reported; None before its first report.
+    rho: float | None = None
+    #: Work that its leases have done, as seconds on all GPUs that it could use.
+    served: float = 0.0
+    #: How fast ``served`` grows while it holds all GPUs that it could use; 1 if its placement costs it nothing.
+    speed: float = 0.0
+    #: The most GPUs that it could use by its last report.
+    useful: int = 1
+    #: The smallest value so far of (work done + work left) / (all work claimed).
+    least: float = math.inf
+    #: Its rho is divided by this. Above 1 when the app understated its work or overstated its slowdown.
+    doubt: float = 1.0
+    #: Of the last report: the tokens of its leases if the report was made with exactly the leases that it has, else [].
+    tokens: list[int] = field(default_factory=list)
+    #: Of the last report: seconds since it joined.
+    at: float = 0.0
+    #: Of the last report: seconds from then until it would finish with those leases.
+    ends: float = 0.0
+    #: Of the last report: T_cluster, seconds that all its work would take on all GPUs that it could use.
+    whole: float = 0.0
+    #: While its placement held it up by its own word: (seconds by which its finish approached, seconds that passed).
+    held_up: tuple[float, float] = (0.0, 0.0)
+    #: The same pair while its placement did not hold it up.
+    free: tuple[float, float] = (0.0, 0.0)
+
+    def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
+        """Note a report and check it against the earlier ones.
+
+        First check: an app that claims less work than it has always seems nearly done. Work done (the arbiter's own
+        count) plus work left (the app's word) then grows beyond the work claimed.
+
+        Second check: an app that overstates what a bad placement costs runs faster there than it says, so its estimated
+        finish approaches faster than time passes. On a good placement it does not; an app that errs about its work
+        shows the same ratio on both. Work that vanished because trials stopped early is no progress: pairs of reports
+        between which the claimed work changed are not compared.
+
+        Args:
+            report: the app's answer.
+            held: tokens of the leases that the arbiter knows it to hold now.
+            gpus: GPUs in the cluster.
+            elapsed: seconds since the app joined.
+            contention: N_avg over its life.
+        """
+        self.rho = report.rho
+        if not (report.whole and report.useful and gpus):
+            return
+        ends = report.rho * report.whole * contention - elapsed
+        tokens = list(held) if tuple(held) == tuple(report.leases) else []
+        if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME_WORK:
+            self._note_progress(self.ends - ends, elapsed - self.at)
+        self.tokens, self.at, self.ends, self.whole = tokens, elapsed, ends, report.whole
+        grown = (self.served + report.left) / report.whole
+        self.least = min(self.least, grown)
+        over = max(1.0, grown / self.least / WORK_SLACK) if self.least else 1.0
+        self.doubt = over**WORK_POWER * self._placement_overstatement() ** PLACEMENT_POWER
+        self.useful = min(report.useful, gpus)
+        if held and ends > 0:
+            self.speed = min(1.0, report.left / ends * self.useful / len(held))
+
+    def _note_progress(self, approached: float, passed: float) -> None:
+        """On the same GPUs its finish approached by ``approached`` seconds while ``passed`` seconds passed."""
+        if self.speed < FULL_SPEED:
+            self.held_up = self.held_up[0] + approached, self.held_up[1] + passed
+        else:
+            self.free = self.free[0] + approached, self.free[1] + passed
+
+    def _placement_overstatement(self) -> float:
+        """The factor by which it overstates what bad placements cost it; 1 within the tolerance."""
+        (approached, passed), (usual, there) = self.held_up, self.free
+        if not passed:
+            return 1.0
+        factor = approached / passed / max(1.0, usual / there if there else 1.0)
+        return factor if factor > PLACEMENT_SLACK else 1.0

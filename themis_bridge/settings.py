@@ -1,0 +1,75 @@
+"""The arbiter's settings: what an operator may change, with defaults and checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from themis_bridge.errors import ThemisError
+
+#: GPUs that an app without a quota may hold: more than any cluster has.
+NO_QUOTA = 10**9
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings. Names that end in ``_s`` are seconds.
+
+    f: the paper's fairness knob. The ``1 - f`` share of the apps with the worst rho bid. f = 0.8 is the paper's choice
+        (section 6.4).
+    lease_s: length of a lease; 10 minutes is the paper's choice (section 6.4). The first lease of a GPU is up to half
+        shorter or longer.
+    notice_s: how long before its end a lease is auctioned and its holder told. Judgement: longer than most iterations,
+        because an iteration that outlasts the lease is lost.
+    answer_s: how long a round waits for the apps' answers. Judgement: an agent exchanges messages five times a second.
+    patience_s: an app that has sent nothing for this long is gone. Judgement: many missed exchanges, still short
+        beside a lease.
+    pace_s: time between rounds while nothing new happens. Judgement: short beside the notice.
+    quotas: by app, the most GPUs it may hold.
+    weights: by app, a factor on its rho when the worst apps are chosen.
+    """
+
+    f: float = 0.8
+    lease_s: float = 600.0
+    notice_s: float = 30.0
+    answer_s: float = 2.0
+    patience_s: float = 30.0
+    pace_s: float = 5.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.f <= 1:
+            raise ThemisError(f"f={self.f!r}: expected a number between 0 (all apps bid) and 1 (only the worst)")
+        for name in ("lease_s", "answer_s", "patience_s", "pace_s"):
+            # Only a lease may be infinite: FIFO's never end.
+            if not getattr(self, name) > 0 or (name != "lease_s" and math.isinf(getattr(self, name))):
+                raise ThemisError(f"{name}={getattr(self, name)!r}: expected seconds > 0")
+        if not 0 <= self.notice_s < self.lease_s:
+            raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
+        if "" in {*self.quotas, *self.weights}:
+            raise ThemisError("a quota or a weight is set for the app named ''; expected the name of an app")
+        for app, quota in self.quotas.items():
+            if isinstance(quota, bool) or not isinstance(quota, int) or quota < 0:
+                raise ThemisError(f"the quota of app {app!r} is {quota!r}; expected a whole number of GPUs >= 0")
+        for app, weight in self.weights.items():
+            if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
+                raise ThemisError(f"the weight of app {app!r} is {weight!r}; expected a number > 0")
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """These settings with ``changes``.
+
+        Quotas and weights change app by app; None removes an app's entry. Raises ThemisError for an unknown name or a
+        value that is not allowed.
+        """
+        known = [each.name for each in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ThemisError(f"{name!r} is not a setting of the arbiter; use one of: {', '.join(known)}")
+        changes = dict(changes)
+        for name in changes.keys() & {"quotas", "weights"}:
+            both = {**getattr(self, name), **changes[name]}
+            changes[name] = {app: value for app, value in both.items() if value is not None}
+        return replace(self, **changes)
