@@ -102,6 +102,16 @@ class Engine:
         """Trials on every device (running there or promised it), in the order they came."""
         return {device: tuple(tenants) for device, tenants in self._state.devices.tenants.items()}
 
+    def held_devices(self) -> dict[str, tuple[int, ...]]:
+        """Devices of every trial that holds some, by trial, in the order in which the trials started.
+
+        A trial holds the devices that it runs on, the first worker's device first, and after them those that it was
+        promised: by a `Start` or `Resize` that the shell has not answered yet. A trial that waits, is paused or has
+        ended is left out. This is the inverse of `devices`.
+        """
+        trials = self._state.trials
+        return {name: tuple(trials[name].held) for name in self._state.running}
+
     def tenants(self, device: int) -> tuple[str, ...]:
         """The same of one device; none of one that is not there."""
         return tuple(self._state.devices.tenants.get(device, ()))

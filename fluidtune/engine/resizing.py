@@ -40,7 +40,7 @@ def evacuate(state: State, now: float) -> list[Instruction]:
 def shrink_slower(state: State) -> list[Instruction]:
     """Trials that turned out slower at their width than they were, or would be, at a smaller one go there."""
     out: list[Instruction] = []
-    for name in state.check_back.keys() & state.wide.keys():
+    for name in [name for name in state.check_back if name in state.wide]:
         trial = state.trials[name]
         width = len(trial.devices)
         if not _at_rest(trial) or width < 2 or trial.speed.count(width) < TRUSTED:

@@ -260,7 +260,7 @@ class State:
         """How many trials a device may hold, by the largest that was seen; 1 while its memory is not known."""
         if self.memory is None:
             return 1
-        return min(self.most_packed, int(MEMORY / self.memory + 1e-9)) if self.memory else self.most_packed
+        return max(1, min(self.most_packed, int(MEMORY / self.memory + 1e-9))) if self.memory else self.most_packed
 
     def pick_share(self, trial: Trial, forbid: str | None) -> int | None:
         """A packed device with a free share for ``trial``, None if there is none."""

@@ -188,6 +188,19 @@ def test_views():
         bench.engine.trial("nobody")
 
 
+def test_held_devices_are_those_that_a_trial_runs_on_and_those_that_it_was_promised():
+    bench = Bench(3)
+    assert bench.engine.held_devices() == {}
+    bench(elastic("a", 100), TrialAdded("b", "g", "plain", 1))
+    assert bench.engine.held_devices() == {"a": (0, 1), "b": (2,)}
+    assert bench.engine.trial("a").devices == (0,)
+    bench(Resized("a", (0, 1), 0.1), TrialEnded("b", "paused"))
+    assert bench.engine.held_devices() == {"a": (0, 1)}
+    bench(DeviceLost(0))
+    assert bench.engine.held_devices() == {"a": (1, 2)}
+    assert bench.engine.trial("a").devices == (1,)
+
+
 def test_unknown_budget_is_estimated_by_those_that_finished_then_by_what_was_done():
     bench = Bench(2)
     bench(plain("a", None), plain("b", None))

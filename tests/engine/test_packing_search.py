@@ -100,6 +100,14 @@ def test_shares_are_no_larger_than_the_largest_memory_seen_allows_later_too():
     assert devices.most() == 2, "two of 0.45 fit a device, three do not"
 
 
+def test_a_trial_that_needs_a_whole_devices_memory_is_planned_alone():
+    bench = Bench(1, max_packing=None)
+    bench(elastic("a", 40))
+    bench(Result("a", 1.0, 1, 0.97))
+    assert bench(elastic("b", 40)) == []
+    assert bench(TrialEnded("a", "stopped"))[1:] == [Start("b", (0,), 1.0)]
+
+
 def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
     devices = Device({1: 1.0, 2: 10.0}, devices=1, trials=1)
     devices.said += devices.bench(plain("p", 40))

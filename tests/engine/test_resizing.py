@@ -133,6 +133,21 @@ def test_shrinks_back_to_the_best_width_when_slower():
     assert bench.engine.gained == pytest.approx((1 - 9) + (1 - 1.5) + (1 - 1.5) - 0.2)
 
 
+def test_trials_that_turn_out_slower_shrink_in_the_order_of_their_results():
+    """Not in the order of a set of names, which differs from one Python process to the next."""
+    names = [f"t{k}" for k in range(6)]
+    bench = Bench(6)
+    bench(*map(elastic, names))
+    bench(*[Result(name, 1.0, 1) for name in names])
+    grown = bench(*[DeviceGained(device) for device in range(6, 12)])
+    bench(*[Resized(instruction.trial, instruction.devices, 0.1) for instruction in grown])
+    for width in (2, 2):  # a warm-up, and one sample: not yet enough to shrink
+        assert bench(*[Result(name, 9.0, width) for name in names]) == []
+    order = [names[k] for k in (4, 1, 5, 0, 3, 2)]
+    out = bench(*[Result(name, 9.0, 2) for name in order])
+    assert [instruction.trial for instruction in out] == order
+
+
 def test_one_trials_bad_experience_keeps_the_others_from_trying_but_one_sample_does_not():
     bench = alone(2)
     bench.results("a", 1.0, 1)
