@@ -7,7 +7,7 @@ HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint oldest horovod test-horovod clean
+.PHONY: demo test fast lint hooks oldest horovod test-horovod clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Run `make lint` before each commit.
+hooks: $(STAMP)
+	$(BIN)/pre-commit install
 
 oldest:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt

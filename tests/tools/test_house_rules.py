@@ -1,0 +1,102 @@
+"""The house rules, on small trees that break one rule each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.house_rules import check_markdown, check_python, check_tree
+
+ROOT = Path(__file__).parents[2]
+PAGE, MODULE = Path("page.md"), Path("module.py")
+LONG = "word " * 21  # 105 columns
+
+
+def broken(findings) -> list[int]:
+    return [finding.line for finding in findings if not finding.note]
+
+
+@pytest.mark.parametrize(
+    "text, lines",
+    [
+        (f"{'x' * 100}\n", []),
+        (f"short\n{'x' * 101}\n", [2]),
+        (f"| {LONG} | {LONG} |\n", []),
+        (f"    {LONG}\n", []),
+        (f"```sh\n{LONG}\n```\n", []),
+        (f"```sh\n{LONG}\n```\n{LONG}\n", [4]),
+        (f"See https://example.org/{'x' * 100} for more.\n", []),
+        (f"See [the page](https://example.org/{'x' * 100}) for more.\n", []),
+        (f"See [the page](results/{'x' * 100}.md) for more.\n", []),
+        (f"{LONG} https://example.org/\n", [1]),
+    ],
+)
+def test_wide_lines_of_markdown(text: str, lines: list[int]) -> None:
+    assert broken(check_markdown(PAGE, text)) == lines
+
+
+def function(lines: int, docstring: str = "") -> str:
+    return f'def long():\n    """{docstring}"""\n' + "    pass\n" * (lines - 2)
+
+
+def a_class(lines: int, docstring: str = "") -> str:
+    return f'class Long:\n    """{docstring}"""\n' + "    a = 1\n" * (lines - 2)
+
+
+@pytest.mark.parametrize(
+    "text, lines",
+    [
+        (function(60), []),
+        (function(61), [1]),
+        ("import os\n\n\nasync " + function(61), [4]),
+        (function(61, "Sorts. One thing: each step needs all variables of the one before."), []),
+        (a_class(300), []),
+        (a_class(301), [1]),
+        (a_class(301, "One thing: a table."), []),
+        ("class A:\n    def _(self):\n        pass\n", [2]),
+    ],
+)
+def test_long_and_nameless_code(text: str, lines: list[int]) -> None:
+    assert broken(check_python(MODULE, text)) == lines
+
+
+def test_a_long_file_is_only_a_note() -> None:
+    (finding,) = check_python(MODULE, "a = 1\n" * 501)
+    assert finding.note and "501 lines" in str(finding)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("fluidtune/a", "fluidtune/b", "themis_bridge", "salus_share", "docs"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("fluidtune/a/messages", "fluidtune/b/messages", "fluidtune/a/shared", "themis_bridge/shared"):
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "README.md").write_text("# A tree\n")
+    return tmp_path
+
+
+def run(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools.house_rules"]
+    return subprocess.run(command, cwd=root, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+
+
+def test_a_clean_tree(tree: Path) -> None:
+    done = run(tree)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_modules_of_one_name_in_one_package(tree: Path) -> None:
+    (tree / "fluidtune/b/shared.py").touch()
+    (finding,) = check_tree(tree)
+    assert finding.path == Path("fluidtune/b/shared.py") and "fluidtune/a/shared.py" in finding.text
+
+
+def test_findings_are_printed_with_their_place(tree: Path) -> None:
+    (tree / "docs/page.md").write_text(f"# A page\n\n{LONG}\n")
+    (tree / "salus_share/lanes.py").write_text(function(61))
+    done = run(tree)
+    assert done.returncode == 1
+    assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["docs/page.md:3:", "salus_share/lanes.py:1:"]

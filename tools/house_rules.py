@@ -1,0 +1,129 @@
+"""`python -m tools.house_rules`: the rules of CONTRIBUTING.md that no other linter checks.
+
+Markdown:
+
+- A line has at most 100 columns. Tables, code blocks, and the URLs in a line do not count.
+
+Python, in the packages that users install:
+
+- A class has at most 300 lines and a function at most 60, unless the docstring has a sentence that begins with
+  "One thing:" and says why splitting it would be worse.
+- No function is called `_`: a traceback and a search must find it by its name.
+- No two modules of one package tree have the same name, except `__init__`, `__main__`, `messages` and `errors`.
+- A file has about 500 lines at most. A longer file is only a note: it does not fail the check.
+
+Prints one line per finding, "path:line: what is wrong", and exits with status 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+#: The packages that users install.
+PACKAGES = ("fluidtune", "themis_bridge", "salus_share")
+#: Where Markdown lies, besides the repository's root.
+DOCS = ("docs", "benchmarks", "tests", "examples")
+#: Judgement, as are the limits below: the width at which two pages fit side by side on a screen.
+MARKDOWN_COLUMNS = 100
+CLASS_LINES = 300
+FUNCTION_LINES = 60
+FILE_LINES = 500
+#: In a docstring, this begins the sentence that says why a long class or function stays whole.
+EXPLANATION = "One thing:"
+#: Modules that may occur several times in one package tree: their place says whose messages or errors they hold.
+REPEATED_NAMES = {"__init__", "__main__", "messages", "errors"}
+
+_URL = re.compile(r"<?https?://\S+|(?<=\])\([^)\s]+\)")
+_FENCE = re.compile(r" {0,3}(```|~~~)")
+
+
+class Finding(NamedTuple):
+    """One broken rule; a ``note`` does not fail the check."""
+
+    path: Path
+    line: int
+    text: str
+    note: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {'note: ' if self.note else ''}{self.text}"
+
+
+def check_markdown(path: Path, text: str) -> Iterator[Finding]:
+    """Lines that are too wide."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if _FENCE.match(line):
+            fenced = not fenced
+            continue
+        if fenced or line.startswith(("    ", "|")):
+            continue
+        columns = len(_URL.sub("", line))
+        if columns > MARKDOWN_COLUMNS:
+            yield Finding(path, number, f"{columns} columns; wrap at {MARKDOWN_COLUMNS}")
+
+
+def check_python(path: Path, text: str) -> Iterator[Finding]:
+    """Classes and functions that are too long or have no name, and the note for a file that is too long."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            what, limit = "class", CLASS_LINES
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            what, limit = "function", FUNCTION_LINES
+            if node.name == "_":
+                yield Finding(path, node.lineno, "a function is called `_`; give it a name")
+        else:
+            continue
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > limit and EXPLANATION not in (ast.get_docstring(node) or ""):
+            remedy = f"split it, or say in its docstring why not ({EXPLANATION!r})"
+            yield Finding(path, node.lineno, f"{what} {node.name} has {lines} lines, more than {limit}; {remedy}")
+    lines = text.count("\n")
+    if lines > FILE_LINES:
+        yield Finding(path, 1, f"{lines} lines, more than about {FILE_LINES}", note=True)
+
+
+def check_names(package: Path) -> Iterator[Finding]:
+    """Modules of one package tree that have the same name."""
+    found: dict[str, Path] = {}
+    for path in sorted(package.rglob("*.py")):
+        if path.stem in REPEATED_NAMES:
+            continue
+        first = found.setdefault(path.stem, path)
+        if first is not path:
+            same = first.relative_to(package.parent)
+            yield Finding(path, 1, f"has the same name as {same}; name it by what it decides")
+
+
+def check_tree(root: Path) -> list[Finding]:
+    """All findings of the repository at ``root``, with paths relative to it."""
+    findings: list[Finding] = []
+    for page in _pages(root):
+        findings += check_markdown(page, page.read_text())
+    for package in PACKAGES:
+        for module in sorted((root / package).rglob("*.py")):
+            findings += check_python(module, module.read_text())
+        findings += check_names(root / package)
+    return [finding._replace(path=finding.path.relative_to(root)) for finding in findings]
+
+
+def _pages(root: Path) -> Iterable[Path]:
+    yield from sorted(root.glob("*.md"))
+    for folder in DOCS:
+        yield from sorted((root / folder).rglob("*.md"))
+
+
+def main() -> None:
+    findings = check_tree(Path.cwd())
+    for finding in findings:
+        print(finding)
+    sys.exit(any(not finding.note for finding in findings))
+
+
+if __name__ == "__main__":
+    main()
