@@ -35,6 +35,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.ray_boundary
 
 # Run `make lint` before each commit.
 hooks: $(STAMP)
@@ -42,7 +43,7 @@ hooks: $(STAMP)
 
 oldest:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
-	.venv-oldest/bin/python -m pytest tests/tune -m "not faults"
+	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat -m "not faults"
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)

@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ray
 from horovod.ray import ElasticRayExecutor
 from horovod.runner.elastic.discovery import HostDiscovery
 
 from benchmarks.common import ROOT
 from benchmarks.resize_job import BATCH
+from fluidtune.ray_compat.versions import put_state_where_horovod_looks
 
 #: Seconds that it trains at one size before the next decision.
 APART = 4.0
@@ -117,10 +119,7 @@ def main() -> None:
     parser.add_argument("--storage", required=True)
     parser.add_argument("--out", required=True, help="where the measurements go, JSON")
     args = parser.parse_args()
-    import ray._private.state
-
-    # Where Horovod 0.28 looks for it
-    ray.state = ray._private.state
+    put_state_where_horovod_looks()
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     slots = Slots(ray.util.get_node_ip_address())
     settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2, nics={"lo"})

@@ -26,14 +26,14 @@ def _ray() -> Check:
         import ray
 
         from fluidtune.errors import FluidTuneError
-        from fluidtune.tune import compat
+        from fluidtune.ray_compat.versions import NEWEST_RAY, OLDEST_RAY, check_ray_version
     except ImportError as error:
         return "ray", False, f'{error}; type: pip install "ray[tune]"'
     try:
-        compat.check_ray_version()
+        check_ray_version()
     except FluidTuneError as error:
         return "ray", False, str(error)
-    return "ray", True, f"{ray.__version__} (tested from {compat.OLDEST_RAY} to {compat.NEWEST_RAY})"
+    return "ray", True, f"{ray.__version__} (tested from {OLDEST_RAY} to {NEWEST_RAY})"
 
 
 def _torch() -> Check:

@@ -23,7 +23,7 @@ from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
-from fluidtune.tune import compat
+from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ CLEAN_SOON_S = 1.0
 #: Processes that may start at a time on a node that says it has fewer cores: one waits while another computes.
 STARTS_AT_LEAST = 2
 #: Environment that stock Tune gives its trial processes and that user code may rely on.
-_PASSED_ON = {*compat.ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
+_PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.tune import compat
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, set_progress, time_total
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
@@ -76,7 +76,7 @@ class Reports:
     def seen(self, result: dict[str, Any]) -> bool:
         """Whether Tune has had this iteration before; if not, it is reported now."""
         assert self.trainable is not None
-        if compat.RESULT_DUPLICATE in result:
+        if RESULT_DUPLICATE in result:
             return False
         if self.trainable.iteration <= self.reported:
             return True
@@ -89,12 +89,12 @@ class Reports:
         since = time.time() - RESULTS_KEPT_S
         while self._recent and self._recent[0][1].get("timestamp", 0) < since:
             self._recent.popleft()
-        return Note(self.trainable.iteration, self.trainable._time_total, list(self._recent))
+        return Note(self.trainable.iteration, time_total(self.trainable), list(self._recent))
 
     def rewind(self, note: Note) -> None:
         """The loop has gone back to where this was noted; what it reports again is not reported to Tune again."""
         assert self.trainable is not None
-        self.trainable._iteration, self.trainable._time_total = note.iteration, note.time_total
+        set_progress(self.trainable, note.iteration, note.time_total)
 
     # --- after a loss
 

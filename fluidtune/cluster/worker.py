@@ -29,7 +29,7 @@ from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import Baseline
 from fluidtune.cluster.result_replay import Reports, brief
 from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
-from fluidtune.tune import compat
+from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Worker:
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
             session.boundary(trainable.iteration)
         result: dict[str, Any] = trainable.train()
-        if compat.RESULT_DUPLICATE not in result:
+        if ray_trainable.RESULT_DUPLICATE not in result:
             reports.keep(result)
         return result
 
@@ -316,12 +316,12 @@ class Worker:
         trainable, session, reports = self._trainable, self._session, self._reports
         assert trainable is not None and session is not None and reports is not None
         while trainable.iteration < reports.reported:
-            if compat.RESULT_DUPLICATE in self._iterate():
+            if ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
         if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
             session.recall()
-        if isinstance(trainable, FunctionTrainable) and not getattr(trainable, "_last_training_result", None):
-            return compat.TrainingResult(checkpoint=None, metrics=dict(reports.last))
+        if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
+            return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
 
     def restore(self, checkpoint: Any, again: bool = False) -> int:
@@ -370,9 +370,9 @@ class Worker:
             fingerprint=fingerprint(kwargs["config"]),
         )
         trainable = self._trainable = trainable_cls(**kwargs)
-        compat.mute_session()
+        ray_trainable.mute_session()
         if isinstance(trainable, FunctionTrainable):
-            loop = LoopThread(session, trainable._trainable_func, trainable.config)
+            loop = LoopThread(session, ray_trainable.training_function(trainable), trainable.config)
         else:
             loop = LoopThread(session, _step_for_ever, trainable, session)
         self._follower = loop.start()
@@ -420,7 +420,7 @@ class Worker:
             if session is not None and session.leader and session.is_elastic:
                 _leave_in_order(trainable, session)  # it notes in its last commit what was reported
             self._trainable = None
-            runner = getattr(compat.get_session(), "training_thread", None)
+            runner = ray_trainable.training_thread()
             try:
                 trainable.stop()
             except Exception as error:
@@ -442,7 +442,7 @@ def _step_for_ever(trainable: Trainable, session: ElasticSession) -> None:
     """A class trainable's loop in a follower; it ends with `Left`."""
     while True:
         session.boundary()
-        trainable._iteration = session.iteration
+        ray_trainable.set_iteration(trainable, session.iteration)
         trainable.step()
 
 
@@ -450,7 +450,7 @@ def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
     """Let an elastic leader's loop go on to its next boundary, where it commits and dismisses its followers."""
     session.leave()
     if isinstance(trainable, FunctionTrainable):
-        compat.let_go_on(timeout=5.0, busy=lambda: session.committing)
+        ray_trainable.finish_report(timeout=5.0, busy=lambda: session.committing)
     else:
         with contextlib.suppress(Left, GroupLost):
             session.boundary(trainable.iteration)

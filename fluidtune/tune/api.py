@@ -10,19 +10,15 @@ import dataclasses
 from typing import Any
 
 import ray
-import ray.tune
 from ray import cloudpickle
 from ray.tune import TuneConfig
 
 from fluidtune import startup
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, tune_config
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.scheduler import FluidScheduler
-
-# The originals: the launcher puts ours in their place.
-_RAY_RUN = ray.tune.run
-_RAY_TUNER = ray.tune.Tuner
 
 
 def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
@@ -39,10 +35,10 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwar
         _check_picklable(run_or_experiment)
     kwargs["scheduler"] = scheduler = _wrapped(kwargs.get("scheduler"), executor)
     _ready(scheduler.executor)
-    return _RAY_RUN(run_or_experiment, **kwargs)
+    return RAY_RUN(run_or_experiment, **kwargs)
 
 
-class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
+class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
     """``ray.tune.Tuner`` under FluidTune: its parameters, plus ``executor``."""
 
     def __init__(
@@ -65,15 +61,15 @@ class Tuner(_RAY_TUNER):  # type: ignore[valid-type, misc]
 
         Works for an experiment that stock Ray Tune began, too.
         """
-        stock = _RAY_TUNER.restore(path, trainable, **kwargs)
+        stock = RAY_TUNER.restore(path, trainable, **kwargs)
         tuner = cls.__new__(cls)
         tuner.__dict__.update(stock.__dict__)
-        config = tuner._local_tuner._tune_config
+        config = tune_config(tuner)
         config.scheduler = _wrapped(config.scheduler, executor)
         return tuner
 
     def fit(self) -> Any:
-        _ready(self._local_tuner._tune_config.scheduler.executor)
+        _ready(tune_config(self).scheduler.executor)
         return super().fit()
 
 

@@ -9,7 +9,7 @@ from fluidtune.elastic.backends import BACKENDS
 from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.tune import compat
+from fluidtune.ray_compat.versions import check_ray_version
 from salus_share import SalusError, policy
 
 
@@ -52,7 +52,7 @@ class FluidExecutor:
     device_memory: int | None = None
 
     def __post_init__(self) -> None:
-        compat.check_ray_version()
+        check_ray_version()
         spec = DeviceSpec.parse(self.devices)
         for name in ("max_packing", "max_workers", "device_memory"):
             value = getattr(self, name)

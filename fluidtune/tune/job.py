@@ -41,8 +41,9 @@ from fluidtune.engine import messages as m
 from fluidtune.engine.packing_search import MOST_PACKED
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
+from fluidtune.ray_compat.controller import max_pending_trials, pending_again, storage
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
-from fluidtune.tune import compat, result_logs
+from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import Endings
 from fluidtune.tune.gpu_telemetry import GpuNotes
 from fluidtune.tune.stall_detector import Silence
@@ -102,7 +103,7 @@ class Job:
             # Here and not above: a job of its own needs neither Themis nor its solver.
             from fluidtune.tune.leased_devices import LeasedDevices, Progress
 
-            app = controller._storage.experiment_dir_name
+            app = storage(controller).experiment_dir_name
             most = self.layout.count if spec and spec.count else None
             work = Progress(lambda: self.engine, lambda group: self._groups[group], settings.max_workers, most)
             self.reservation = LeasedDevices(self.layout, app, work, self.in_use)
@@ -119,7 +120,7 @@ class Job:
             max_workers=settings.max_workers,
         )
         #: Trials that Tune lets be pending by itself, and how many we added to that.
-        self._pending, self._ahead = controller._max_pending_trials, 0
+        self._pending, self._ahead = max_pending_trials(controller), 0
         #: Groups that the engine knows, and what is to follow each; see `Membership`.
         self._groups: dict[str, tuple[tuple[int, float], ...]] = {}
         self._refs: dict[Any, Any] = {}
@@ -144,9 +145,9 @@ class Job:
     @staticmethod
     def _directory(controller: Any) -> Path:
         """Where the event log goes: the experiment's directory, or what Tune uploads to it."""
-        storage = controller._storage
-        local = storage.storage_filesystem.type_name in ("local", "subtree")
-        path = Path(storage.experiment_fs_path if local else storage.experiment_driver_staging_path)
+        place = storage(controller)
+        local = place.storage_filesystem.type_name in ("local", "subtree")
+        path = Path(place.experiment_fs_path if local else place.experiment_driver_staging_path)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -158,7 +159,7 @@ class Job:
         scheduler = self._scheduler
         self._log.write(
             "run_started",
-            run=self._controller._storage.experiment_dir_name,
+            run=storage(self._controller).experiment_dir_name,
             ray=ray.__version__,
             fluidtune=fluidtune.__version__,
             python=platform.python_version(),
@@ -331,7 +332,7 @@ class Job:
         process runs: workers would be started one after the other. A rung that HyperBand lets go on is pending, too,
         all of it at once: a bracket that is not full yet would get no trial meanwhile, and be halved too early.
         """
-        ahead = starting + compat.pending_again(self._controller)
+        ahead = starting + pending_again(self._controller)
         if ahead != self._ahead:
             self._ahead = ahead
             self._controller.update_max_pending_trials(self._pending + ahead)

@@ -6,7 +6,6 @@ ours beforehand. Nothing else of the script or of Ray is touched.
 
 from __future__ import annotations
 
-import importlib
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.entry_points import replaced
 from fluidtune.tune import api
 from fluidtune.tune.executor import FluidExecutor
-
-# `ray.tune.tune` and `ray.tune.tuner` are modules of the same names as what they hold.
-_PLACES = ("ray.tune", "ray.tune.tune", "ray.tune.tuner")
 
 
 @contextmanager
@@ -48,18 +45,8 @@ def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
             called.append("ray.tune.Tuner")
             return super().fit()
 
-    replaced = []
-    for place in _PLACES:
-        module = importlib.import_module(place)
-        for name, ours, original in (("run", run, api._RAY_RUN), ("Tuner", Tuner, api._RAY_TUNER)):
-            if getattr(module, name, None) is original:
-                replaced.append((module, name, original))
-                setattr(module, name, ours)
-    try:
+    with replaced(run, Tuner):
         yield called
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)
 
 
 def run_script(script: str, args: Sequence[str], executor: FluidExecutor) -> None:

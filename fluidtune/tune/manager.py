@@ -10,7 +10,6 @@ are carried.
 from __future__ import annotations
 
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -18,13 +17,22 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
-from ray.tune.result import TRAINING_ITERATION
 
 from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import LoadSpec, Outcome
 from fluidtune.engine import messages as m
-from fluidtune.tune import compat
+from fluidtune.ray_compat.controller import (
+    ActorManager,
+    TrackedActor,
+    actor_manager,
+    before_cleanup,
+    replace_actor_manager,
+    tell_failed,
+    tell_started,
+    tell_stopped,
+)
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.tune.crew import Crew, first_line
 from fluidtune.tune.job import Job
 from fluidtune.tune.resizer import Resizer
@@ -38,7 +46,7 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     Returns None for a job whose trials Ray alone can place (several bundles): it runs as under stock Tune.
     Raises FluidTuneError for a later trial that asks for what the job's workers have not.
     """
-    manager = controller._actor_manager
+    manager = actor_manager(controller)
     if isinstance(manager, FluidActorManager):
         manager._job.admit(trial)
         manager.note_trial(trial)
@@ -46,9 +54,9 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     job = Job.for_controller(controller, scheduler, trial)
     if job is None:
         return None
-    controller._reuse_actors = False
-    manager = controller._actor_manager = FluidActorManager(job)
-    compat.before_cleanup(controller, manager.wind_up)
+    manager = FluidActorManager(job)
+    replace_actor_manager(controller, manager)
+    before_cleanup(controller, manager.wind_up)
     manager.note_trial(trial)
     return manager
 
@@ -59,16 +67,16 @@ def _call(callback: Callable[..., None] | None, *args: Any) -> None:
         callback(*args)
 
 
-class FluidActorManager:
-    """Ray Tune's actor manager, with FluidTune's engine behind it. See `RayActorManager` for the methods' meaning."""
+class FluidActorManager(ActorManager):
+    """Ray Tune's actor manager, with FluidTune's engine behind it. See `ActorManager` for what Tune calls."""
 
     def __init__(self, job: Job):
+        super().__init__()
         self._job = job
         self._trials: dict[str, Trial] = {}
         #: Runs that Tune has asked for and not let go of, by ticket.
-        self._runs: dict[compat.TrackedActor, Run] = {}
+        self._runs: dict[TrackedActor, Run] = {}
         self._by_trial: dict[str, Run] = {}
-        self._failed: set[int] = set()
         #: Runs that Tune let go of in this step; why is read from the trial when the step is over.
         self._released: list[Run] = []
         #: Tune's run is over; trials that it stops now have not ended.
@@ -77,9 +85,6 @@ class FluidActorManager:
         self._due: deque[Callable[[], None]] = deque()
         self._crew = Crew(job)
         self._resizer = Resizer(self._crew, self._spec, self._recover)
-        #: What Tune's controller reads directly: ticket -> (handle of the worker's actor, None).
-        self._live_actors_to_ray_actors_resources: dict[compat.TrackedActor, tuple[Any, None]] = {}
-        self._actor_task_events = self
         for device, node in job.devices_there(wait_s=5.0):
             self._crew.events.append(m.DeviceGained(device, node))
 
@@ -102,105 +107,74 @@ class FluidActorManager:
         """One line for Tune's progress display."""
         return self._job.status_line(len(self._runs))
 
-    # --- RayActorManager's interface
+    # --- what Tune's controller asks for, see `ActorManager`
 
-    def add_actor(
-        self,
-        cls: Any,
-        kwargs: dict[str, Any],
-        resource_request: Any,
-        *,
-        on_start: Callable[..., None] | None = None,
-        on_stop: Callable[..., None] | None = None,
-        on_error: Callable[..., None] | None = None,
-    ) -> compat.TrackedActor:
-        tracked = compat.TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
-        trial = self._trials[kwargs["config"][compat.TRIAL_INFO].trial_id]
+    def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
+        trial = self._trials[trial_id]
         gang = self._job.share_of(trial) > 1
-        run = Run(tracked, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial), gang=gang)
-        self._runs[tracked] = run
+        run = Run(ticket, trial, kwargs, self._job.trainable_ref(trial), kind=self._job.kind_of(trial), gang=gang)
+        self._runs[ticket] = run
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
-        self._by_trial[trial.trial_id] = run
+        self._by_trial[trial_id] = run
         self._crew.events.extend(self._job.arrival(trial))
-        return tracked
 
-    def remove_actor(self, tracked_actor: Any, kill: bool = False, stop_future: Any = None) -> bool:
-        if tracked_actor.actor_id in self._failed:
-            return False
-        run = self._runs.pop(tracked_actor)
-        was_live = self._live_actors_to_ray_actors_resources.pop(tracked_actor, None) is not None
+    def release_trial(self, ticket: TrackedActor) -> bool:
+        run = self._runs.pop(ticket)
+        was_live = self.unset_live(ticket)
         self._forget(run)
         self._released.append(run)
         if was_live:
-            self._due.append(lambda: _call(tracked_actor._on_stop, tracked_actor))
+            self._due.append(lambda: tell_stopped(ticket))
         return was_live
 
-    def is_actor_started(self, tracked_actor: Any) -> bool:
-        return tracked_actor in self._live_actors_to_ray_actors_resources
-
-    def is_actor_failed(self, tracked_actor: Any) -> bool:
-        return tracked_actor.actor_id in self._failed
-
-    def schedule_actor_task(
+    def call_trainable(
         self,
-        tracked_actor: Any,
-        method_name: str,
-        args: tuple[Any, ...] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        on_result: Callable[..., None] | None = None,
-        on_error: Callable[..., None] | None = None,
-        _return_future: bool = False,
+        ticket: TrackedActor,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on_result: Callable[..., None] | None,
+        on_error: Callable[..., None] | None,
     ) -> Any:
-        if tracked_actor.actor_id in self._failed:
-            return None
-        run = self._runs[tracked_actor]
-        if method_name == "stop":
-            return None  # remove_actor follows and unloads the worker
-        task = Task(method_name, args or (), kwargs or {}, on_result, on_error)
+        run = self._runs[ticket]
+        task = Task(method, args, kwargs, on_result, on_error)
         run.tasks.append(task)
         self._issue(run)
-        if _return_future and task.future is None and run.tasks[0].method == method_name:
+        if task.future is None and run.tasks[0].method == method:
             return run.tasks[0].future  # asked for already, and nothing is done between
-        return task.future if _return_future else None
+        return task.future
 
-    def clear_actor_task_futures(self, tracked_actor: Any) -> None:
-        run = self._runs.get(tracked_actor)
+    def drop_calls(self, ticket: TrackedActor) -> None:
+        run = self._runs.get(ticket)
         if run is not None:
             for task in run.tasks:
                 self._crew.drop(task.future)
             run.tasks.clear()
 
-    def get_live_actors_resources(self) -> dict[str, float]:
+    def resources_in_use(self) -> dict[str, float]:
         return self._job.resources_in_use()
 
-    @property
-    def num_live_actors(self) -> int:
-        return len(self._live_actors_to_ray_actors_resources)
-
-    @property
-    def num_pending_actors(self) -> int:
+    def count_pending(self) -> int:
         # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would
         # be planned one by one; only new ones count, because each of these takes a suggestion from the searcher.
         return sum(1 for run in self._runs.values() if not run.delivered and not run.live)
 
-    @property
-    def num_total_actors(self) -> int:
+    def count_unfinished(self) -> int:
         # Workers that clean up count, so that Tune gives them time to before it calls cleanup().
         return len(self._runs) + len(self._due) + self._crew.cleaning
 
-    @property
-    def num_actor_tasks(self) -> int:
+    def count_calls(self) -> int:
         return sum(len(run.tasks) for run in self._runs.values())
 
-    def resolve_future(self, future: Any) -> None:
+    def answer_call(self, future: Any) -> None:
         """Wait for one task and tell Tune now (it does so for a trial's export, and then stops the trial)."""
         due = len(self._due)
         self._crew.resolve(future)
         if len(self._due) > due:
             self._due.pop()()
 
-    def next(self, timeout: float | None = None) -> bool:
+    def step(self, timeout: float | None) -> bool:
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""
         self._advance()
         if not self._due:
@@ -217,7 +191,7 @@ class FluidActorManager:
         self._over = True
         self._job.wind_up(self._trials.values())
 
-    def cleanup(self) -> None:
+    def close(self) -> None:
         """The run is over: give every process and device back."""
         self._crew.close()
         self._job.close(self._trials.values())
@@ -321,14 +295,14 @@ class FluidActorManager:
             run.live = run.started = True
             tracked = run.tracked
             self._job.align_logs(run)
-            self._live_actors_to_ray_actors_resources[tracked] = (worker.actor, None)
-            self._due.append(lambda: _call(tracked._on_start, tracked))
+            self.set_live(tracked, worker.actor)
+            self._due.append(lambda: tell_started(tracked))
 
     def _recovered(self, run: Run) -> None:
         """The trial stands in a new worker where its last commit or checkpoint left it; go on with what was asked."""
         run.live = True
         assert run.leader is not None
-        self._live_actors_to_ray_actors_resources[run.tracked] = (run.leader.actor, None)
+        self.set_live(run.tracked, run.leader.actor)
         run.trial.set_ray_actor(run.leader.actor)
         self._job.log("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
         checkpoint = run.trial.latest_checkpoint_result
@@ -401,7 +375,7 @@ class FluidActorManager:
                 self._crew.events.append(m.KindFound(found.id, outcome.kind))
         if outcome.reformed is not None:
             self._resizer.done(run, *outcome.reformed)
-        if compat.RESULT_DUPLICATE not in outcome.result:
+        if RESULT_DUPLICATE not in outcome.result:
             run.delivered = int(outcome.result.get(TRAINING_ITERATION, run.delivered + 1))
             memory, ephemeral = outcome.memory, outcome.ephemeral
             self._crew.events.append(m.Result(run.id, outcome.seconds, run.ran_at, memory, ephemeral, outcome.busy))
@@ -483,10 +457,9 @@ class FluidActorManager:
     def _fail(self, run: Run, error: Exception) -> None:
         """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
         tracked = run.tracked
-        self._failed.add(tracked.actor_id)
+        self.set_failed(tracked)
         tasks = list(run.tasks)
         self._runs.pop(tracked, None)
-        self._live_actors_to_ray_actors_resources.pop(tracked, None)
         self._forget(run)
         self._unload(run, CLEAN_BROKEN_S)
         self._crew.events.append(m.TrialEnded(run.id, "failed"))
@@ -497,7 +470,7 @@ class FluidActorManager:
                 # The trial's own error: Tune ends or requeues the trial for the task, and knows no ticket after that.
                 _call(first.on_error, tracked, error)
                 return
-            _call(tracked._on_error, tracked, error)
+            tell_failed(tracked, error)
             for task in tasks:
                 _call(task.on_error, tracked, error)
 

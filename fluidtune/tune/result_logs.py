@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow.fs
 from ray.tune.experiment import Trial
-from ray.tune.result import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE, TRAINING_ITERATION
+
+from fluidtune.ray_compat.trainable import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE, TRAINING_ITERATION
 
 _HERE = pyarrow.fs.LocalFileSystem()
 

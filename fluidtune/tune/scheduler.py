@@ -10,11 +10,11 @@ import dataclasses
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.result import TRAINING_ITERATION
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.tune import compat
+from fluidtune.ray_compat import controller, schedulers
+from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.groups.budgets import stopper_iteration
@@ -27,8 +27,6 @@ class FluidScheduler(TrialScheduler):
         base_scheduler: the scheduler of the script; None is Tune's own default, FIFO.
         executor: the execution settings; None for the defaults.
     """
-
-    _supports_buffered_results = False
 
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
         super().__init__()
@@ -65,13 +63,18 @@ class FluidScheduler(TrialScheduler):
         return state
 
     @property
+    def supports_buffered_results(self) -> bool:
+        """False: every result comes to the algorithm at once."""
+        return False
+
+    @property
     def metric(self) -> str | None:
         return self.base_scheduler.metric
 
     @property
     def mode(self) -> str | None:
         """The script's "min" or "max", if it said so anywhere."""
-        return getattr(self.base_scheduler, "_mode", None) or self._mode
+        return schedulers.mode(self.base_scheduler) or self._mode
 
     @property
     def synchronous(self) -> bool:
@@ -87,9 +90,9 @@ class FluidScheduler(TrialScheduler):
 
         # A restored experiment brings its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray:
-            controller = compat.controller_of(tune_controller)
-            self._stopper_target = stopper_iteration(controller._stopper)
-            self._manager = install(controller, self, trial)
+            behind = controller.controller_behind(tune_controller)
+            self._stopper_target = stopper_iteration(controller.run_stopper(behind))
+            self._manager = install(behind, self, trial)
             self._left_to_ray = self._manager is None
         self.base_scheduler.on_trial_add(tune_controller, trial)
 
@@ -119,7 +122,7 @@ class FluidScheduler(TrialScheduler):
         for trial in self._adapter.overlooked():
             tune_controller.stop_trial(trial)
         for trial in self._adapter.promoted():
-            tune_controller._set_trial_status(trial, Trial.PENDING)
+            controller.make_pending(tune_controller, trial)
         chosen = self.base_scheduler.choose_trial_to_run(tune_controller)
         if chosen is not None and chosen.status == Trial.PENDING:
             # Tune offers every pending trial to the executor by itself; which one starts is the engine's choice.

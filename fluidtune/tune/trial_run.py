@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.result import TRAINING_ITERATION
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.engine.messages import Kind
-from fluidtune.tune import compat
+from fluidtune.ray_compat.controller import TrackedActor
+from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 
 #: A trial whose worker dies this often without one iteration done in between is the trial's fault.
 MAX_DEATHS = 3
@@ -40,7 +40,7 @@ class Task:
 class Run:
     """A trial from the moment Tune asks for its actor until Tune lets go of it."""
 
-    tracked: compat.TrackedActor
+    tracked: TrackedActor
     trial: Trial
     kwargs: dict[str, Any]
     trainable_ref: Any

@@ -139,7 +139,7 @@ def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes
     def fail() -> None:
         raise RuntimeError("CUDA error: MPS client failed to connect")
 
-    monkeypatch.setattr(cluster_mps.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
     torch = SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=SimpleNamespace(synchronize=lambda: None))
     found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
     verify(found, torch)
@@ -154,7 +154,7 @@ def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes
 def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commits(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_mps.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
     found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
     fault = RuntimeError("the training function failed")
     fault.__cause__ = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with...")

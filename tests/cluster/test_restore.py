@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune import Trainable
 
 from fluidtune.cluster.result_replay import Reports
 from fluidtune.cluster.worker import LoadSpec, Worker
+from fluidtune.ray_compat.trainable import set_progress
 
 
 class Hosting(Worker):
@@ -20,14 +22,16 @@ class Hosting(Worker):
         files = SimpleNamespace(delete_dir=self.deleted.append)
         storage = SimpleNamespace(trial_fs_path="/job/trial_1", storage_filesystem=files)
         self._spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
-        self._trainable: Any = SimpleNamespace(iteration=0, restore=self.restored)
+        self._trainable: Any = Trainable.__new__(Trainable)
+        self._trainable.restore = self.restored
+        set_progress(self._trainable, 0, 0.0)
         self._session: Any = SimpleNamespace(forget_resume=self.forget)
         reports = self._reports = Reports(13, "")
         reports.trainable = self._trainable
         reports.resume = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
 
     def restored(self, checkpoint: Any) -> None:
-        self._trainable.iteration = 10
+        set_progress(self._trainable, 10, 0.0)
 
     def forget(self) -> None:
         self.forgot += 1
@@ -43,7 +47,7 @@ def at(path: str) -> Any:
 def test_a_trial_goes_on_from_its_commit_if_that_is_newer(path: str, again: bool) -> None:
     worker = Hosting()
     assert worker.restore(at(path), again) == 13
-    assert worker._trainable._iteration == 12
+    assert worker._trainable.iteration == 12
     assert not worker.forgot and not worker.deleted
 
 

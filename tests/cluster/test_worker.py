@@ -118,7 +118,7 @@ def moved(folder: str, saved: int) -> None:
     again = hosting(folder, delivered=saved)
     results = train(again, 11 - saved)
     assert [(r["training_iteration"], r["steps"]) for r in results] == [(i, i) for i in range(saved + 1, 12)]
-    ran_again = again._trainable is not None and again._trainable._iterations_since_restore
+    ran_again = results[-1]["iterations_since_restore"]
     assert ran_again == 3, f"it has results up to 8 in its commit, and ran {ran_again} iterations"
 
 

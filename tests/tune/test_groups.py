@@ -24,6 +24,7 @@ import fluidtune
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.groups import Adapter, Membership, adapter_for
 from fluidtune.tune.groups.budgets import iteration_at, stop_iteration, stopper_iteration
+from tests.ray_compat.algorithm_states import halve, set_population
 
 
 class Like(SimpleNamespace):
@@ -102,14 +103,11 @@ def test_hyperband_s_rungs_are_known_ahead():
     assert adapter.membership(trials[0]) == Membership("band0/bracket0/rung0", True, 9, 0)
     assert adapter.membership(trials[3]) == Membership("band0/bracket1/rung1", True, 3, 6, ((2, 6),))
     assert adapter.membership(trials[8]) == Membership("band0/bracket2/rung2", True, 1, 8, ((3, 2), (1, 6)))
-    bracket = base._hyperbands[0][2]
-    for one in trials[8:]:
-        bracket._live_trials[one] = {"training_iteration": 1, "score": 1.0}
-    good, _ = bracket.successive_halving("score", 1.0)
-    assert adapter.membership(good[0]).rungs == ((1, 6),)
-    seconds = adapter_for(HyperBandScheduler(time_attr="time_total_s", max_t=9, metric="score", mode="max"))
-    seconds._base.on_trial_add(None, trials[0])
-    assert seconds.membership(trials[0]).rungs == (), "nobody knows how many iterations a second is"
+    kept = halve(base, 2, trials[8:])
+    assert adapter.membership(kept[0]).rungs == ((1, 6),)
+    in_seconds = HyperBandScheduler(time_attr="time_total_s", max_t=9, metric="score", mode="max")
+    in_seconds.on_trial_add(None, trials[0])
+    assert adapter_for(in_seconds).membership(trials[0]).rungs == (), "nobody knows how many iterations a second is"
 
 
 def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
@@ -117,8 +115,7 @@ def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
         base = PopulationBasedTraining(
             "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
         )
-        base._next_perturbation_sync = after
-        base._trial_state = dict.fromkeys("abcd")
+        set_population(base, after, dict.fromkeys("abcd", 0))
         return adapter_for(base).membership(trial({"training_iteration": 10}))
 
     assert member(True) == Membership("interval1", True, 3, rungs=((4, 7),))
@@ -132,11 +129,9 @@ def test_after_a_perturbation_the_whole_population_goes_on_at_once():
         base = PopulationBasedTraining(
             "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
         )
-        base._next_perturbation_sync = 6
         statuses = ("PAUSED", "PAUSED", "PAUSED", "RUNNING", "TERMINATED")
         trials = [Like(number=number, status=status) for number, status in enumerate(statuses)]
-        for one, at in zip(trials, (3, 3, 6, 3, 3), strict=True):
-            base._trial_state[one] = SimpleNamespace(last_train_time=at)
+        set_population(base, 6, dict(zip(trials, (3, 3, 6, 3, 3), strict=True)))
         return [one.number for one in adapter_for(base).promoted()]
 
     # The third waits for the others, which are not there yet.

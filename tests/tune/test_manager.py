@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.tune import compat
+from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.trial_run import Run
 
@@ -100,7 +100,7 @@ def placed(manager: FluidActorManager, share: float) -> Run:
     """A trial of this share, loaded into a worker."""
     trial: Any = SimpleNamespace(trial_id="a", last_result={}, status="RUNNING", share=share)
     manager.note_trial(trial)
-    tracked = manager.add_actor(None, {"config": {compat.TRIAL_INFO: trial}}, None)
+    tracked = manager.add_actor(None, {"config": {TRIAL_INFO: trial}}, None)
     manager._advance()
     run = manager._runs[tracked]
     manager._loaded(run, run.leader, None)  # type: ignore[arg-type]

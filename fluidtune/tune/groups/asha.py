@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ray.tune.experiment import Trial
 
+from fluidtune.ray_compat.schedulers import asha_limit, time_attribute
 from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 
@@ -12,6 +13,6 @@ class ASHAAdapter(Adapter):
     """A stream; a trial's budget is the last rung's, because it may get there."""
 
     def mapped(self, trial: Trial) -> Membership:
-        counted = self._base._time_attr
-        limits = (iteration_at(trial, counted, self._base._max_t), stop_iteration(trial, counted))
+        counted = time_attribute(self._base)
+        limits = (iteration_at(trial, counted, asha_limit(self._base)), stop_iteration(trial, counted))
         return Membership("stream", False, min((value for value in limits if value is not None), default=None))

@@ -10,8 +10,10 @@ import math
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.result import TIME_TOTAL_S, TRAINING_ITERATION
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
+
+from fluidtune.ray_compat.schedulers import combined_stoppers, max_iteration
+from fluidtune.ray_compat.trainable import TIME_TOTAL_S, TRAINING_ITERATION
 
 #: Stop criteria that grow evenly with a trial's iterations; others (a metric's threshold) say nothing about when.
 _GROWING = (TIME_TOTAL_S, "timesteps_total", "episodes_total")
@@ -46,8 +48,8 @@ def stop_iteration(trial: Trial, attribute: str | None = None) -> float | None:
 def stopper_iteration(stopper: Any) -> float | None:
     """The same for one of Ray Tune's stopper objects, which count iterations themselves."""
     if isinstance(stopper, MaximumIterationStopper):
-        return float(stopper._max_iter)
+        return float(max_iteration(stopper))
     if isinstance(stopper, CombinedStopper):
-        found = [stopper_iteration(one) for one in stopper._stoppers]
+        found = [stopper_iteration(one) for one in combined_stoppers(stopper)]
         return min((value for value in found if value is not None), default=None)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ray.tune.experiment import Trial
 
+from fluidtune.ray_compat import schedulers
 from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 
@@ -20,23 +21,22 @@ class PBTAdapter(Adapter):
 
     def mapped(self, trial: Trial) -> Membership:
         base = self._base
-        stop = stop_iteration(trial, base._time_attr)
-        if not base._synch:
+        counted = schedulers.time_attribute(base)
+        stop = stop_iteration(trial, counted)
+        if not schedulers.perturbs_together(base):
             return Membership("population", True, stop)
-        interval = int(base._next_perturbation_sync // base._perturbation_interval)
-        until = iteration_at(trial, base._time_attr, base._next_perturbation_sync)
+        perturbation = schedulers.next_perturbation(base)
+        interval = int(perturbation // schedulers.perturbation_interval(base))
+        until = iteration_at(trial, counted, perturbation)
         known = [value for value in (until, stop) if value is not None]
         rest = stop - until if stop is not None and until is not None else 0.0
-        rungs = ((len(base._trial_state), rest),) if base._trial_state and rest > 0 else ()
+        size = schedulers.population_size(base)
+        rungs = ((size, rest),) if size and rest > 0 else ()
         return Membership(f"interval{interval}", True, min(known, default=None), rungs=rungs)
 
     def promoted(self) -> list[Trial]:
         """After a perturbation the whole population: the algorithm itself returns one after the other runs."""
-        base = self._base
-        if not base._synch:
+        if not schedulers.perturbs_together(self._base):
             return []  # it pauses one in favour of another, and says which
-        return [
-            trial
-            for trial, state in base._trial_state.items()
-            if trial.status == Trial.PAUSED and state.last_train_time < base._next_perturbation_sync
-        ]
+        due = schedulers.trials_before_perturbation(self._base)
+        return [trial for trial in due if trial.status == Trial.PAUSED]

@@ -1,0 +1,72 @@
+"""Everything that FluidTune uses of Ray beyond Ray's public API, behind functions that say what they do.
+
+`versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
+`RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. This package decides nothing and imports no other room but
+`errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray marks as
+PublicAPI or DeveloperAPI counts as public.
+
+The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
+this package uses something that has no entry.
+
+Tune's controller (`controller`):
+
+- ``TuneController._actor_manager``: our manager takes its place on the first trial. Ray removed its pluggable executor
+  in 2.7; this attribute, with the methods of `RayActorManager`, is where the executor used to be.
+- ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
+- ``TuneController.cleanup``: replaced, to learn that the run is over. Tune calls it before it stops the trials that
+  could go on in a later run.
+- ``TuneController._storage``: the experiment's name and directory.
+- ``TuneController._stopper``: the run's stopper object, which may end every trial at one iteration.
+- ``TuneController._set_trial_status``: makes a whole rung that HyperBand promotes pending at once.
+- ``TuneController._pending_trials``: the pending trials that have run before are counted.
+- ``TuneController._max_pending_trials``: how many trials Tune lets be pending; FluidTune raises the number, by the
+  public method ``update_max_pending_trials``, while processes start and while promoted trials are pending.
+- ``TrialRunnerWrapper._tune_controller``: some callbacks hand a scheduler this wrapper instead of the controller.
+- ``TrackedActor``: the ticket by which the controller knows a trial's actor.
+- ``TrackedActor._on_start``, ``TrackedActor._on_stop``, ``TrackedActor._on_error``: the controller's callbacks. Tune
+  may take one back until it is called, so they are read from the ticket.
+- ``RayActorManager._live_actors_to_ray_actors_resources``: the controller reads the handle of a trial's actor there.
+- ``RayActorManager._actor_task_events``: the controller waits for one future with its ``resolve_future``.
+
+Tune's algorithms and stoppers (`schedulers`):
+
+- ``AsyncHyperBandScheduler._mode``, ``HyperBandScheduler._mode``, ``MedianStoppingRule._mode``,
+  ``PopulationBasedTraining._mode``: the script's "min" or "max". Algorithms without it are asked for it, too.
+- ``AsyncHyperBandScheduler._time_attr``, ``HyperBandScheduler._time_attr``, ``MedianStoppingRule._time_attr``,
+  ``PopulationBasedTraining._time_attr``: the attribute of a result in which the algorithm counts.
+- ``AsyncHyperBandScheduler._max_t``, ``HyperBandScheduler._max_t_attr``: how long a trial may train.
+- ``HyperBandScheduler._hyperbands``: the brackets.
+- ``_Bracket._live_trials``, ``_Bracket._halves``, ``_Bracket._cumul_r``, ``_Bracket._n``, ``_Bracket._eta``,
+  ``_Bracket._max_t_attr``: which rung a trial is in, where that rung ends, and what follows it.
+- ``_Bracket.current_trials``, ``_Bracket.trials_to_unpause``, ``_Bracket.finished``: which trials of a bracket are
+  promoted. The class is private, so that these are, too.
+- ``PopulationBasedTraining._synch``, ``PopulationBasedTraining._next_perturbation_sync``,
+  ``PopulationBasedTraining._perturbation_interval``: the perturbation intervals.
+- ``PopulationBasedTraining._trial_state``: the population, and when each trial was last perturbed.
+- ``MaximumIterationStopper._max_iter``, ``CombinedStopper._stoppers``: the iteration at which a stopper ends a trial.
+
+A trial's process (`trainable`):
+
+- ``Trainable._iteration``, ``Trainable._time_total``: set when a trial resumes from a commit, and in its followers.
+- ``FunctionTrainable._trainable_func``: a follower runs the training function itself.
+- ``FunctionTrainable._last_training_result``: tells whether the function has reported since it was started.
+- ``_TrainingResult``: what ``save`` returns to Tune.
+- ``_TrainSession.report``: a follower's session swallows reports, so that only the leader reports.
+- ``_TrainSession.training_thread``, ``_TrainSession.continue_lock``, ``_TrainSession.result_queue``,
+  ``_TrainSession.error_queue``: the loop of a trial that ends is allowed to go on from its report to its boundary.
+- ``get_session``: returns the process' session.
+- ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment variables of the driver that Tune gives to trial processes.
+- ``result.TRIAL_INFO``, ``result.RESULT_DUPLICATE``, ``result.TRAINING_ITERATION``, ``result.TIME_TOTAL_S``,
+  ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: keys of configurations and results, names of log files.
+
+Tune's entry points (`entry_points`):
+
+- ``Tuner._local_tuner``, ``TunerInternal._tune_config``: where a restored Tuner keeps its `TuneConfig`.
+- ``ray.tune.tune``, ``ray.tune.tuner``: modules from which a script may import ``run`` and ``Tuner``; ``fluidtune run
+  SCRIPT`` replaces both names there, too.
+
+A benchmark (`versions`):
+
+- ``ray._private.state``: Horovod 0.28 looks for it at ``ray.state``, where Ray no longer has it.
+"""

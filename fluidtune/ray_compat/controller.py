@@ -1,0 +1,261 @@
+"""Tune's controller: what is read of it and changed in it, and the class that takes the place of its actor manager."""
+
+from __future__ import annotations
+
+import abc
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
+
+from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO
+
+__all__ = [
+    "ActorManager",
+    "TrackedActor",
+    "TuneController",
+    "actor_manager",
+    "before_cleanup",
+    "controller_behind",
+    "make_pending",
+    "max_pending_trials",
+    "pending_again",
+    "replace_actor_manager",
+    "run_stopper",
+    "storage",
+    "tell_failed",
+    "tell_started",
+    "tell_stopped",
+]
+
+
+def controller_behind(handed: Any) -> TuneController:
+    """Return the controller behind what Tune hands to a scheduler: the controller itself, or a wrapper of it."""
+    return getattr(handed, "_tune_controller", handed)
+
+
+def actor_manager(controller: TuneController) -> Any:
+    """Return the controller's actor manager: Ray's own, or the one that has replaced it."""
+    return controller._actor_manager
+
+
+def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:
+    """Let the controller run its trials by ``manager``, one actor for each trial run."""
+    controller._reuse_actors = False
+    controller._actor_manager = manager
+
+
+def before_cleanup(controller: TuneController, call: Callable[[], None]) -> None:
+    """Have ``call`` called when the controller begins to clean up.
+
+    The controller gets a class of its own for that, because Tune saves the controller's attributes.
+    """
+    ours = type(controller)
+
+    def cleanup(self: TuneController) -> None:
+        call()
+        ours.cleanup(self)
+
+    controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup})
+
+
+def storage(controller: TuneController) -> Any:
+    """Return the experiment's `StorageContext`."""
+    return controller._storage
+
+
+def run_stopper(controller: TuneController) -> Any:
+    """Return the run's stopper object."""
+    return controller._stopper
+
+
+def max_pending_trials(controller: TuneController) -> int:
+    """Return how many trials Tune lets be pending at a time."""
+    return controller._max_pending_trials
+
+
+def pending_again(controller: TuneController) -> int:
+    """Return how many pending trials have run before."""
+    return sum(1 for trial in controller._pending_trials if (trial.last_result or {}).get(TRAINING_ITERATION))
+
+
+def make_pending(controller: Any, trial: Trial) -> None:
+    """Set a paused trial to PENDING. ``controller``: as a scheduler is handed it."""
+    controller._set_trial_status(trial, Trial.PENDING)
+
+
+def tell_started(ticket: TrackedActor) -> None:
+    """Tell Tune that the ticket's actor runs, unless Tune has taken its callback back."""
+    if ticket._on_start is not None:
+        ticket._on_start(ticket)
+
+
+def tell_stopped(ticket: TrackedActor) -> None:
+    """Tell Tune that the ticket's actor has stopped, unless Tune has taken its callback back."""
+    if ticket._on_stop is not None:
+        ticket._on_stop(ticket)
+
+
+def tell_failed(ticket: TrackedActor, error: Exception) -> None:
+    """Tell Tune that the ticket's actor has died of ``error``, unless Tune has taken its callback back."""
+    if ticket._on_error is not None:
+        ticket._on_error(ticket, error)
+
+
+class ActorManager(abc.ABC):
+    """What Tune's controller calls of its `RayActorManager`, under Ray's names and signatures.
+
+    A subclass answers under FluidTune's names. When a Ray release changes `RayActorManager`, only this class changes.
+    """
+
+    def __init__(self) -> None:
+        #: The controller reads this attribute: ticket -> (handle of the actor, its resources).
+        self._live_actors_to_ray_actors_resources: dict[TrackedActor, tuple[Any, None]] = {}
+        #: The controller calls ``resolve_future`` of this attribute.
+        self._actor_task_events = self
+        #: Tickets of trials that were reported as failed, by ``actor_id``.
+        self._failed: set[int] = set()
+
+    # --- for the subclass
+
+    def set_live(self, ticket: TrackedActor, actor: Any) -> None:
+        """The trial runs in this actor from now on."""
+        self._live_actors_to_ray_actors_resources[ticket] = (actor, None)
+
+    def unset_live(self, ticket: TrackedActor) -> bool:
+        """The trial runs in no actor from now on. Returns whether it ran in one."""
+        return self._live_actors_to_ray_actors_resources.pop(ticket, None) is not None
+
+    def set_failed(self, ticket: TrackedActor) -> None:
+        """The trial has failed: the controller's further calls for this ticket do nothing."""
+        self._failed.add(ticket.actor_id)
+        self.unset_live(ticket)
+
+    @abc.abstractmethod
+    def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
+        """Tune wants the trial to run. ``kwargs``: of its trainable's constructor."""
+
+    @abc.abstractmethod
+    def release_trial(self, ticket: TrackedActor) -> bool:
+        """Tune lets go of the trial. Returns whether it ran in an actor; Tune is then told when that has stopped."""
+
+    @abc.abstractmethod
+    def call_trainable(
+        self,
+        ticket: TrackedActor,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on_result: Callable[..., None] | None,
+        on_error: Callable[..., None] | None,
+    ) -> Any:
+        """Call a method of the trial's trainable after all that were asked for before. Returns its future.
+
+        None is returned instead of a future while the call waits for others.
+        """
+
+    @abc.abstractmethod
+    def drop_calls(self, ticket: TrackedActor) -> None:
+        """Tune is not interested any more in what it has called of this trial's trainable."""
+
+    @abc.abstractmethod
+    def answer_call(self, future: Any) -> None:
+        """Wait for a future that `call_trainable` returned, and tell Tune the result now."""
+
+    @abc.abstractmethod
+    def step(self, timeout: float | None) -> bool:
+        """Wait at most ``timeout`` seconds for one event, and call back into Tune for it. Returns whether one came."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """The run is over: give every process and device back."""
+
+    @abc.abstractmethod
+    def resources_in_use(self) -> dict[str, float]:
+        """Logical resources of the devices that trials hold."""
+
+    @abc.abstractmethod
+    def count_pending(self) -> int:
+        """New trials that do not run yet."""
+
+    @abc.abstractmethod
+    def count_unfinished(self) -> int:
+        """Trials that Tune wants to run, and all that has to be done yet for others."""
+
+    @abc.abstractmethod
+    def count_calls(self) -> int:
+        """Calls of trainables' methods that are not answered."""
+
+    # --- for Tune's controller
+
+    def add_actor(
+        self,
+        cls: Any,
+        kwargs: dict[str, Any],
+        resource_request: Any,
+        *,
+        on_start: Callable[..., None] | None = None,
+        on_stop: Callable[..., None] | None = None,
+        on_error: Callable[..., None] | None = None,
+    ) -> TrackedActor:
+        ticket = TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
+        self.add_trial(ticket, kwargs["config"][TRIAL_INFO].trial_id, kwargs)
+        return ticket
+
+    def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
+        return False if self.is_actor_failed(tracked_actor) else self.release_trial(tracked_actor)
+
+    def is_actor_started(self, tracked_actor: TrackedActor) -> bool:
+        return tracked_actor in self._live_actors_to_ray_actors_resources
+
+    def is_actor_failed(self, tracked_actor: TrackedActor) -> bool:
+        return tracked_actor.actor_id in self._failed
+
+    def schedule_actor_task(
+        self,
+        tracked_actor: TrackedActor,
+        method_name: str,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        on_result: Callable[..., None] | None = None,
+        on_error: Callable[..., None] | None = None,
+        _return_future: bool = False,
+    ) -> Any:
+        if self.is_actor_failed(tracked_actor) or method_name == "stop":
+            return None  # after "stop", remove_actor follows, which unloads the worker
+        future = self.call_trainable(tracked_actor, method_name, args or (), kwargs or {}, on_result, on_error)
+        return future if _return_future else None
+
+    def clear_actor_task_futures(self, tracked_actor: TrackedActor) -> None:
+        self.drop_calls(tracked_actor)
+
+    def get_live_actors_resources(self) -> dict[str, float]:
+        return self.resources_in_use()
+
+    @property
+    def num_live_actors(self) -> int:
+        return len(self._live_actors_to_ray_actors_resources)
+
+    @property
+    def num_pending_actors(self) -> int:
+        return self.count_pending()
+
+    @property
+    def num_total_actors(self) -> int:
+        return self.count_unfinished()
+
+    @property
+    def num_actor_tasks(self) -> int:
+        return self.count_calls()
+
+    def resolve_future(self, future: Any) -> None:
+        self.answer_call(future)
+
+    def next(self, timeout: float | None = None) -> bool:
+        return self.step(timeout)
+
+    def cleanup(self) -> None:
+        self.close()

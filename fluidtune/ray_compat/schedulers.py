@@ -1,0 +1,124 @@
+"""The state of Tune's algorithms and stoppers that their owners keep private."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
+
+
+def mode(scheduler: Any) -> str | None:
+    """Return "min" or "max", whichever the script gave to the algorithm; None: it gave neither."""
+    return getattr(scheduler, "_mode", None)
+
+
+def time_attribute(scheduler: Any) -> str:
+    """Return the key of a result in which ASHA, HyperBand, PBT or the median stopping rule counts."""
+    return scheduler._time_attr
+
+
+def asha_limit(asha: Any) -> float:
+    """Return how long ASHA lets a trial train, in its time attribute."""
+    return asha._max_t
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One bracket of a HyperBand scheduler. ``band``, ``index``: its place in the scheduler's table of brackets."""
+
+    band: int
+    index: int
+    _bracket: Any
+
+    def holds(self, trial: Trial) -> bool:
+        """Return whether the trial still competes in this bracket."""
+        return trial in self._bracket._live_trials
+
+    @property
+    def competing(self) -> int:
+        """How many trials compete in it at most: the number that is planned, or fewer when fewer came."""
+        return min(self._bracket._n, len(self._bracket._live_trials))
+
+    @property
+    def halvings_left(self) -> int:
+        """How often the bracket will be halved yet."""
+        return self._bracket._halves
+
+    @property
+    def reduction_factor(self) -> float:
+        """A halving keeps one of this many trials, which may train this many times as long."""
+        return self._bracket._eta
+
+    @property
+    def rung_end(self) -> float:
+        """Where the present rung ends, in the scheduler's time attribute."""
+        return self._bracket._cumul_r
+
+    @property
+    def limit(self) -> float:
+        """Where the last rung ends at the latest, in the scheduler's time attribute."""
+        return self._bracket._max_t_attr
+
+    def promoted(self) -> list[Trial]:
+        """Return the trials that the last halving kept and that still stand paused."""
+        waiting = self._bracket.trials_to_unpause
+        return [trial for trial in self._paused() if trial in waiting]
+
+    def left_over(self) -> list[Trial]:
+        """Return the paused trials of a bracket that has finished: it will neither promote nor stop them."""
+        return self._paused() if self._bracket.finished() else []
+
+    def _paused(self) -> list[Trial]:
+        return [trial for trial in self._bracket.current_trials() if trial.status == Trial.PAUSED]
+
+
+def hyperband_limit(hyperband: Any) -> float:
+    """Return how long HyperBand lets a trial train, in its time attribute."""
+    return hyperband._max_t_attr
+
+
+def brackets(hyperband: Any) -> Iterator[Bracket]:
+    """Return the brackets of a HyperBand scheduler that have trials, band by band."""
+    for band, row in enumerate(hyperband._hyperbands):
+        for index, bracket in enumerate(row):
+            if bracket is not None:
+                yield Bracket(band, index, bracket)
+
+
+def perturbs_together(pbt: Any) -> bool:
+    """Return whether the population waits for its last trial before each perturbation (``synch=True``)."""
+    return pbt._synch
+
+
+def next_perturbation(pbt: Any) -> float:
+    """Return where a population that perturbs together is perturbed next, in PBT's time attribute."""
+    return pbt._next_perturbation_sync
+
+
+def perturbation_interval(pbt: Any) -> float:
+    """Return the distance of two perturbations, in PBT's time attribute."""
+    return pbt._perturbation_interval
+
+
+def population_size(pbt: Any) -> int:
+    """Return how many trials the population has."""
+    return len(pbt._trial_state)
+
+
+def trials_before_perturbation(pbt: Any) -> list[Trial]:
+    """Return the trials of the population that have not come to its next perturbation."""
+    due = pbt._next_perturbation_sync
+    return [trial for trial, state in pbt._trial_state.items() if state.last_train_time < due]
+
+
+def max_iteration(stopper: MaximumIterationStopper) -> int:
+    """Return the iteration at which the stopper ends every trial."""
+    return stopper._max_iter
+
+
+def combined_stoppers(stopper: CombinedStopper) -> list[Any]:
+    """Return the stoppers of which each alone can end a trial."""
+    return list(stopper._stoppers)

@@ -1,0 +1,101 @@
+"""A trial's own process: its trainable, its train session, and the keys of its configuration and results."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
+from ray.train._internal.session import get_session
+from ray.tune import Trainable
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
+from ray.tune.result import (
+    EXPR_PROGRESS_FILE,
+    EXPR_RESULT_FILE,
+    RESULT_DUPLICATE,
+    TIME_TOTAL_S,
+    TRAINING_ITERATION,
+    TRIAL_INFO,
+)
+from ray.tune.trainable import FunctionTrainable
+
+__all__ = [
+    "ENV_VARS_TO_PROPAGATE",
+    "EXPR_PROGRESS_FILE",
+    "EXPR_RESULT_FILE",
+    "RESULT_DUPLICATE",
+    "TIME_TOTAL_S",
+    "TRAINING_ITERATION",
+    "TRIAL_INFO",
+    "TrainingResult",
+    "finish_report",
+    "has_reported",
+    "mute_session",
+    "set_iteration",
+    "set_progress",
+    "time_total",
+    "training_function",
+    "training_thread",
+]
+
+#: Seconds between two looks whether the loop has reported. Judgement: short beside an iteration, long beside a look.
+_LOOK_S = 0.005
+
+
+def time_total(trainable: Trainable) -> float:
+    """Return the seconds that the trial has trained, as Tune counts them."""
+    return trainable._time_total
+
+
+def set_iteration(trainable: Trainable, iteration: int) -> None:
+    """Let Tune's count of the trial's iterations go on from ``iteration``."""
+    trainable._iteration = iteration
+
+
+def set_progress(trainable: Trainable, iteration: int, seconds: float) -> None:
+    """Let Tune's counts of the trial's iterations and of its training time go on from these."""
+    trainable._iteration, trainable._time_total = iteration, seconds
+
+
+def training_function(trainable: FunctionTrainable) -> Callable[..., Any]:
+    """Return the function that a function trainable runs; it takes the configuration."""
+    return trainable._trainable_func
+
+
+def has_reported(trainable: FunctionTrainable) -> bool:
+    """Return whether the function has reported since this trainable was constructed."""
+    return bool(getattr(trainable, "_last_training_result", None))
+
+
+def mute_session() -> None:
+    """Make this process' train session swallow reports: it belongs to a follower."""
+    session = get_session()
+    if session is not None:
+        session.report = lambda *args, **kwargs: None
+
+
+def training_thread() -> threading.Thread | None:
+    """Return the thread that runs this process' training function; None: there is none."""
+    return getattr(get_session(), "training_thread", None)
+
+
+def finish_report(timeout: float, busy: Callable[[], bool]) -> None:
+    """Let the training function go on from the report at which it stands, to its next report or its end.
+
+    It gets ``timeout`` seconds, and longer while ``busy`` returns True, which means that it must not be interrupted.
+    What it raises is dropped. Tune's own way is another ``train()``, which looks for the end only five times a second.
+    """
+    session = get_session()
+    thread = getattr(session, "training_thread", None)
+    if thread is None or not thread.is_alive():
+        return
+    session.continue_lock.release()
+    deadline = time.monotonic() + timeout
+    while thread.is_alive() and session.result_queue.empty() and (busy() or time.monotonic() < deadline):
+        threading.Thread.join(thread, _LOOK_S)
+    with contextlib.suppress(queue.Empty):
+        session.error_queue.get_nowait()

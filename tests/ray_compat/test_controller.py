@@ -1,0 +1,127 @@
+"""Tune's controller and our actor manager still fit. Needs no running Ray."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import ray
+from ray.tune.execution import tune_controller
+
+from fluidtune.ray_compat import controller as compat
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRIAL_INFO
+from fluidtune.tune.manager import FluidActorManager
+from tests.ray_compat.inspecting import attributes_of
+
+
+def manager_uses(module: ModuleType) -> Iterator[tuple[str, ast.Call | None]]:
+    """Every ``self._actor_manager.NAME`` in Tune's controller, with the call if it is one."""
+    tree = ast.parse(inspect.getsource(module))
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr == "_actor_manager"
+        ):
+            yield node.attr, calls.get(id(node))
+
+
+USES = sorted(manager_uses(tune_controller), key=lambda use: use[0])
+
+
+def test_the_controller_still_uses_an_actor_manager() -> None:
+    names = {name for name, _ in USES}
+    assert {"add_actor", "remove_actor", "schedule_actor_task", "next", "cleanup"} <= names
+    assert "update_max_pending_trials" in attributes_of(compat.TuneController)
+
+
+@pytest.mark.parametrize("name, call", USES, ids=[f"{i}-{name}" for i, (name, _) in enumerate(USES)])
+def test_our_manager_has_all_that_the_controller_uses(name: str, call: ast.Call | None) -> None:
+    assert name in attributes_of(FluidActorManager), (
+        f"Ray {ray.__version__}'s TuneController uses _actor_manager.{name}, which ActorManager lacks"
+    )
+    if call is not None:
+        signature = inspect.signature(getattr(FluidActorManager, name))
+        # Raises TypeError when the controller passes what ours does not take.
+        signature.bind(None, *[None for _ in call.args], **{k.arg: None for k in call.keywords if k.arg})
+
+
+def test_a_changed_call_would_be_seen() -> None:
+    signature = inspect.signature(FluidActorManager.add_actor)
+    with pytest.raises(TypeError):
+        signature.bind(None, surprise=None)
+    assert "get_actor_resources_of_the_moon" not in attributes_of(FluidActorManager)
+
+
+def test_only_the_interface_knows_ray_s_names() -> None:
+    rays = {name for name, _ in USES} | {"num_live_actors", "resolve_future"}
+    assert rays & set(vars(FluidActorManager)) == set(), "what Tune calls belongs into ActorManager"
+
+
+def test_a_controller_says_that_it_cleans_up_and_saves_no_more_than_before() -> None:
+    from ray.tune import tune
+
+    assert "runner.cleanup()" in inspect.getsource(tune)
+
+    class Controller:
+        def cleanup(self) -> None:
+            done.append("cleaned up")
+
+    done: list[str] = []
+    controller: Any = Controller()
+    compat.before_cleanup(controller, lambda: done.append("told"))
+    controller.cleanup()
+    assert done == ["told", "cleaned up"]
+    assert isinstance(controller, Controller) and vars(controller) == {}
+
+
+def test_futures_are_resolved_through_the_same_path() -> None:
+    source = inspect.getsource(tune_controller)
+    assert "self._actor_manager._actor_task_events.resolve_future(future)" in source
+    assert list(inspect.signature(FluidActorManager.resolve_future).parameters) == ["self", "future"]
+
+
+def test_schedulers_are_handed_a_wrapper_with_its_controller() -> None:
+    class Wrapper:
+        _tune_controller = "the controller"
+
+    assert compat.controller_behind(Wrapper()) == "the controller"
+    assert compat.controller_behind("bare") == "bare"
+
+
+def test_the_ticket_is_made_as_we_make_it() -> None:
+    ticket: Any = compat.TrackedActor(7, on_start=len, on_stop=len, on_error=len)
+    assert (ticket.actor_id, ticket._on_start, ticket._on_stop, ticket._on_error) == (7, len, len, len)
+    assert ticket in {ticket: 1}
+
+
+def test_tune_is_told_of_a_ticket_unless_it_took_the_callback_back() -> None:
+    told: list[Any] = []
+    ticket = compat.TrackedActor(
+        7,
+        on_start=lambda of: told.append(("start", of)),
+        on_stop=lambda of: told.append(("stop", of)),
+        on_error=lambda of, error: told.append((str(error), of)),
+    )
+    compat.tell_started(ticket)
+    compat.tell_stopped(ticket)
+    compat.tell_failed(ticket, ValueError("died"))
+    assert told == [("start", ticket), ("stop", ticket), ("died", ticket)]
+    ticket.set_on_start(None)
+    ticket.set_on_stop(None)
+    ticket.set_on_error(None)
+    compat.tell_started(ticket)
+    compat.tell_stopped(ticket)
+    compat.tell_failed(ticket, ValueError("died"))
+    assert len(told) == 3
+
+
+def test_a_result_that_says_a_function_is_done_has_its_key() -> None:
+    assert isinstance(RESULT_DUPLICATE, str) and isinstance(TRIAL_INFO, str)
+    source = inspect.getsource(tune_controller)
+    assert "RESULT_DUPLICATE" in source

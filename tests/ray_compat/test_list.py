@@ -1,0 +1,126 @@
+"""The list in `fluidtune.ray_compat`: each entry exists in this Ray, is used, and nothing else is used."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.train._internal import checkpoint_manager, session
+from ray.tune import Trainable, Tuner, result
+from ray.tune.execution import class_cache
+from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
+from ray.tune.impl.tuner_internal import TunerInternal
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
+from ray.tune.schedulers.hyperband import _Bracket
+from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
+from ray.tune.trainable import FunctionTrainable
+
+from fluidtune import ray_compat
+from fluidtune.tune.api import Tuner as FluidTuner
+from fluidtune.tune.scheduler import FluidScheduler
+from tests.ray_compat.inspecting import attributes_of
+from tools import ray_boundary
+
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        AsyncHyperBandScheduler,
+        CombinedStopper,
+        FunctionTrainable,
+        HyperBandScheduler,
+        MaximumIterationStopper,
+        MedianStoppingRule,
+        PopulationBasedTraining,
+        RayActorManager,
+        TrackedActor,
+        Trainable,
+        TrialRunnerWrapper,
+        TuneController,
+        Tuner,
+        TunerInternal,
+        _Bracket,
+        session._TrainSession,
+    )
+}
+MODULES: dict[str, Any] = {"class_cache": class_cache, "result": result}
+NAMES: dict[str, Any] = {
+    "TrackedActor": TrackedActor,
+    "_TrainingResult": checkpoint_manager._TrainingResult,
+    "get_session": session.get_session,
+}
+
+
+def listed() -> list[str]:
+    """Every name in the heads of the list's entries: ``- ``A._x``, ``B._y``: why``."""
+    heads = re.findall(r"^- ((?:``[^`]+``,?\s+)*``[^`]+``):", ray_compat.__doc__ or "", re.MULTILINE)
+    return [name for head in heads for name in re.findall(r"``([^`]+)``", head)]
+
+
+LISTED = listed()
+SOURCES = {path.name: path.read_text() for path in Path(ray_compat.__file__).parent.glob("*.py")}
+
+
+def test_every_line_of_the_list_is_read() -> None:
+    assert len(re.findall(r"^- ", ray_compat.__doc__ or "", re.MULTILINE)) > 25
+    assert all(
+        any(f"``{name}``" in line for name in LISTED)
+        for line in (ray_compat.__doc__ or "").splitlines()
+        if line.startswith("- ")
+    )
+    assert len(LISTED) == len(set(LISTED))
+
+
+@pytest.mark.parametrize("entry", LISTED)
+def test_an_entry_exists_in_this_ray(entry: str) -> None:
+    owner, _, name = entry.rpartition(".")
+    if entry.startswith("ray."):
+        assert importlib.import_module(entry)
+    elif owner in CLASSES:
+        assert name in attributes_of(CLASSES[owner])
+    elif owner in MODULES:
+        assert hasattr(MODULES[owner], name)
+    else:
+        assert entry in NAMES
+
+
+@pytest.mark.parametrize("entry", LISTED)
+def test_an_entry_is_used(entry: str) -> None:
+    name = entry if entry.startswith("ray.") else entry.rpartition(".")[2]
+    code = "\n".join(text for file, text in SOURCES.items() if file != "__init__.py")
+    assert re.search(rf"\b{re.escape(name)}\b", code)
+
+
+def test_nothing_is_used_that_is_not_listed() -> None:
+    names = {entry.rpartition(".")[2] for entry in LISTED}
+    used = {
+        found.name: f"{file}:{found.line}"
+        for file, text in SOURCES.items()
+        for found in ray_boundary.accesses(text, defined_elsewhere=frozenset())
+    }
+    lacking = {name: where for name, where in used.items() if name.rpartition(".")[2] not in names}
+    # Classes and modules that hold what is listed.
+    assert set(lacking) == {"ray.tune.execution.tune_controller.TuneController"}
+
+
+@pytest.mark.parametrize("cls, base", [(FluidScheduler, "TrialScheduler"), (FluidTuner, "Tuner")])
+def test_our_subclasses_reuse_no_private_name_of_their_ray_base(cls: type, base: str) -> None:
+    rays = next(one for one in cls.__mro__[1:] if one.__name__ == base)
+    tree = ast.parse(Path(importlib.import_module(cls.__module__).__file__ or "").read_text())
+    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    ours = set(vars(cls)) | {
+        node.attr for node in ast.walk(body) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    private = {name for name in ours & attributes_of(rays) if name.startswith("_") and not name.startswith("__")}
+    # ABC's and Ray's own bookkeeping for every class.
+    assert private <= {"_abc_impl"}

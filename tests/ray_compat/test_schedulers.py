@@ -1,0 +1,98 @@
+"""Tune's algorithms and stoppers keep their state where we read it. Needs no running Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
+from ray.tune.stopper import CombinedStopper, MaximumIterationStopper, TimeoutStopper
+
+from fluidtune.ray_compat import schedulers
+from tests.ray_compat.algorithm_states import halve, set_population
+from tests.ray_compat.inspecting import attributes_of
+
+
+def pbt() -> PopulationBasedTraining:
+    return PopulationBasedTraining("training_iteration", perturbation_interval=4, hyperparam_mutations={"x": [1]})
+
+
+def test_a_mode_is_where_we_read_it() -> None:
+    assert schedulers.mode(ASHAScheduler(metric="loss", mode="min")) == "min"
+    assert schedulers.mode(HyperBandScheduler(metric="score", mode="max")) == "max"
+    assert schedulers.mode(MedianStoppingRule(metric="loss", mode="min")) == "min"
+    assert schedulers.mode(FIFOScheduler()) is schedulers.mode(pbt()) is None
+
+
+def test_hyperband_s_rungs_are_where_we_read_them() -> None:
+    assert {"_metric_op"} <= attributes_of(HyperBandScheduler)
+    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max", time_attr="epochs")
+    assert (schedulers.time_attribute(base), schedulers.hyperband_limit(base)) == ("epochs", 9)
+    trials = [Trial("__fake", stub=True) for _ in range(17)]
+    for trial in trials:
+        base.on_trial_add(None, trial)
+    first, second, third = schedulers.brackets(base)
+    assert [(one.band, one.index) for one in (first, second, third)] == [(0, 0), (0, 1), (0, 2)]
+    assert [one.halvings_left for one in (first, second, third)] == [0, 1, 2]
+    assert [one.competing for one in (first, second, third)] == [3, 5, 9]
+    assert (third.rung_end, third.reduction_factor, third.limit) == (1, 3, 9)
+    assert third.holds(trials[8]) and not third.holds(trials[7])
+    assert third.promoted() == third.left_over() == []
+
+
+def test_the_trials_that_hyperband_promotes_are_paused_ones_that_a_halving_kept() -> None:
+    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
+    trials = [Trial("__fake", stub=True) for _ in range(17)]
+    for trial in trials:
+        base.on_trial_add(None, trial)
+    kept = halve(base, 2, trials[8:])
+    third = list(schedulers.brackets(base))[2]
+    assert (third.halvings_left, third.rung_end, len(kept)) == (1, 3, 3)
+    assert third.promoted() == []
+    kept[0].set_status(Trial.PAUSED)
+    assert third.promoted() == []
+    base._hyperbands[0][2].trials_to_unpause.add(kept[0])
+    assert third.promoted() == [kept[0]] and third.left_over() == []
+
+
+def test_asha_s_limit_is_where_we_read_it() -> None:
+    scheduler = ASHAScheduler(max_t=17)
+    assert (schedulers.asha_limit(scheduler), schedulers.time_attribute(scheduler)) == (17, "training_iteration")
+    assert ASHAScheduler is AsyncHyperBandScheduler, "groups.adapter_for knows the class by one of these names"
+
+
+def test_pbt_s_intervals_are_where_we_read_them() -> None:
+    base = pbt()
+    assert (
+        schedulers.time_attribute(base),
+        schedulers.perturbation_interval(base),
+        schedulers.next_perturbation(base),
+        schedulers.perturbs_together(base),
+    ) == ("training_iteration", 4, 4, False)
+
+
+def test_pbt_s_population_is_where_we_read_it() -> None:
+    base, trial = pbt(), Trial("__fake", stub=True)
+    assert schedulers.population_size(base) == 0
+    base.set_search_properties("score", "max")
+    trial.evaluated_params = {"x": 1}
+    base.on_trial_add(SimpleNamespace(search_alg=None), trial)  # type: ignore[arg-type]
+    assert schedulers.population_size(base) == 1
+    assert schedulers.trials_before_perturbation(base) == [trial]
+    set_population(base, 8, {"early": 4, "there": 8})
+    assert schedulers.trials_before_perturbation(base) == ["early"]
+
+
+def test_the_stoppers_iterations_are_where_we_read_them() -> None:
+    stopper = CombinedStopper(MaximumIterationStopper(7), TimeoutStopper(60))
+    first, second = schedulers.combined_stoppers(stopper)
+    assert schedulers.max_iteration(first) == 7
+    assert isinstance(second, TimeoutStopper)
+    assert schedulers.time_attribute(MedianStoppingRule(time_attr="epochs")) == "epochs"

@@ -1,0 +1,75 @@
+"""A trial's process and its train session are as we use them. Needs no running Ray."""
+
+from __future__ import annotations
+
+import inspect
+import queue
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.tune import Trainable
+
+from fluidtune.ray_compat import trainable as compat
+
+
+def test_the_environment_that_trials_get_is_where_we_read_it() -> None:
+    old = {"RAY_CHDIR_TO_TRIAL_DIR", "RAY_TRAIN_V2_ENABLED"}
+    assert old | {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(compat.ENV_VARS_TO_PROPAGATE)
+
+
+def test_a_trainable_counts_on_from_what_it_is_given() -> None:
+    trainable = Trainable.__new__(Trainable)
+    compat.set_progress(trainable, 7, 2.5)
+    assert (trainable.iteration, compat.time_total(trainable)) == (7, 2.5)
+    compat.set_iteration(trainable, 9)
+    assert (trainable.iteration, compat.time_total(trainable)) == (9, 2.5)
+
+
+def test_a_followers_session_is_muted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        told = 0
+
+        def report(self, *args: Any, **kwargs: Any) -> None:
+            self.told += 1
+
+    session = Session()
+    monkeypatch.setattr(compat, "get_session", lambda: session)
+    compat.mute_session()
+    session.report({"loss": 1}, checkpoint=None)
+    assert session.told == 0
+    monkeypatch.setattr(compat, "get_session", lambda: None)
+    compat.mute_session()
+
+
+def test_tune_s_report_goes_through_the_session_that_is_muted() -> None:
+    source = inspect.getsource(inspect.unwrap(ray.tune.report))
+    assert "get_session().report(" in source
+
+
+def test_a_process_without_a_training_function_has_no_thread_of_one() -> None:
+    assert compat.training_thread() is None
+
+
+def test_a_loop_that_writes_its_last_commit_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, writes, written = threading.Semaphore(0), threading.Event(), []
+
+    def loop() -> None:
+        lock.acquire()
+        writes.set()
+        time.sleep(0.3)
+        written.append(True)
+        writes.clear()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    session = SimpleNamespace(
+        training_thread=thread, continue_lock=lock, result_queue=queue.Queue(), error_queue=queue.Queue()
+    )
+    monkeypatch.setattr(compat, "get_session", lambda: session)
+    assert compat.training_thread() is thread
+    compat.finish_report(timeout=0.1, busy=writes.is_set)
+    assert written
