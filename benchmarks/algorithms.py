@@ -1,7 +1,7 @@
 """The tuning algorithms that are compared, each as a stock scheduler and searcher, seeded.
 
-`syncbohb` is Ray's TuneBOHB where its packages are installed (hpbandster and ConfigSpace), else Optuna's TPE under
-HyperBand; `bohb`, the asynchronous form, is Optuna's TPE under ASHA. `MEANS` says so in words.
+`syncbohb` is Ray's TuneBOHB if its packages (hpbandster and ConfigSpace) are installed, else Optuna's TPE under
+HyperBand. `bohb`, the asynchronous form, is Optuna's TPE under ASHA. `means` says which one was used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import BasicVariantGenerator
 
 ALGORITHMS = ("grid", "hyperband", "syncbohb", "bohb", "asha", "pbt")
-#: HyperBand's reduction factor, of all that have rungs.
+#: The reduction factor of HyperBand and ASHA. 3 is the value of the HyperBand paper's experiments.
 ETA = 3
 
 
@@ -30,7 +30,7 @@ def has_bohb() -> bool:
 
 
 def means(name: str) -> str:
-    """What stands behind a name, in words."""
+    """The scheduler and searcher that a name stands for, in words."""
     return {
         "grid": "FIFO",
         "hyperband": "HyperBand",
@@ -58,7 +58,7 @@ def algorithm(name: str, epochs: int, space: dict[str, Any]) -> tuple[Any, Any]:
     if name == "bohb":
         return ASHAScheduler(max_t=epochs, grace_period=1, reduction_factor=ETA), _tpe()
     if name == "pbt":
-        # Not the network's width: the winner's weights would not fit.
+        # PBT copies a winner's weights, so it must not change the width of the network.
         domains = {
             key: value
             for key, value in space.items()
@@ -80,5 +80,5 @@ def _tpe() -> Any:
 
 
 def budget(name: str, epochs: int) -> dict[str, int] | None:
-    """The stop criterion of trials that have no end of their own; None: the scheduler ends them."""
+    """The stop criterion of trials that do not end by themselves; None: the scheduler ends them."""
     return {"training_iteration": epochs} if name in ("grid", "pbt") else None

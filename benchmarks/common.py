@@ -1,7 +1,7 @@
-"""What the benchmarks share: the machine in words, one JSON object, and sides that are run in turn.
+"""Shared by the benchmarks: the machine in words, the JSON object, and running several sides in turn.
 
-A side is a process of its own with a Ray of its own; what is timed is the whole process, start-up included.
-Nothing is measured here that a benchmark does not name.
+A side is a separate process with its own Ray cluster. The time of a side is that of the whole process, start-up
+included.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: One run of one side: its figures, numbers all.
+#: The figures of one run of one side: name -> number.
 Figures = dict[str, float]
 
 
 def machine() -> str:
-    """The machine that a figure was measured on."""
+    """This machine in words: processor, cores, memory, Python."""
     memory = psutil.virtual_memory().total / 2**30
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
@@ -40,12 +40,12 @@ def machine() -> str:
 
 
 def say(text: str) -> None:
-    """Progress, to stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def parser(description: str, repeats: bool = False) -> argparse.ArgumentParser:
-    """The arguments that every benchmark takes, or every one that is ``repeats``."""
+    """A parser with the options of every benchmark; ``repeats``: also with --repeats."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
     made.add_argument("--quick", action="store_true", help="the same object in under a minute, for tests")
@@ -55,7 +55,7 @@ def parser(description: str, repeats: bool = False) -> argparse.ArgumentParser:
 
 
 def cores(devices: str, kinds: Sequence[str] = ("cpu",)) -> int:
-    """N of ``cpu:N``, or of another of ``kinds``. Raises argparse's error for anything else."""
+    """N of ``cpu:N``, or of another of ``kinds``. Raises argparse.ArgumentTypeError for anything else."""
     kind, _, count = devices.partition(":")
     if kind not in kinds or not count.isdigit() or int(count) < 1:
         wanted = " or ".join(f"{kind}:N" for kind in kinds)
@@ -63,23 +63,29 @@ def cores(devices: str, kinds: Sequence[str] = ("cpu",)) -> int:
     return int(count)
 
 
+def cpu_or_emulated(devices: str) -> str:
+    """``devices`` unchanged, for argparse's ``type``. Raises argparse.ArgumentTypeError unless cpu:N or emulated:N."""
+    cores(devices, ("cpu", "emulated"))
+    return devices
+
+
 def result(benchmark: str, devices: str, kind: str, **figures: Any) -> dict[str, Any]:
-    """The benchmark's JSON object; README.md has the keys."""
+    """The benchmark's JSON object; benchmarks/README.md describes the keys."""
     return {"benchmark": benchmark, "machine": machine(), "devices": devices, "kind": kind, **figures}
 
 
 def finish(figures: Mapping[str, Any], as_json: bool) -> None:
-    """Print the object, last and on one line, or indented for a person."""
+    """Print the object to stdout: on one line (``as_json``), or indented for people."""
     print(json.dumps(figures, indent=None if as_json else 2), flush=True)
 
 
 def ratios(sides: Mapping[str, Mapping[str, Any]], ours: str, key: str) -> dict[str, float]:
-    """The other sides' ``key`` over ours."""
+    """Name of each other side -> its ``key`` divided by that of the side ``ours``."""
     return {name: side[key] / sides[ours][key] for name, side in sides.items() if name != ours}
 
 
 def environment() -> dict[str, str]:
-    """Of a process that finds this repository, and no Ray cluster that is another's."""
+    """The environment of a side: it imports this repository and connects to no Ray cluster that runs already."""
     found = dict(os.environ)
     found["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [found.get("PYTHONPATH")])])
     found.pop("RAY_ADDRESS", None)
@@ -89,8 +95,8 @@ def environment() -> dict[str, str]:
 def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = False) -> float:
     """Run a command to its end. Returns its wall time in seconds.
 
-    ``show``: its output goes to stderr as it comes. Raises RuntimeError with the end of the output if it fails
-    or takes longer than ``timeout`` seconds; nothing that it started is then left.
+    ``show``: its output goes to stderr as it comes. Raises RuntimeError with the end of the output if the command
+    fails or takes longer than ``timeout`` seconds; all processes that it started are killed then.
     """
     with tempfile.TemporaryFile("w+") as output:
         started = time.perf_counter()
@@ -118,7 +124,7 @@ def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = Fal
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:
-    """The process and all that it started, Ray's own processes included (they have sessions of their own)."""
+    """Kill the process and all its descendants, also Ray's processes, which have other sessions."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -128,7 +134,7 @@ def kill_tree(process: subprocess.Popen[Any]) -> None:
 
 
 def repeat(sides: Mapping[str, Callable[[], Figures]], times: int) -> dict[str, dict[str, Any]]:
-    """Run all sides in turn, ``times`` over. By side: the median of each figure, and ``all`` of the runs."""
+    """Run all sides in turn, ``times`` times. Side -> the median of each figure, and all runs under ``all``."""
     collected: dict[str, list[Figures]] = {name: [] for name in sides}
     for turn in range(times):
         for name, side in sides.items():

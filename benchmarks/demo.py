@@ -1,11 +1,13 @@
-"""What ``make demo`` shows: one real tuning job under stock Ray Tune and under FluidTune, and how they differ.
+"""What ``make demo`` shows: one real tuning job under stock Ray Tune and under FluidTune, side by side.
 
-``python -m benchmarks.demo --out DIR``. The job is examples/digits_elastic.py, a HyperBand search over a
-convolutional network on scikit-learn's digits, with the same configurations both times, on all cores of the machine
-up to four. Each run is a whole process, and its time includes start-up. Written to DIR: timeline.png (trials over
-devices under FluidTune), utilisation.png (how much of the devices was inside an iteration of some trial, in both
-runs: when stock Ray Tune gives a core to a trial is not to be seen from outside, but when its iterations ran is,
-to the second; so the time in which a trial is brought to its device counts as idle in both), and both runs' results.
+``python -m benchmarks.demo --out DIR``. The job is examples/digits_elastic.py: a HyperBand search over a convolutional
+network on scikit-learn's digits. Both runs have the same configurations and use all cores of the machine, at most four.
+Each run is a whole process, and its time includes start-up.
+
+Written to DIR: timeline.png (trials over devices under FluidTune), utilisation.png (both runs), and the results of
+both runs. Utilisation here is the part of the devices' time inside an iteration of some trial. Nobody outside stock Ray
+Tune can see when it gives a core to a trial, but its results say, to the second, when iterations ran. So in both runs
+the time in which a trial is brought to its device counts as idle.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ METRIC = "accuracy"
 
 
 def results(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """Each trial's results as Tune keeps them in a run's directory, in the order in which they came."""
+    """Trial -> its results as Tune keeps them in a run's directory, in the order in which they came."""
     return {
         file.parent.name: [json.loads(line) for line in file.read_text().splitlines()]
         for file in sorted(run.glob("*/result.json"))
@@ -42,8 +44,8 @@ def results(run: Path) -> dict[str, list[dict[str, Any]]]:
 def stock_iterations(run: Path) -> list[dict[str, Any]]:
     """When each iteration of a run under stock Ray Tune began and ended, from Tune's results.
 
-    Tune keeps whole seconds. So that no iteration of a trial begins before the one before it has ended, results that
-    follow each other at once are placed end to end.
+    Tune keeps the times of results as whole seconds. An iteration that would begin before the trial's previous one has
+    ended, or less than a second after, is placed directly after it.
     """
     found = []
     for trial, rows in results(run).items():
@@ -82,7 +84,7 @@ def main() -> None:
     console = Console()
     cores = max(1, min(4, os.cpu_count() or 1))
     devices = f"cpu:{cores}"
-    # Ray takes the number of cores from here, so that both runs have the same, whatever the machine has.
+    # Ray takes the number of cores from here, so that both runs have the same number of cores.
     os.environ["RAY_OVERRIDE_RESOURCES"] = json.dumps({"CPU": cores})
     seconds, best = {}, {}
     commands = {

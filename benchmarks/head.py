@@ -1,6 +1,6 @@
-"""A Ray cluster of one node in a process of its own, for jobs that share it.
+"""A Ray cluster of one node in a separate process, for several jobs that share it.
 
-Only processes with the environment that `head` returns can connect: where Ray asks for a token, it has one of its own.
+Only processes with the environment that `head` yields can connect: the cluster asks for a token that is in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ ray.shutdown()
 
 @dataclass(frozen=True)
 class Head:
-    """``address``: for ``ray.init``. ``environment``: of every process that connects. ``pid``: of the head's driver."""
+    """A running cluster.
+
+    ``address``: for ``ray.init``. ``environment``: for every process that connects. ``pid``: of the head's driver.
+    """
 
     address: str
     environment: Mapping[str, str]
@@ -35,7 +38,10 @@ class Head:
 
 @contextmanager
 def head(**resources: float) -> Iterator[Head]:
-    """``resources``: ``num_cpus`` and ``num_gpus`` that Ray is to believe in. RuntimeError if it does not come up."""
+    """A cluster for the time of the ``with`` block. Raises RuntimeError if it does not start.
+
+    ``resources``: ``num_cpus`` and ``num_gpus`` of the node; Ray does not check that the machine has them.
+    """
     settings = {**environment(), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     process = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, json.dumps(resources)],

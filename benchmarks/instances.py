@@ -1,7 +1,7 @@
-"""Seeded TrialGroups to plan: five families, alike in nothing but their limits.
+"""Seeded TrialGroups to plan, from five families with different distributions of heights and overheads.
 
-`instances` draws small ones (1 to 64 devices), `large` one of a given size. The same seed gives the same
-groups on every machine. What is done with them is up to the benchmark.
+`instances` draws small groups (1 to 64 devices), `large` one of a given size. The same seed gives the same groups on
+every machine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fluidtune.planning import TrialLoad
 
-#: By family: the fewest and most trials a device (at least one trial in all). 0.5 to 20 is what the paper
-#: evaluates: groups of 9 to 81 trials on 4 to 16 GPUs.
+#: Family -> the smallest and largest number of trials per device (a group has at least one trial). 0.5 to 20 covers
+#: the dissertation's evaluation, which has groups of 9 to 81 trials on 4 to 16 GPUs.
 FAMILIES: dict[str, tuple[float, float]] = {
     "equal": (0.5, 20.0),
     "long_tailed": (0.5, 20.0),
@@ -25,7 +25,7 @@ FAMILIES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Instance:
-    """One TrialGroup and what it may run on: ``n`` devices, packing limit ``c``, scaling limit ``d``."""
+    """One TrialGroup with its ``n`` devices, packing limit ``c`` and scaling limit ``d``."""
 
     family: str
     loads: list[TrialLoad]
@@ -53,7 +53,7 @@ def large(family: str, trials: int, n: int, seed: int) -> Instance:
 
 def _loads(family: str, trials: int, c: int, d: int, rng: random.Random) -> list[TrialLoad]:
     def overheads() -> tuple[float, float]:
-        # The paper's ranges: packing up to c and scaling up to d always pay.
+        # The paper's ranges, within which packing up to c and scaling up to d always pay.
         return rng.uniform(1, c / (c - 1) - 1e-6), rng.uniform(1, 1 + 1 / d - 1e-6)
 
     shared, same = overheads(), rng.uniform(10, 1000)

@@ -1,15 +1,16 @@
-"""The tuning job that is compared: a stock Ray Tune script, run by ``python`` or by ``fluidtune run``.
+"""The tuning job of several benchmarks: a stock Ray Tune script, run by ``python`` or by ``fluidtune run``.
 
-It searches over the digits network of examples/ (`elastic` or `plain`: the same loop), over trials of a given
-length that train nothing (`sleep`), or over an emulated task on emulated GPUs (`emulated`; under stock Ray Tune
-``--pace`` makes it last as long as the profile says), with the same configurations on every side.
+It searches over the digits network of examples/ (`elastic` and `plain` are the same loop), over trials of a given
+length that train nothing (`sleep`), or over an emulated task on emulated GPUs (`emulated`). Under stock Ray Tune
+``--pace`` makes an emulated iteration last as long as the profile says. Every side has the same configurations.
 
-Of its own run it writes: the best metric, the iterations, the seconds of ``fit``, and each trial's launch: from the
-moment at which a place to run became free for it to the arrival of its first result. The place of the first N trials
-(N cores) is free when ``fit`` begins, that of any other when a trial before it is complete: the k-th trial in the
-order of first results takes the place of the (k-N)-th to be complete. By then Tune has long decided who is next, and
-every side sees the two moments through the same Tune callback. (A trial that pauses gives its place up unseen:
-launches say something for `grid` only, and where a place holds one trial: on no emulated devices.)
+The script writes down the best metric, the iterations, the seconds of ``fit``, and the launch of each trial: the
+seconds from the moment when a place to run became free for it until its first result arrived. N cores are N places.
+They are free for the first N trials when ``fit`` begins. A later trial gets the place of a trial that is complete: the
+k-th trial in the order of first results takes the place of the (k-N)-th in the order of completion. By then Tune has
+long decided which trial is next, and the same Tune callback sees both moments on every side. Launches are measured for
+`grid` only, because a trial that pauses gives its place up unseen, and not on emulated devices, where one place may
+hold several trials.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fluidtune.profiles import Profile
 
 
 class Watch(tune.Callback):
-    """When ``fit`` began, when each trial's first result came, and when each was complete; unix seconds."""
+    """Notes when ``fit`` began, when each trial's first result came, and when each trial ended (unix seconds)."""
 
     def __init__(self) -> None:
         self.begun = time.time()
@@ -49,7 +50,7 @@ class Watch(tune.Callback):
         self.complete.append(time.time())
 
     def launches(self, places: int) -> list[float]:
-        """Each trial's seconds from a free place to its first result, in the order of first results."""
+        """The seconds of each trial from a free place to its first result, in the order of first results."""
         free = [self.begun] * places + sorted(self.complete)
         return [first - chosen for first, chosen in zip(sorted(self.first.values()), free, strict=False)]
 
@@ -62,7 +63,7 @@ def sleeper(config: dict[str, Any]) -> None:
 
 
 def digits_space(epochs: int) -> dict[str, Any]:
-    """What examples/digits_*.py search over."""
+    """The search space of examples/digits_*.py."""
     return {
         "lr": tune.loguniform(1e-3, 3e-1),
         "momentum": tune.uniform(0.5, 0.95),
@@ -74,7 +75,7 @@ def digits_space(epochs: int) -> dict[str, Any]:
 
 
 def emulated_trainable(args: argparse.Namespace) -> Any:
-    """The emulated task on one emulated GPU a trial."""
+    """The emulated task, with one emulated GPU per trial."""
     task: Any = EmulatedTask
     if args.pace:
         descriptor, board = tempfile.mkstemp(prefix="fluidtune-emulated-", dir=args.storage)
@@ -88,16 +89,16 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A tuning job to measure.")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
     parser.add_argument("--trainable", choices=["elastic", "plain", "sleep", "emulated"], default="elastic")
-    parser.add_argument("--address", default="local", help="of a Ray cluster to connect to; else one is started")
-    parser.add_argument("--name", default="job", help="of the experiment")
-    parser.add_argument("--cpus", type=int, required=True, help="of the Ray cluster")
+    parser.add_argument("--address", default="local", help="address of a Ray cluster; without it one is started")
+    parser.add_argument("--name", default="job", help="name of the experiment")
+    parser.add_argument("--cpus", type=int, required=True, help="CPUs of the Ray cluster")
     parser.add_argument("--trials", type=int, required=True)
-    parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
+    parser.add_argument("--epochs", type=int, default=9, help="limit of epochs of one trial")
     parser.add_argument("--steps", type=int, default=2, help="results of a sleeping trial")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a sleeping trial")
-    parser.add_argument("--gpus", type=int, default=0, help="emulated ones of the Ray cluster")
-    parser.add_argument("--profile", help="of the emulated devices, a file")
-    parser.add_argument("--pace", action="store_true", help="this script itself keeps the profile's pace")
+    parser.add_argument("--gpus", type=int, default=0, help="emulated GPUs of the Ray cluster")
+    parser.add_argument("--profile", help="file with the profile of the emulated devices")
+    parser.add_argument("--pace", action="store_true", help="make iterations last as long as the profile says")
     parser.add_argument("--reuse", action="store_true", help="Tune's reuse_actors")
     parser.add_argument("--storage", required=True, help="where Tune keeps the results")
     parser.add_argument("--out", required=True, help="where the measurements go, JSON")
@@ -123,7 +124,7 @@ def main() -> None:
             from examples.digits_hyperband import train
         trainable, samples, space = train, args.trials, digits_space(args.epochs)
     scheduler, searcher = algorithm(args.algorithm, args.epochs, space)
-    # The digits' loops and the sleepers end by themselves.
+    # Loops over the digits and sleeping trials end by themselves.
     stop = budget(args.algorithm, args.epochs) if args.trainable == "emulated" else None
     watch = Watch()
     new = {"num_cpus": args.cpus, "num_gpus": args.gpus, "include_dashboard": False} if args.address == "local" else {}

@@ -1,11 +1,9 @@
-"""How long a trial waits from being chosen to its first result.
+"""How long a trial waits from a free place until its first result: the median over the trials of a job.
 
-``python -m benchmarks.launch --json [--devices cpu:2] [--quick]``. A grid of trials whose first iteration is a
-tenth of a second, on the three sides of sides.py; the median over a job's trials. A trial is *chosen* when a
-place to run becomes free for it: when ``fit`` begins, for as many trials as there are cores, and for any other
-when the trial whose place it takes is complete (job.py says how they are matched, by one Tune callback on every
-side). Who is next was decided before that, on every side, so that from this moment on only the launch is in its
-way: stopping the old trial, bringing a process, loading the new trial, its first iteration, and reporting it.
+``python -m benchmarks.launch --json [--devices cpu:2] [--quick]``. The job is a grid of trials whose first iteration
+takes a tenth of a second, on the three sides of sides.py. job.py says when a place is free for a trial. Every side has
+decided before that moment which trial is next. So the time is that of the launch alone: stopping the old trial,
+providing a process, loading the new trial, its first iteration, and its report.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 from benchmarks.common import cores, finish, parser, ratios, repeat, result
 from benchmarks.sides import OURS, sides
 
+#: Seconds of a trial's first iteration. Judgement: short beside a stock launch of seconds.
 FIRST_ITERATION = 0.1
 
 

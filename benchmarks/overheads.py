@@ -1,10 +1,13 @@
-"""What is measured of packing and scaling overheads, against what is true; and what a wrong packing costs.
+"""Measured packing and scaling overheads against the true ones, and the cost of searching for the packing limit.
 
-``python -m benchmarks.overheads --json [--devices emulated:N]``. Two parts. *Emulated*: a grid under FluidTune on
-emulated devices whose profile is known. Of its event log alone the first five undisturbed iterations at each width and
-with each number of neighbours are read (`fluidtune.profiles.measured`), and alpha and beta compared with the profile's.
-*Twin*, the dissertation's 3.6.4.2: a grid with artificial packing overhead (1.05x, 1.5x, 2x, 10x), packing found out
-against packing switched off; ``lost`` is what finding out cost.
+``python -m benchmarks.overheads --json [--devices emulated:N]``. It has two parts.
+
+*Emulated*: a grid under FluidTune on emulated devices whose profile is known. From the event log alone,
+`fluidtune.profiles.measured` reads the first five undisturbed iterations at each width and with each number of
+neighbours; alpha and beta are compared with the profile's.
+
+*Twin*, as in the dissertation's 3.6.4.2: a grid with an artificial packing overhead (1.05x, 1.5x, 2x, 10x). A run that
+searches for the packing limit is compared with one without packing; ``lost`` is the part by which it is slower.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from fluidtune.profiles.measured import measure
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.twin import forecast, grid
 
-#: Of the dissertation's 3.6.4.2: 81 trials of 27 iterations on 8 devices.
+#: The dissertation's 3.6.4.2: 81 trials of 27 iterations on 8 devices, and the artificial packing overheads.
 TRIALS, ITERATIONS, DEVICES = 81, 27, 8
 OVERHEADS = (1.05, 1.5, 2.0, 10.0)
-#: Iterations of each width and number of neighbours that may be used.
+#: Iterations used at each width and with each number of neighbours. Judgement: a trial's first few, as in a real job.
 MOST = 5
-#: Widths that are compared.
+#: Widths at which beta is compared.
 WIDTHS = (2, 4, 8)
 
 
@@ -50,12 +53,12 @@ def measured(devices: str, trials: int, epochs: int, seconds: float) -> dict[str
 
 
 def overhead(profile: Profile, width: int) -> float:
-    """beta of eq. 3.2 from one width."""
+    """beta of eq. 3.2, computed from the time at one width."""
     return float((profile.seconds[str(width)] / profile.seconds["1"] * width) ** (1 / (width - 1)))
 
 
 def artificial(factor: float) -> dict[str, float]:
-    """A grid whose packed iterations take ``factor`` times one alone, on the twin."""
+    """A grid on the twin in which an iteration of p packed trials takes ``factor`` * p / 2 times one alone."""
     packed = {p: factor * p / 2 for p in (2, 3, 4)}
     profile = Profile(f"packed-{factor:g}x", {"1": 1.0, "2": 0.55, "4": 0.32, "8": 0.22}, packed, memory=0.2)
     found = forecast(grid(TRIALS, ITERATIONS, profile), DEVICES)

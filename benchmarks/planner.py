@@ -1,13 +1,13 @@
-"""How near the planner's schedules are to a lower bound, and how long it takes to find them.
+"""How near the planner's schedules are to a lower bound, and how long planning takes.
 
-``python -m benchmarks.planner --json [--quick] [--count N] [--seed N]``. The sides, over the same seeded
-instances: "best" (ours), "static" (the paper's StaticFluid) and "one_per_device" (what stock Ray Tune does:
-every trial on one device, in the given order). Nothing is run: makespans are the model's (eq. 3.2), hence
-kind "twin". Every schedule of "best" and "static" is checked against the model's rules as it is made.
+``python -m benchmarks.planner --json [--quick] [--count N] [--seed N]``. There are three sides over the same seeded
+instances: "best" (ours), "static" (the paper's StaticFluid) and "one_per_device" (stock Ray Tune's way: every trial on
+one device, in the given order). Nothing is run: makespans are the model's (eq. 3.2), so the kind is "twin". Every
+schedule of "best" and "static" is checked against the model's rules.
 
-``over_bound`` is makespan / `lower_bound`, the spec's bound, which no schedule can meet where trials are too
-few to be packed and too many to be spread; ``over_relaxed_bound`` uses the fractional relaxation, which is
-nearer the best that can be had. ``ratio`` is the mean of the other side's makespan over ours.
+``over_bound`` is makespan / `lower_bound`. No schedule can reach this bound if there are too few trials to be packed
+and too many to be spread. ``over_relaxed_bound`` uses the fractional relaxation, which is nearer to the optimum.
+``ratio`` is the mean of the other side's makespan divided by ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OURS, THEIRS = "best", ("static", "one_per_device")
 
 
 def makespans(instance: Instance) -> dict[str, float]:
-    """Seconds of each side's schedule."""
+    """Side -> the makespan (s) of its schedule."""
     limits = {"c": instance.c, "d": instance.d}
     result = {}
     for policy in ("best", "static"):
@@ -44,7 +44,7 @@ def makespans(instance: Instance) -> dict[str, float]:
 
 
 def planning_seconds(trials: int, devices: int) -> dict[str, float]:
-    """By policy, the seconds of the slowest family's plan."""
+    """Policy -> the seconds that planning takes for the slowest family."""
     slowest = {"best": 0.0, "static": 0.0}
     for family in FAMILIES:
         instance = large(family, trials, devices, seed=1)
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
     parser.add_argument("--quick", action="store_true", help="40 instances instead of 1,000")
     parser.add_argument("--count", type=int, help="how many instances")
-    parser.add_argument("--seed", type=int, default=1, help="of the instances (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the instances (1)")
     options = parser.parse_args()
     result = run(options.count or (40 if options.quick else 1000), options.seed)
     print(json.dumps(result, indent=None if options.json else 2))

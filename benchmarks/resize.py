@@ -1,15 +1,17 @@
-"""How long a trial takes to get on with another number of workers.
+"""How long a resize takes: from the decision to the first step with the new number of workers.
 
-``python -m benchmarks.resize --json [--backend torch|horovod] [--quick]``. One trial (resize_job.py) is grown from one
-worker to two and shrunk back, over and over: `fluid` in place, in a real FluidTune run, where short trials come
-and go and the engine resizes the long one for them; `stock` by stock Ray Tune's pause and resume, where a
-scheduler pauses it, changes what it asks for, and lets it go on in a new process. Both are timed from the
-decision (the engine's instruction; the scheduler's PAUSE) to the driver's first result of a step that was done
-with the new workers. A growth for which FluidTune first had to start a process is listed as ``cold`` and not
-counted, because training goes on meanwhile; ``stall`` is for how long an in-place resize held training up.
-With ``--backend horovod`` the collectives of `fluid` are Horovod's, and there is a third side,
-`elastic_ray`: Horovod's own ElasticRayExecutor (resize_horovod.py), from its driver's decision to the first step
-of the new group; ``grow_stall`` and ``shrink_stall`` are the longest time without a step meanwhile.
+``python -m benchmarks.resize --json [--backend torch|horovod] [--quick]``. One trial (resize_job.py) repeatedly grows
+from one worker to two and shrinks back. `fluid` resizes in place, in a real FluidTune run: short trials come and go,
+and the engine resizes the long trial for them. `stock` is stock Ray Tune's pause and resume: a scheduler pauses the
+trial, changes its resources, and lets it continue in a new process. Both are timed from the decision (the engine's
+instruction; the scheduler's PAUSE) until the driver has the first result of a step with the new workers.
+
+A growth for which FluidTune first had to start a process is listed as ``cold`` and not compared, because the trial
+trains on meanwhile. ``stall`` is the time for which an in-place resize interrupted training.
+
+With ``--backend horovod`` the collectives of `fluid` are Horovod's, and there is a third side, `elastic_ray`: Horovod's
+own ElasticRayExecutor (resize_horovod.py), timed from its driver's decision to the first step of the new group.
+``grow_stall`` and ``shrink_stall`` are the longest time without a step meanwhile.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ KINDS = ("grow", "shrink")
 
 
 def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Of a FluidTune run: seconds of each ``grow``, ``shrink``, ``cold`` growth, and ``stall``."""
+    """The resizes in a FluidTune run's events: seconds of each ``grow``, ``shrink``, ``cold`` growth and ``stall``."""
     found: dict[str, list[float]] = {"grow": [], "shrink": [], "cold": [], "stall": []}
-    #: trial -> when its resize was decided, to how many devices from how many, and whether it is in place.
+    #: trial -> its resize that is under way: when it was decided, its kind, and whether the devices have changed.
     under_way: dict[str, dict[str, Any]] = {}
     for event in events:
         name, trial = event["event"], event.get("trial")
@@ -59,7 +61,7 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def fluid(times: int, backend: str) -> dict[str, list[float]]:
-    """The resizes of a run with so many guests, under FluidTune."""
+    """The resizes of a run with ``times`` guests under FluidTune."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = str(Path(directory) / "out.json")
         job = ("guests", "--times", str(times), "--storage", directory, "--out", out)
@@ -68,17 +70,17 @@ def fluid(times: int, backend: str) -> dict[str, list[float]]:
 
 
 def stock(times: int) -> dict[str, list[float]]:
-    """So many growths and as many shrinks by pause and resume, under stock Ray Tune."""
+    """``times`` growths and ``times`` shrinks by pause and resume under stock Ray Tune."""
     return measured(JOB, "pause", "--times", str(times))
 
 
 def elastic_ray(times: int) -> dict[str, list[float]]:
-    """So many of each by Horovod's own driver on Ray."""
+    """``times`` growths and ``times`` shrinks by Horovod's own driver on Ray."""
     return measured(HOROVOD_JOB, "--times", str(times))
 
 
 def measured(*job: str) -> dict[str, list[float]]:
-    """What a script writes down that is run as it stands."""
+    """Run a script with ``python`` and return the measurements that it writes down."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = Path(directory) / "out.json"
         run_process([sys.executable, *job, "--storage", directory, "--out", str(out)])
@@ -86,7 +88,7 @@ def measured(*job: str) -> dict[str, list[float]]:
 
 
 def side(found: dict[str, list[float]]) -> dict[str, Any]:
-    """The medians, and ``all`` of the values."""
+    """The median of each list, and the lists under ``all``."""
     return {**{name: median(values) for name, values in found.items() if values}, "all": found}
 
 

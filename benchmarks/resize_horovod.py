@@ -1,8 +1,7 @@
-"""The side of resize.py that is Horovod's own: the same training under its ElasticRayExecutor.
+"""The side `elastic_ray` of resize.py: the same training under Horovod's own ElasticRayExecutor.
 
-The network, the data and the batch of all workers are resize_job.py's. A host discovery of ours says how many
-slots there are, one or two, and changes its word; that is the decision. It is over when rank 0 has done a
-step in a group of the new size.
+The network, the data and the global batch are those of resize_job.py. Our host discovery reports one or two slots.
+Changing that number is the decision. The resize is over when rank 0 has done a step in a group of the new size.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from benchmarks.common import ROOT
 from benchmarks.resize_job import BATCH
 from fluidtune.ray_compat.versions import put_state_where_horovod_looks
 
-#: Seconds that it trains at one size before the next decision.
+#: Seconds of training at one size before the next decision. Judgement: longer than Horovod looks for hosts (1 s).
 APART = 4.0
-#: Seconds after which a resize that has not come is given up.
+#: Seconds after which a resize that has not happened is given up. Judgement: far more than any that was seen.
 PATIENCE = 120.0
 
 
 class Slots(HostDiscovery):
-    """This machine, with as many slots as `count` says now."""
+    """Reports this machine with `count` slots; `count` may change at any time."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -42,7 +41,10 @@ class Slots(HostDiscovery):
 
 
 def train(steps: str) -> None:
-    """An elastic Horovod script: rank 0 writes a line per step, its time and the group's size, until told to end."""
+    """An elastic Horovod script. Rank 0 writes a line per step with the time and the group's size.
+
+    ``steps``: the path of these lines. The script ends when a file of that name with ".over" exists.
+    """
     import horovod.torch as hvd
     import torch
     from torch import nn
@@ -81,13 +83,13 @@ def train(steps: str) -> None:
 
 
 def done(steps: Path) -> list[tuple[float, int]]:
-    """(when, at which size) of every step."""
+    """The time and the group's size of every step."""
     lines = steps.read_text().splitlines() if steps.exists() else []
     return [(float(line.split()[0]), int(line.split()[1])) for line in lines if len(line.split()) == 2]
 
 
 def resize(slots: Slots, steps: Path, times: int) -> dict[str, list[float]]:
-    """Grow and shrink so many times: seconds of each, and how long no step was done meanwhile."""
+    """Grow and shrink ``times`` times. Returns the seconds of each, and the longest time without a step meanwhile."""
     found: dict[str, list[float]] = {"grow": [], "shrink": [], "grow_stall": [], "shrink_stall": []}
     wait_for(steps, 1, 0.0)
     for kind, size in [("grow", 2), ("shrink", 1)] * times:
@@ -103,7 +105,7 @@ def resize(slots: Slots, steps: Path, times: int) -> dict[str, list[float]]:
 
 
 def wait_for(steps: Path, size: int, since: float) -> float:
-    """When the first step at this size after ``since`` was done."""
+    """The time of the first step at ``size`` after ``since``. Raises TimeoutError after `PATIENCE` seconds."""
     deadline = time.time() + PATIENCE
     while time.time() < deadline:
         for moment, width in done(steps):
@@ -136,7 +138,7 @@ def main() -> None:
         Path(f"{steps}.over").touch()
         trainer.join(20)
     Path(args.out).write_text(json.dumps(found))
-    os._exit(0)  # its driver's threads would keep the process for ever
+    os._exit(0)  # the threads of Horovod's driver would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The two jobs of resize.py: one trial that is resized over and over, by FluidTune and by stock Ray Tune's pause.
+"""The two jobs of resize.py: one trial that is resized repeatedly, by FluidTune and by stock Ray Tune's pause.
 
-The trial is the same: a convolutional network on a batch of digits, one step an iteration, and a checkpoint with
-every iteration, which a pause needs. `guests` is run by ``fluidtune run``: trials that end at once arrive
-now and then, and each makes the long trial give up a worker and take it back. `pause` is run by ``python``: a
-scheduler pauses the trial, changes what it asks for between one core and two, and lets it go on.
+Both jobs have the same trial: a convolutional network on a batch of digits, with one step and one checkpoint per
+iteration, because a pause needs a checkpoint. ``fluidtune run`` runs `guests`: trials that end at once arrive now and
+then, and each makes the long trial give up a worker and take it back. ``python`` runs `pause`: a scheduler pauses the
+trial, changes its resources from one core to two or back, and lets it continue.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torch.utils.data import DataLoader, Subset
 from examples.digits_elastic import digits, network
 from fluidtune import elastic
 
-#: Seconds between a guest and the next: what the long trial has to grow back and to be measured.
+#: Seconds between two guests. Judgement: in this time the long trial grows back and is measured.
 APART = 2.0
-#: Samples of a step: enough work for two workers to be faster than one, or FluidTune would not grow it.
+#: Samples of a step. Judgement: enough work that two workers are faster than one; otherwise FluidTune does not grow it.
 BATCH = 256
-#: Iterations between two pauses of the stock trial.
+#: Iterations between two pauses of the stock trial. Judgement: enough to reach a steady speed.
 BETWEEN = 10
 
 
 def train(config: dict[str, Any]) -> None:
-    """One step of one batch an iteration, for as long as it is let; a guest reports once and is gone."""
+    """One step on one batch per iteration, until the trial is stopped. A guest reports once and ends."""
     if config["guest"]:
         tune.report({"loss": 0.0})
         return
@@ -72,17 +72,17 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Guests(Searcher):
-    """Suggests the long trial, then a guest whenever nothing has come or gone for `APART` seconds."""
+    """Suggests the long trial, and then a guest `APART` seconds after the first result of the trial before it."""
 
     def __init__(self, guests: int) -> None:
         super().__init__(metric="loss", mode="min")
         self._left = guests
         self._begun = False
-        #: When the next guest comes; None while it is not known, because one is there or nothing runs yet.
+        #: When the next guest comes (time.monotonic); None until the newest trial has had its first result.
         self._next: float | None = None
 
     def over(self) -> bool:
-        """The last guest is long gone."""
+        """Whether `APART` seconds have passed since the last guest."""
         return self._left == 0 and self._due()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -96,7 +96,7 @@ class Guests(Searcher):
         return {"guest": True}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        # From the long trial's first result on, and from each guest's.
+        # The first result of the long trial or of a guest.
         if self._next is None and result["training_iteration"] == 1:
             self._next = time.monotonic() + APART
 
@@ -108,7 +108,7 @@ class Guests(Searcher):
 
 
 class UntilOver(FIFOScheduler):
-    """Stops the long trial when the last guest is long gone."""
+    """Stops the long trial when `Guests.over`."""
 
     def __init__(self, guests: Guests) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class UntilOver(FIFOScheduler):
 
 
 class Pauses(FIFOScheduler):
-    """Pauses the trial after every `BETWEEN` iterations and lets it go on with the other number of cores."""
+    """Pauses the trial after every `BETWEEN` iterations and lets it continue with the other number of cores."""
 
     def __init__(self, pauses: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Pauses(FIFOScheduler):
         self._cpus = 1
         self._since = 0
         self._decided: float | None = None
-        #: Seconds from a decision to pause to the first result after it, by what the change was.
+        #: Kind of change -> seconds from each decision to pause until the first result after it.
         self.seconds: dict[str, list[float]] = {"grow": [], "shrink": []}
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
@@ -154,7 +154,7 @@ class Pauses(FIFOScheduler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One trial, resized over and over.")
+    parser = argparse.ArgumentParser(description="One trial, resized repeatedly.")
     parser.add_argument("how", choices=["guests", "pause"])
     parser.add_argument("--times", type=int, required=True, help="how often it grows, and shrinks")
     parser.add_argument("--storage", required=True)

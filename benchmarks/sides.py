@@ -1,8 +1,9 @@
-"""The three ways in which a tuning job is run: `fluid` (ours), `stock` and `stock_reuse`.
+"""The three sides on which a tuning job is run: `fluid` (ours), `stock` and `stock_reuse`.
 
-Each is a whole process that runs the same script (job.py) with the same arguments on as many cores: `stock` as
-it stands, `stock_reuse` with Tune's ``reuse_actors`` on, `fluid` through ``fluidtune run``. On emulated devices all
-three have a Ray with as many GPUs that are none, and the same profile; the stock sides' script keeps its pace itself.
+Each is a whole process that runs the same script (job.py) with the same arguments on the same number of cores: `fluid`
+through ``fluidtune run``, `stock` with ``python``, and `stock_reuse` with ``python`` and Tune's ``reuse_actors``. On
+emulated devices all three have a Ray cluster with the same number of emulated GPUs, and the same profile. On the stock
+sides the script itself makes iterations last as long as the profile says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from statistics import median
 
 from benchmarks.common import ROOT, Figures, cores, run_process
 
+#: The name of our side.
 OURS = "fluid"
 JOB = str(ROOT / "benchmarks" / "job.py")
 
@@ -30,9 +32,9 @@ def under_fluidtune(devices: str, script: str, *args: str, settings: Sequence[st
 def sides(
     devices: str, job: Sequence[str], profile: str | None = None, keep: str | None = None
 ) -> dict[str, Callable[[], Figures]]:
-    """By name, what runs job.py with the arguments ``job`` on that side and returns what it measured.
+    """Name of a side -> a function that runs job.py with the arguments ``job`` there and returns its measurements.
 
-    ``profile``: of emulated devices, a file. ``keep``: a directory in which each side's last experiment is left.
+    ``profile``: a file, for emulated devices. ``keep``: a directory that receives each side's last experiment.
     """
     emulated = devices.startswith("emulated")
     count = cores(devices, ("cpu", "emulated"))

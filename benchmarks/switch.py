@@ -1,9 +1,9 @@
-"""From the end of one trial's iteration to the beginning of another's on the same device.
+"""The time from the end of one trial's iteration to the start of another trial's on the same device.
 
-``python -m benchmarks.switch --json [--quick] [--mb N]``. Sides, milliseconds (median): `lanes`, two processes that
-take turns in a lane, both models on the device; `checkpoint`, what a switch costs where only one model can be there:
-saving it to a file and loading the other's. ``ratio`` is checkpoint's over lanes'. On a CPU the model is ``--mb`` of
-parameters (100). `p95` of the lanes is the slowest of twenty.
+``python -m benchmarks.switch --json [--quick] [--mb N]``. The sides, in milliseconds (median): `lanes`, two processes
+that take turns in a lane, with both models on the device; `checkpoint`, a switch if only one model fits: saving it to a
+file and loading the other one. ``ratio`` is that of checkpoint divided by that of lanes. The model has ``--mb``
+megabytes of parameters (100). ``p95`` is the 95th percentile of the lanes' switches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from salus_share.seat_table import Board
 
 
 def turns(begin: Any, directory: str, name: str, token: int, count: int) -> list[tuple[float, float]]:
-    """(begin, end) of iterations of a millisecond, on the clock that all processes have in common."""
+    """(begin, end) of ``count`` iterations of a millisecond, in time.monotonic, which all processes share."""
     gate = seat(Path(directory), name, token)
     begin()
     found = []
@@ -33,7 +33,7 @@ def turns(begin: Any, directory: str, name: str, token: int, count: int) -> list
 
 
 def switches(count: int) -> list[float]:
-    """Seconds from an iteration's end to the next one's begin, where the two are of different processes."""
+    """Seconds from the end of an iteration to the start of the next one, if that is another process's."""
     with device_home() as directory:
         Board.create(directory, 1 << 30, "PACK")
         _, found = together(turns, [(str(directory), f"job{i}", i + 1, count) for i in range(2)])
@@ -42,7 +42,7 @@ def switches(count: int) -> list[float]:
 
 
 def checkpoint(megabytes: int, count: int) -> list[float]:
-    """Seconds to save a model of that size and load another."""
+    """Seconds to save a model of that size and load another one; ``count`` measurements."""
     import torch
 
     model = torch.nn.Linear(1024, megabytes * 256)

@@ -1,16 +1,20 @@
-"""How long a tuning job takes under FluidTune and under stock Ray Tune.
+"""How long a whole tuning job takes under FluidTune and under stock Ray Tune.
 
-``python -m benchmarks.tune_vs_fluid --json [--algorithm A] [--trainable elastic|plain|short] [--devices D]``, A one of
-grid, hyperband, syncbohb, bohb, asha, pbt; D cpu:N or emulated:N. One stock Tune script (job.py), the same seeds and
-configurations, three sides in turn, each a whole process with a Ray of its own: `fluid` (``fluidtune run``), `stock`
-(``python``) and `stock_reuse` (the same with Tune's ``reuse_actors``). ``seconds`` is the whole process, start-up
-included; ``fit_seconds`` what ``fit`` takes of it. `elastic` and `plain` search over a convolutional network on
-scikit-learn's digits; `short` is a grid of forty trials of one second that train nothing, which shows what
-FluidTune's own start-up and hand-overs cost. On emulated devices the task is an emulated one, by default one of
-which a trial fills half a GPU, or that of ``--profile FILE``; ``--seconds`` is its iteration on one device.
-``utilisation`` is the part of the devices' time that was inside an iteration of some trial; ``--out DIR`` keeps its
-picture, ours beside stock Tune's, and our timeline. ``rates``: iterations a second, by side; an asynchronous algorithm
-does not do the same work in every run.
+``python -m benchmarks.tune_vs_fluid --json [--algorithm A] [--trainable elastic|plain|short] [--devices D]``.
+A is grid, hyperband, syncbohb, bohb, asha or pbt; D is cpu:N or emulated:N.
+
+One stock Tune script (job.py) runs with the same seeds and configurations on three sides in turn (sides.py). Each side
+is a whole process with its own Ray cluster. ``seconds`` is the time of the whole process, start-up included;
+``fit_seconds`` is the time of ``fit`` in it.
+
+`elastic` and `plain` search over a convolutional network on scikit-learn's digits. `short` is a grid of forty trials of
+one second that train nothing; it shows the cost of FluidTune's start-up and hand-overs. On emulated devices the task is
+emulated too: by default one of which a trial fills half a GPU, or that of ``--profile FILE``. ``--seconds`` is the
+duration of its iteration on one device.
+
+``utilisation`` is the part of the devices' time inside an iteration of some trial. ``--out DIR`` keeps its picture,
+with stock Tune's beside ours, and our timeline. ``rates`` are iterations per second by side, because an asynchronous
+algorithm does not do the same work in every run.
 """
 
 from __future__ import annotations
@@ -22,24 +26,24 @@ from statistics import median
 from typing import Any
 
 from benchmarks.algorithms import ALGORITHMS, means
-from benchmarks.common import cores, finish, parser, ratios, repeat, result
+from benchmarks.common import cores, cpu_or_emulated, finish, parser, ratios, repeat, result
 from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.sides import OURS, sides
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
 from fluidtune.report.occupancy import occupancy_of, utilisation
 
-#: By size, what job.py is told. 17 trials are one whole band of HyperBand with at most 9 epochs.
+#: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
 FULL = {"digits": ["--trials", "17", "--epochs", "9"], "short": ["--trials", "40"]}
 QUICK = {"digits": ["--trials", "3", "--epochs", "3"], "short": ["--trials", "4"]}
-#: The same of the emulated job, (trials, epochs). 49 trials are one whole band of HyperBand with at most 27 epochs; the
-#: dissertation's 81 trials are used where each is short.
+#: Algorithm -> (trials, epochs) of the emulated job. 49 trials are one whole band of HyperBand with at most 27 epochs.
+#: The dissertation's 81 trials are used for the algorithms with short trials.
 EMULATED = dict.fromkeys(("hyperband", "syncbohb"), (49, 27)) | dict.fromkeys(("bohb", "asha"), (81, 81))
 EMULATED |= {"grid": (81, 9), "pbt": (27, 27)}
 
 
 def emulated_job(algorithm: str, quick: bool, trials: int | None = None, epochs: int | None = None) -> list[str]:
-    """What job.py is told of an emulated job."""
+    """The arguments of job.py for an emulated job."""
     usual = (5, 3) if quick else EMULATED[algorithm]
     return ["--trainable", "emulated", "--trials", str(trials or usual[0]), "--epochs", str(epochs or usual[1])]
 
@@ -48,12 +52,16 @@ def main() -> None:
     options = parser("A tuning job under FluidTune beside the same job under stock Ray Tune.", repeats=True)
     options.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
     options.add_argument("--trainable", choices=["elastic", "plain", "short"], default="elastic")
-    options.add_argument("--devices", default="cpu:2", type=_checked, help="what all sides run on, cpu:N or emulated:N")
-    options.add_argument("--profile", help="of emulated devices, a file (a task that fills half a GPU)")
-    options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
-    options.add_argument("--trials", type=int, help="of an emulated job (81; of hyperband and syncbohb 49, pbt 27)")
-    options.add_argument("--epochs", type=int, help="most iterations of an emulated trial (27; asha, bohb 81, grid 9)")
-    options.add_argument("--out", type=Path, help="where pictures and results of an emulated job go")
+    options.add_argument(
+        "--devices", default="cpu:2", type=cpu_or_emulated, help="devices of all sides, cpu:N or emulated:N"
+    )
+    options.add_argument("--profile", help="file with a profile of emulated devices (a task that fills half a GPU)")
+    options.add_argument("--seconds", type=float, help="duration of an emulated iteration on one device (1; quick 0.2)")
+    options.add_argument("--trials", type=int, help="trials of an emulated job (81; hyperband and syncbohb 49, pbt 27)")
+    options.add_argument(
+        "--epochs", type=int, help="limit of iterations of an emulated trial (27; asha, bohb 81, grid 9)"
+    )
+    options.add_argument("--out", type=Path, help="directory for pictures and results of an emulated job")
     args = options.parse_args()
     size = QUICK if args.quick else FULL
     emulated = args.devices.startswith("emulated")
@@ -96,12 +104,12 @@ def main() -> None:
 
 
 def rates(sides: Mapping[str, Any]) -> dict[str, float]:
-    """By side, the iterations of all trials in a second of ``fit``, the median of its runs."""
+    """Side -> iterations of all trials per second of ``fit``: the median of the side's runs."""
     return {name: median(run["iterations"] / run["fit_seconds"] for run in side["all"]) for name, side in sides.items()}
 
 
 def utilisations(keep: Path, devices: int, out: Path | None) -> dict[str, float]:
-    """By side, of the last runs, which are in ``keep``. Pictures go to ``out``."""
+    """Side -> utilisation in its last run, which is in ``keep``. Pictures go to ``out``."""
     records = {OURS: fluid_iterations(read_events(keep / OURS / EVENT_LOG_NAME))}
     records |= {name: stock_iterations(keep / name) for name in ("stock", "stock_reuse")}
     events = {
@@ -112,11 +120,6 @@ def utilisations(keep: Path, devices: int, out: Path | None) -> dict[str, float]
         written = write_report(keep / OURS, out)
         utilisation_png(events[OURS], written.utilisation, events["stock"])
     return {name: utilisation(occupancy_of(found)) for name, found in events.items()}
-
-
-def _checked(devices: str) -> str:
-    cores(devices, ("cpu", "emulated"))
-    return devices
 
 
 if __name__ == "__main__":

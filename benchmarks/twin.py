@@ -1,10 +1,10 @@
-"""How well the twin foretells a run: its makespan against that of a real one, on emulated devices or cores.
+"""How well the twin predicts a run: its makespan against that of a real run on emulated devices or cores.
 
 ``python -m benchmarks.twin --json [--devices emulated:8] [--algorithm A ...]``. For each algorithm the job of
-`tune_vs_fluid` is run under FluidTune; what a small run shows is read off its event log (profile, costs, stages), and
-the twin runs the same engine on it in virtual time. ``predicted`` over ``measured`` is the ratio; the makespan is that
-of the event log, from its begin to its end. ``--from N``: what is measured on N devices foretells the run on
-``--devices``, so that two runs are made for each algorithm.
+`tune_vs_fluid` is run under FluidTune. The job (profile, costs, stages) is read from that run's event log, and the twin
+runs the same engine on it in virtual time. The ratio is ``predicted`` / ``measured``; the measured makespan is the time
+from the first to the last event of the log. With ``--from N`` the job is read from another run on N emulated devices,
+so that there are two runs for each algorithm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms import ALGORITHMS
-from benchmarks.common import cores, finish, parser, result, say
+from benchmarks.common import cores, cpu_or_emulated, finish, parser, result, say
 from benchmarks.sides import OURS, sides
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
@@ -24,7 +24,7 @@ from fluidtune.twin import Job, forecast, read_job
 
 
 def run(devices: str, algorithm: str, job: list[str], profile: str) -> Job:
-    """One run under FluidTune, read as a job."""
+    """Run the job under FluidTune and read it from the event log."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-twin-") as keep:
         sides(devices, ["--algorithm", algorithm, *job], profile, keep)[OURS]()
         return read_job(read_events(Path(keep) / OURS / EVENT_LOG_NAME))
@@ -32,10 +32,12 @@ def run(devices: str, algorithm: str, job: list[str], profile: str) -> Job:
 
 def main() -> None:
     options = parser("The twin's prediction beside the run.")
-    options.add_argument("--devices", default="emulated:8", type=_checked, help="emulated:N or cpu:N")
-    options.add_argument("--algorithm", choices=ALGORITHMS, nargs="*", help="all of them")
-    options.add_argument("--from", dest="small", type=int, help="emulated devices of the run that is measured")
-    options.add_argument("--seconds", type=float, help="of an emulated iteration on one device (1; quick 0.2)")
+    options.add_argument("--devices", default="emulated:8", type=cpu_or_emulated, help="emulated:N or cpu:N")
+    options.add_argument("--algorithm", choices=ALGORITHMS, nargs="*", help="algorithms to run (all)")
+    options.add_argument(
+        "--from", dest="small", type=int, help="emulated devices of the run from which the job is read"
+    )
+    options.add_argument("--seconds", type=float, help="duration of an emulated iteration on one device (1; quick 0.2)")
     args = options.parse_args()
     emulated = args.devices.startswith("emulated")
     if args.small and not emulated:
@@ -69,11 +71,6 @@ def main() -> None:
         measured_on=args.small or cores(args.devices, ("cpu", "emulated")),
     )
     finish(figures, args.json)
-
-
-def _checked(devices: str) -> str:
-    cores(devices, ("cpu", "emulated"))
-    return devices
 
 
 if __name__ == "__main__":

@@ -1,8 +1,15 @@
 """FluidTune: an execution engine for Ray Tune.
 
-`run` and `Tuner` are Ray Tune's, executed by FluidTune; `FluidExecutor` holds the settings; `FluidScheduler`
-brings the executor into a stock ``ray.tune.Tuner``; with `announce` an algorithm's author names its TrialGroups.
-`fluidtune.elastic` is what a training loop calls to be resized while it trains, and imports no Ray.
+`run` and `Tuner` take the parameters of Ray Tune's and let FluidTune execute the trials. `FluidExecutor` holds the
+settings. `FluidScheduler` brings the executor into a stock ``ray.tune.Tuner``. With `announce` the author of an
+algorithm names its TrialGroups. A training loop calls `fluidtune.elastic` to be resized while it trains.
+
+The rooms, from pure to shell: `planning` (widths), `engine` (what each trial does next), `profiles` and `twin` (the
+engine on a virtual clock), `tune` and `ray_compat` (the edge to Ray Tune), `cluster` (devices and workers), `elastic`
+(the training loop's side), `report` (event log, figures, pictures). Start reading in docs/architecture.md.
+
+Does not decide which job holds which device (`themis_bridge`), nor whose iteration runs on a shared one
+(`salus_share`).
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = ["FluidExecutor", "FluidScheduler", "FluidTuneError", "Tuner", "__version__", "announce", "elastic", "run"]
 
+#: Public name -> the module that defines it.
 _HOMES = {
     "FluidExecutor": "fluidtune.tune.executor",
     "FluidScheduler": "fluidtune.tune.scheduler",
@@ -24,7 +32,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: planning and report need no Ray, an elastic loop needs no Tune.
+    # Each name is imported when it is first used: planning and report need no Ray, and an elastic loop needs no Tune.
     import importlib
 
     if name in _HOMES:

@@ -1,4 +1,8 @@
-"""The `fluidtune` command."""
+"""The `fluidtune` command: arguments in, calls out, errors as one line.
+
+Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report),
+plan_command.py (plan), doctor.py (doctor) and themis_bridge/shell/control.py (arbiter).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,13 @@ def cli() -> None:
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
-@click.option("--max-packing", type=int, default=None, help="Most trials that share one device.")
-@click.option("--max-workers", type=int, default=None, help="Most devices that one trial trains on.")
+@click.option("--max-packing", type=int, default=None, help="Limit of trials that share one device.")
+@click.option("--max-workers", type=int, default=None, help="Limit of devices that one trial trains on.")
 @click.option("--lanes", default=None, help='Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...')
 @click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
-@click.option("--profile", default=None, help="With emulated devices: the file that says how long iterations take.")
+@click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -42,7 +46,7 @@ def run(
 ) -> None:
     """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
     if not Path(script).is_file():
-        # Before anything heavy is imported.
+        # Checked before Ray and torch are imported, which takes seconds.
         raise FluidTuneError(f"there is no script {script!r}; give the path of a Python file")
     startup.importing()
     startup.end_quickly()
@@ -80,12 +84,12 @@ def report(run_dir: str) -> None:
 
 @cli.command()
 @click.argument("source")
-@click.option("--devices", "sizes", default="1,2,4,8,16", help="Numbers of devices to plan for, with commas.")
-@click.option("--trials", type=int, default=None, help="With a profile: how many equal trials (27).")
+@click.option("--devices", "sizes", default="1,2,4,8,16", help="Numbers of devices to plan for, separated by commas.")
+@click.option("--trials", type=int, default=None, help="With a profile: number of equal trials (27).")
 @click.option("--iterations", type=int, default=None, help="With a profile: iterations of each trial (27).")
-@click.option("--out", default="plan.png", help="Where the picture goes.")
+@click.option("--out", default="plan.png", help="Path of the picture.")
 def plan(source: str, sizes: str, trials: int | None, iterations: int | None, out: str) -> None:
-    """Say what to expect at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
+    """Predict a job at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
     from rich.console import Console
 
     from fluidtune.plan_command import job_of, plan_png, render_plan
@@ -102,7 +106,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
 
 @cli.command()
 def doctor() -> None:
-    """Say what of FluidTune's surroundings is there, and what to type where something is missing."""
+    """Say which of the things that FluidTune needs or can use are there, and what to type if one is missing."""
     from fluidtune.doctor import checks
 
     trouble = False
@@ -115,7 +119,7 @@ def doctor() -> None:
 @cli.group()
 @click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
 def arbiter(address: str) -> None:
-    """The arbiter that leases the cluster's devices to the jobs that share it."""
+    """The arbiter, which leases the devices of one Ray cluster to several jobs."""
     import ray
 
     try:
@@ -125,14 +129,18 @@ def arbiter(address: str) -> None:
 
 
 @arbiter.command()
-@click.option("--unit", type=click.Choice(["GPU", "CPU"]), help="What is leased.  [GPUs if there are any]")
-@click.option("--lease", "lease_s", type=float, help="Seconds of a lease.  [600]")
-@click.option("--notice", "notice_s", type=float, help="Seconds before its end that a lease is settled.  [30]")
+@click.option(
+    "--unit", type=click.Choice(["GPU", "CPU"]), help="The kind of device that is leased.  [GPU if there are any]"
+)
+@click.option("--lease", "lease_s", type=float, help="Seconds that a lease lasts.  [600]")
+@click.option("--notice", "notice_s", type=float, help="Seconds from settling a lease's successor to its end.  [30]")
 @click.option("--f", type=float, help="The worst 1 - f of the apps bid.  [0.8]")
-@click.option("--quota", "quotas", multiple=True, metavar="APP=N", help="Most devices of an app; APP=none: any.")
-@click.option("--weight", "weights", multiple=True, metavar="APP=X", help="Factor of an app's rho; APP=none: 1.")
+@click.option(
+    "--quota", "quotas", multiple=True, metavar="APP=N", help="Limit of an app's devices; APP=none: no limit."
+)
+@click.option("--weight", "weights", multiple=True, metavar="APP=X", help="The factor of an app's rho; APP=none: 1.")
 def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], **settings: float | None) -> None:
-    """Start it, or change the settings of the one that runs."""
+    """Start the arbiter, or change the settings of the running one."""
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
@@ -152,14 +160,14 @@ def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], *
         else:
             control.start(unit, **changes)
     except ThemisError as error:
-        # Ray wraps what an actor raises, traceback and all.
+        # Ray wraps an actor's exception in its own, whose text contains the traceback. `cause` is the original.
         raise FluidTuneError(str(getattr(error, "cause", error)))
     new = "; it has the new settings" if changes else ""
     click.echo(f"the arbiter was running{new}" if running else "the arbiter runs")
 
 
 @arbiter.command()
-@click.option("--json", "as_json", is_flag=True, help="All of it, one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
 def status(as_json: bool) -> None:
     """Show apps, their rho and their leases."""
     import json
@@ -185,14 +193,14 @@ def status(as_json: bool) -> None:
 
 @arbiter.command()
 def stop() -> None:
-    """End all leases and the arbiter; jobs that share the cluster start a new one."""
+    """End all leases and the arbiter. Jobs that share the cluster start a new one."""
     from themis_bridge.shell import control
 
     click.echo("stopped" if control.stop() else "there was none")
 
 
 def main() -> None:
-    """The console script: a FluidTuneError is one line, exit status 2."""
+    """The console script. A FluidTuneError is printed as one line, with exit status 2."""
     try:
         cli(standalone_mode=False)
     except FluidTuneError as error:

@@ -1,4 +1,4 @@
-"""What `fluidtune doctor` looks at."""
+"""The checks of `fluidtune doctor`: Python, Ray, torch, Horovod, GPUs and MPS. Each says what it found."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
+#: The name of what was checked, whether it is well, and what was found or what to type.
 Check = tuple[str, bool, str]
 
 
 def checks() -> Iterator[Check]:
-    """Each check as (what, whether it is well, what was found and what to type)."""
+    """All checks, in the order in which they are shown."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 12), f"{version} (3.10 to 3.12 are supported)"
     yield _ray()
@@ -47,11 +48,11 @@ def _torch() -> Check:
 
 
 def _horovod() -> Check:
-    """Nothing needs it but ``backend="horovod"``: that it is missing is no trouble."""
+    """Only ``backend="horovod"`` needs Horovod, so a missing one counts as well."""
     try:
         from fluidtune.elastic.backends.horovod_there import HOW, horovod_missing
     except ImportError as error:
-        return "horovod", True, f"not looked for ({error})"
+        return "horovod", True, f"not checked ({error})"
     lacking = horovod_missing()
     if lacking is not None:
         return "horovod", True, f'{lacking}; backend="torch" works without it. For backend="horovod" {HOW}'
@@ -60,7 +61,7 @@ def _horovod() -> Check:
         import horovod.torch as hvd
 
         built = [name for name in ("gloo", "nccl", "mpi") if getattr(hvd, f"{name}_built")()]
-    except Exception as error:  # one that was built for another torch raises what it likes
+    except Exception as error:  # a Horovod that was built for another torch may raise anything
         return "horovod", False, f"does not load ({str(error).splitlines()[0]}): {HOW}"
     found = f"{horovod.__version__}, collectives: {', '.join(built) or 'none'}"
     if "fluidtune" not in version("horovod"):
@@ -86,7 +87,7 @@ def _nvml() -> Check:
 
 
 def _mps() -> Check:
-    """Nothing needs it: without it, processes that share a GPU take time slices."""
+    """Nothing needs MPS, so a missing one counts as well: processes that share a GPU then take time slices."""
     from salus_share.mps import CONTROL
 
     program = shutil.which(CONTROL)
