@@ -135,7 +135,7 @@ class Agent:
             if self._left.get(view.gpu.id) == view.token:
                 # It was left, and the arbiter has not heard so.
                 again.append(m.Release(self.app, self.session, view.gpu.id, view.token))
-            elif self.fence.admit(view.gpu.id, view.token):
+            elif self.fence.admit_token(view.gpu.id, view.token):
                 new[view.gpu.id] = view
         out = self._drop(gpu for gpu, view in self.leases.items() if gpu not in new or new[gpu].token != view.token)
         for gpu, view in new.items():

@@ -1,7 +1,7 @@
-"""Leases: who holds which GPU until when, and the fencing tokens that tell an old holder from the present one.
+"""Leases: which app holds which GPU until when, and the fencing tokens that tell an old holder from the present one.
 
-A lease is *held*, then *closing* until what was reserved for it is known to be gone; only then can the GPU be
-leased again. Every grant has a token greater than all before it. Who gets a GPU is decided in `arbiter`.
+A lease is held, then closing until the reservation that was made for it is known to be gone; only then can the GPU be
+leased again. Every grant has a larger token than all grants before it. Which app gets a GPU is decided in `policy`.
 """
 
 from __future__ import annotations
@@ -14,42 +14,59 @@ from typing import Any
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 
+#: First leases end in this many groups, one after the other. Judgement: were all leases to end at once, the few apps
+#: that bid would get the whole cluster by turns.
+END_GROUPS = 8
+
 
 @dataclass
 class Lease:
-    """``expires``: on the arbiter's clock. ``heir``: the app that gets the GPU next; the holder has to leave."""
+    """One lease. Its fields are part of the format of the arbiter's books."""
 
     gpu: str
     app: str
     token: int
+    #: End on the arbiter's clock.
     expires: float
+    #: It is over, and its reservation is being removed.
     closing: bool = False
+    #: The app that gets the GPU next; None if that is not decided.
     heir: str | None = None
-    #: The lease ends with nobody waiting for it: the holder was not renewed.
+    #: It will not be renewed: the holder has to leave.
     ending: bool = False
-    #: It is auctioned before its end is near.
+    #: It is on offer although its notice has not begun, see `preemption`.
     recalled: bool = False
-    #: It was a leftover and not won; the same of the heir's.
+    #: Its holder was given the GPU as a leftover and did not win it.
     leftover: bool = False
+    #: The heir will have the GPU as a leftover.
     heir_leftover: bool = False
 
     def on_offer(self, clock: float, notice_s: float) -> bool:
-        """Whether it is to be auctioned: recalled, or about to end, and what follows is not settled."""
+        """Whether the GPU is to be auctioned: the lease is recalled or its notice has begun, and no heir is decided."""
         return not self.closing and not self.ending and (self.recalled or self.expires - clock <= notice_s)
+
+    def next_change(self, clock: float, notice_s: float) -> float:
+        """When time alone next changes something: the notice begins or, once it is on offer or settled, it ends."""
+        return self.expires if self.ending or self.on_offer(clock, notice_s) else self.expires - notice_s
 
 
 def first_length(gpu: str, gpus: Mapping[str, Gpu], now: float, length: float) -> float:
-    """Seconds of a lease that begins at ``now``: about ``length``, half of it more or less; renewals take all of it.
+    """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``; a renewal adds ``length``.
 
-    GPUs that lie together come free together, so that they can be won together, and eighths of the cluster (or
-    machines, if those are smaller) one after the other: were all leases to end at once, the few apps that bid would
-    get the whole cluster in turn.
+    The GPUs are divided into `END_GROUPS` groups that lie together (or machines, if those are smaller). Leases of one
+    group end together, so that its GPUs can be won together; the groups' ends are spread over one ``length``.
+
+    Args:
+        gpu: id of the GPU to lease.
+        gpus: by id, all GPUs of the cluster.
+        now: seconds on the arbiter's clock.
+        length: seconds of an ordinary lease; may be infinite.
     """
     if math.isinf(length):
         return length
     places = sorted(gpus.values(), key=lambda each: (each.machine, each.slot, each.id))
     machine = [each.id for each in places if each.machine == gpus[gpu].machine]
-    chunk = min(len(machine), max(1, len(places) // 8))
+    chunk = min(len(machine), max(1, len(places) // END_GROUPS))
     inside = machine.index(gpu) // chunk * chunk
     before = next(i for i, each in enumerate(places) if each.id == machine[inside])
     phase = before / len(places) * length
@@ -57,11 +74,11 @@ def first_length(gpu: str, gpus: Mapping[str, Gpu], now: float, length: float) -
 
 
 class LeaseTable:
-    """All leases, one a GPU at most."""
+    """All leases, at most one for each GPU."""
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
-        #: The greatest token ever given.
+        #: The largest token ever given.
         self.token = 0
 
     def __iter__(self) -> Iterator[Lease]:
@@ -71,16 +88,16 @@ class LeaseTable:
         return self._leases.get(gpu)
 
     def of(self, app: str) -> list[Lease]:
-        """What the app holds, without what is closing."""
+        """The leases that the app holds; those that are closing are not among them."""
         return [lease for lease in self._leases.values() if lease.app == app and not lease.closing]
 
     def current(self, gpu: str, token: int) -> Lease | None:
-        """The lease of the GPU, if that is its token."""
+        """The lease of the GPU if it has that token, else None."""
         lease = self._leases.get(gpu)
         return lease if lease is not None and lease.token == token else None
 
     def grant(self, gpu: str, app: str, expires: float, leftover: bool = False) -> Lease:
-        """Raises ThemisError if somebody holds it."""
+        """Add a lease with a new token. Raises ThemisError if the GPU is leased."""
         if gpu in self._leases:
             raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; close that lease first")
         self.token += 1
@@ -88,21 +105,21 @@ class LeaseTable:
         return lease
 
     def adopt(self, lease: Lease) -> None:
-        """A lease found in the world and not in the books."""
+        """Add a lease whose reservation was found in the cluster but not in the books."""
         self._leases[lease.gpu] = lease
         self.token = max(self.token, lease.token)
 
     def drop(self, lease: Lease) -> None:
-        """What was reserved for it is gone."""
+        """Remove a lease whose reservation is gone."""
         del self._leases[lease.gpu]
 
     def saved(self) -> dict[str, Any]:
-        """Plain data; `load` reads it."""
+        """Plain data that `loaded` reads."""
         return {"token": self.token, "leases": [asdict(lease) for lease in self._leases.values()]}
 
     @classmethod
-    def load(cls, data: dict[str, Any], seen: Iterable[int] = ()) -> LeaseTable:
-        """``seen``: tokens that exist in the world; the next one is greater."""
+    def loaded(cls, data: dict[str, Any], seen: Iterable[int] = ()) -> LeaseTable:
+        """The table of ``data``. The next token is larger than those in ``seen``, too."""
         table = cls()
         table._leases = {each["gpu"]: Lease(**each) for each in data.get("leases", ())}
         table.token = max([int(data.get("token", 0)), *seen])
@@ -110,13 +127,13 @@ class LeaseTable:
 
 
 class Fence:
-    """What everybody keeps who executes work on GPUs: the newest token seen of each. Older ones are refused."""
+    """Refuses old tokens: by GPU, it remembers the newest token seen. Whoever executes work on GPUs keeps one."""
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
 
-    def admit(self, gpu: str, token: int) -> bool:
-        """Whether work under this token may run on the GPU."""
+    def admit_token(self, gpu: str, token: int) -> bool:
+        """Whether work under this token may run on the GPU; a token that may is remembered."""
         if token < self._newest.get(gpu, 0):
             return False
         self._newest[gpu] = token

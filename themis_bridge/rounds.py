@@ -1,7 +1,8 @@
-"""A round in progress: who was asked, what is on offer, and which answers count.
+"""A round in progress: which apps were asked, what is on offer, and which answers count.
 
-Two phases: everybody's `Report` is awaited until there are ``bidders``, then each one's `Bid`. When a round begins and
-ends, and what becomes of it, is decided in `arbiter`, who bids and who wins in `policy`.
+In the first phase the round waits for a `Report` of every app that was asked. When ``bidders`` are chosen the second
+phase begins, in which it waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who
+bids and who wins.
 """
 
 from __future__ import annotations
@@ -18,38 +19,47 @@ from themis_bridge.locality import Gpu
 
 @dataclass
 class Round:
-    """See the module. ``asked``: app -> its session. ``deadline``: of the phase, on the arbiter's clock."""
+    """See the module."""
 
     number: int
+    #: End of the present phase on the arbiter's clock.
     deadline: float
+    #: App -> its session, for every app that was asked for a report.
     asked: dict[str, str]
+    #: GPU id -> the GPU, for all on offer.
     offer: dict[str, Gpu]
     reports: dict[str, m.Report] = field(default_factory=dict)
+    #: Apps that are offered the GPUs; empty in the first phase.
     bidders: list[str] = field(default_factory=list)
     bids: dict[str, Bid] = field(default_factory=dict)
-    #: Apps whose answer was refused.
-    out: set[str] = field(default_factory=set)
+    #: Apps whose answer was refused; they are not waited for.
+    refused: set[str] = field(default_factory=set)
 
     def awaits(self, event: m.RhoAnswer | m.BidAnswer) -> bool:
-        """Whether this is an answer that the round's phase waits for; else it is late, or nobody asked."""
+        """Whether the present phase waits for this answer; if not, it is late or nobody asked for it."""
         if event.round != self.number or self.asked.get(event.app) != event.session:
             return False
         if isinstance(event, m.RhoAnswer):
             return not self.bidders
-        return event.app in self.bidders and event.app not in self.out
+        return event.app in self.bidders and event.app not in self.refused
 
     def take_report(self, app: str, report: m.Report) -> None:
-        """Raises ThemisError, or TypeError or AttributeError, for one that cannot be true."""
+        """Note a report. Raises ThemisError, TypeError or AttributeError for one that cannot be true."""
         for name, value in (("rho", report.rho), ("best", report.best), ("left", report.left), ("whole", report.whole)):
             if not math.isfinite(value) or value < 0:
                 raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
         whole = isinstance(report.useful, int) and isinstance(report.gang, int)
         if not whole or report.useful < 0 or report.gang < 1:
-            raise ThemisError(f"{report.useful!r} GPUs in gangs of {report.gang!r} of use; expected whole numbers")
+            raise ThemisError(
+                f"useful={report.useful!r}, gang={report.gang!r}; expected whole numbers of GPUs, >= 0 and >= 1"
+            )
         self.reports[app] = report
 
     def take_bid(self, app: str, bid: Bid, room: int) -> None:
-        """``room``: GPUs that the app may win. Raises ThemisError, or TypeError or AttributeError, for a bad one."""
+        """Note a bid. ``room``: how many GPUs the app may win at most.
+
+        Raises ThemisError, TypeError or AttributeError for a bid that cannot be true.
+        """
         if bid.app != app:
             raise ThemisError(f"it bids in the name of {bid.app!r}")
         bid.check(frozenset(self.offer))
@@ -59,20 +69,20 @@ class Round:
 
     @property
     def awaited(self) -> set[str]:
-        """Apps whose answer this phase still waits for."""
+        """Apps whose answer the present phase still waits for."""
         if not self.bidders:
-            return self.asked.keys() - self.reports.keys() - self.out
-        return set(self.bidders) - self.bids.keys() - self.out
+            return self.asked.keys() - self.reports.keys() - self.refused
+        return set(self.bidders) - self.bids.keys() - self.refused
 
     def forget(self, app: str) -> None:
-        """The app is gone."""
+        """Remove an app that is gone."""
         self.asked.pop(app, None)
         self.reports.pop(app, None)
         self.bids.pop(app, None)
         self.bidders = [each for each in self.bidders if each != app]
 
     def narrow(self, still: Container[str]) -> None:
-        """Only these GPUs are still to be had: the others go from the offer, and every row that has them."""
+        """Keep only these GPUs: the others leave the offer, and with them every row of a bid that has one."""
         self.offer = {gpu: place for gpu, place in self.offer.items() if gpu in still}
         here = frozenset(self.offer)
         self.bids = {

@@ -50,7 +50,7 @@ class Settings:
         if not 0 <= self.notice_s < self.lease_s:
             raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
         if "" in {*self.quotas, *self.weights}:
-            raise ThemisError("a quota or a weight is set for the app named ''; expected the name of an app")
+            raise ThemisError("a quota or a weight is given for the app named ''; say whose it is")
         for app, quota in self.quotas.items():
             if isinstance(quota, bool) or not isinstance(quota, int) or quota < 0:
                 raise ThemisError(f"the quota of app {app!r} is {quota!r}; expected a whole number of GPUs >= 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.themis.test_arbiter import SETTINGS, Cluster, Job
+from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge.agent import Leave, Lost
 from themis_bridge.app_record import AppRecord
 from themis_bridge.leases import LeaseTable
@@ -80,7 +80,7 @@ def test_an_app_that_comes_has_its_share_within_the_notice():
     first = cluster.join("a", Job(8))
     cluster.wait(25)
     tokens = {gpu: view.token for gpu, view in first.leases.items()}
-    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.leases}
+    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases}
     cluster.notices.clear()
     cluster.join("b", Job(8))
     assert not cluster.holds("b"), "nothing is taken without notice"
@@ -88,10 +88,10 @@ def test_an_app_that_comes_has_its_share_within_the_notice():
     assert not any(isinstance(n, Lost) for n in cluster.notices)
     cluster.wait(SETTINGS.notice_s + 1)
     assert len(cluster.holds("b")) == 4
-    assert len({cluster.arbiter.gpus[gpu].machine for gpu in cluster.holds("b")}) == 1
+    assert len({cluster.arbiter.state.gpus[gpu].machine for gpu in cluster.holds("b")}) == 1
     kept = cluster.holds("a")
     assert {gpu: view.token for gpu, view in first.leases.items()} == {gpu: tokens[gpu] for gpu in kept}
-    assert {lease.gpu: lease.expires for lease in cluster.arbiter.leases if lease.gpu in kept} == {
+    assert {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases if lease.gpu in kept} == {
         gpu: ends[gpu] for gpu in kept
     }, "what it keeps, it keeps as long as it was promised"
 
@@ -100,14 +100,14 @@ def test_what_the_newcomer_does_not_take_stays_until_its_end():
     cluster = Cluster(8)
     first = cluster.join("a", Job(8))
     cluster.wait(25)
-    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.leases}
+    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases}
     cluster.silent.add("b")
     cluster.notices.clear()
     cluster.join("b", Job(8))
     cluster.wait(2 * SETTINGS.answer_s + 1)
     assert not cluster.notices and len(first.leases) == 8
-    assert {lease.gpu: lease.expires for lease in cluster.arbiter.leases} == ends
-    assert not any(lease.recalled for lease in cluster.arbiter.leases)
+    assert {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases} == ends
+    assert not any(lease.recalled for lease in cluster.arbiter.state.leases)
     # One that can use one GPU takes one.
     cluster.join("c", Job(1))
     cluster.wait(2 * SETTINGS.answer_s + SETTINGS.notice_s + 1)

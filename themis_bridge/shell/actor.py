@@ -58,18 +58,18 @@ class ArbiterActor:
         # The first one, too, goes on from a state: its tokens and versions must be above those of any before it.
         self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
         if not data:
-            self._arbiter.settings = Settings().changed(settings)
-        logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.apps), len(there))
+            self._arbiter.state.settings = Settings().changed(settings)
+        logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.state.apps), len(there))
         self._write()
         self._carry_out(out)
         # What was being made when the last one died is looked at again.
-        for lease in self._arbiter.leases:
+        for lease in self._arbiter.state.leases:
             if not lease.closing:
                 self._making.setdefault((lease.app, lease.gpu, lease.token), time.monotonic())
         self._rho = Gauge("themis_rho", "Finish-time fairness that an app last reported", ("app",))
         self._held = Gauge("themis_leases", "GPUs that an app holds", ("app",))
         self._busy = Gauge("themis_utilisation", "Share of the GPUs that are leased")
-        self._turn = Gauge("themis_round_seconds", "Seconds of the last round")
+        self._duration = Gauge("themis_round_seconds", "Seconds of the last round")
         self._nodes_at = 0.0
         self._shown: set[str] = set()
         threading.Thread(target=self._loop, name="themis-loop", daemon=True).start()
@@ -88,7 +88,7 @@ class ArbiterActor:
             )
         with self._lock:
             self._handle(m.AppJoined(app, session))
-            if self._arbiter.apps[app].session == session:
+            if self._arbiter.state.apps[app].session == session:
                 # Not of one that is refused; of a job that starts again, possibly changed, in the place of the old.
                 self._bundles[app] = bundle
                 self._write()
@@ -113,28 +113,28 @@ class ArbiterActor:
     def status(self) -> dict[str, Any]:
         """All that an operator may want to see, as plain data."""
         with self._lock:
-            arbiter = self._arbiter
+            state, auctioneer = self._arbiter.state, self._arbiter.auctioneer
             return {
                 "unit": self._unit,
                 "pid": os.getpid(),
-                "gpus": len(arbiter.gpus),
-                "leased": sum(1 for lease in arbiter.leases if not lease.closing),
-                "rounds": arbiter.rounds,
+                "gpus": len(state.gpus),
+                "leased": sum(1 for lease in state.leases if not lease.closing),
+                "rounds": state.rounds,
                 "round_seconds": self._round_seconds,
-                "late_answers": arbiter.late,
-                "failed_rounds": arbiter.failed,
-                "settings": arbiter.saved()["settings"],
+                "late_answers": auctioneer.late,
+                "failed_rounds": auctioneer.failed,
+                "settings": state.saved()["settings"],
                 "apps": {
                     name: {
                         "rho": app.rho,
-                        "age": arbiter.clock - app.joined,
-                        "contention": arbiter.contention(name),
+                        "age": state.clock - app.joined,
+                        "contention": state.contention(name),
                         "leases": {
-                            lease.gpu: {"token": lease.token, "remaining": lease.expires - arbiter.clock}
-                            for lease in arbiter.leases.of(name)
+                            lease.gpu: {"token": lease.token, "remaining": lease.expires - state.clock}
+                            for lease in state.leases.of(name)
                         },
                     }
-                    for name, app in arbiter.apps.items()
+                    for name, app in state.apps.items()
                 },
             }
 
@@ -149,12 +149,12 @@ class ArbiterActor:
 
     def _handle(self, event: m.Event) -> None:
         out = self._arbiter.handle(event, time.monotonic())
-        turn = self._arbiter.round
-        if turn is not None and turn.number != self._round_began[0]:
-            self._round_began = (turn.number, time.monotonic())
-        elif turn is None and self._round_began[1]:
+        round_ = self._arbiter.auctioneer.round
+        if round_ is not None and round_.number != self._round_began[0]:
+            self._round_began = (round_.number, time.monotonic())
+        elif round_ is None and self._round_began[1]:
             self._round_seconds = time.monotonic() - self._round_began[1]
-            self._round_began = (self._arbiter.rounds, 0.0)
+            self._round_began = (self._arbiter.state.rounds, 0.0)
         if not out:
             return
         if not isinstance(event, m.Heard) or len(out) > 1:
@@ -186,7 +186,7 @@ class ArbiterActor:
                 self._mail[instruction.session].append(instruction)
 
     def _reserve(self, what: m.Reserve) -> None:
-        gpu = self._arbiter.gpus[what.gpu]
+        gpu = self._arbiter.state.gpus[what.gpu]
         bundle = self._bundles.get(what.app, {self._unit: 1.0})
         self._making[what.app, what.gpu, what.token] = time.monotonic()
         reservations.reserve(what.app, gpu, what.token, bundle, self._ties[gpu.machine])
@@ -239,37 +239,37 @@ class ArbiterActor:
     def _look_at_nodes(self) -> None:
         gpus, self._ties = reservations.cluster_gpus(self._unit)
         there = {gpu.id: gpu for gpu in gpus}
-        for gpu in list(self._arbiter.gpus):
+        for gpu in list(self._arbiter.state.gpus):
             if gpu not in there:
-                lease = self._arbiter.leases.get(gpu)
+                lease = self._arbiter.state.leases.get(gpu)
                 if lease is not None:
                     # Ray would make the group anew on another node.
                     reservations.remove((lease.app, gpu, lease.token))
                 self._handle(m.GpuLeft(gpu))
         for name, place in there.items():
-            if name not in self._arbiter.gpus:
+            if name not in self._arbiter.state.gpus:
                 self._handle(m.GpuJoined(place))
 
     def _clear_away(self) -> None:
         """Forget what belongs to apps that are gone; whoever is refused has fetched that at once."""
-        apps = self._arbiter.apps
+        apps = self._arbiter.state.apps
         sessions = {app.session for app in apps.values()}
         for session in self._mail.keys() - sessions:
             del self._mail[session]
         self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
 
     def _show(self) -> None:
-        arbiter = self._arbiter
-        for gone in self._shown - arbiter.apps.keys():
+        state = self._arbiter.state
+        for gone in self._shown - state.apps.keys():
             self._held.set(0, {"app": gone})
-        self._shown = set(arbiter.apps)
-        for name, app in arbiter.apps.items():
-            self._held.set(len(arbiter.leases.of(name)), {"app": name})
+        self._shown = set(state.apps)
+        for name, app in state.apps.items():
+            self._held.set(len(state.leases.of(name)), {"app": name})
             if app.rho is not None:
                 self._rho.set(app.rho, {"app": name})
-        leased = sum(1 for lease in arbiter.leases if not lease.closing)
-        self._busy.set(leased / len(arbiter.gpus) if arbiter.gpus else 0.0)
-        self._turn.set(self._round_seconds)
+        leased = sum(1 for lease in state.leases if not lease.closing)
+        self._busy.set(leased / len(state.gpus) if state.gpus else 0.0)
+        self._duration.set(self._round_seconds)
 
 
 def check_unit(unit: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Notice
 from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import Gpu
@@ -99,7 +100,7 @@ class World:
         self.idle: dict[str, float] = dict.fromkeys(self.gpus, 0.0)
         self._checked = 0.0
         self.disk: dict[str, Any] = {}
-        self.arbiter: Arbiter | None = Arbiter(SETTINGS)
+        self.arbiter: Arbiter | None = Arbiter(ArbiterState(SETTINGS))
         #: Changes with every life of the arbiter; messages to a former one are lost.
         self._life = 0
         self.drivers = [
@@ -156,7 +157,7 @@ class World:
     def _shell(self, instructions: list[m.Instruction]) -> None:
         """Write down, then carry out; it may die between any two steps."""
         assert self.arbiter is not None
-        self.rounds = max(self.rounds, self.arbiter.rounds)
+        self.rounds = max(self.rounds, self.arbiter.state.rounds)
         deadly = self.now < LENGTH_S - QUIET_S and bool(instructions) and self.rng.random() < 0.01
         dies_at = self.rng.randint(-1, len(instructions)) if deadly else len(instructions) + 1
         if dies_at < 0:
@@ -274,7 +275,7 @@ class World:
             self._forgive()  # and with them, how long anybody has been silent
         self.arbiter, instructions = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
         if data == {}:
-            self.arbiter.settings = SETTINGS
+            self.arbiter.state.settings = SETTINGS
         self.arbiter.validate_state()
         self._shell(instructions)
 
@@ -330,7 +331,9 @@ class World:
         driver = self.rng.choice(self.drivers)
         if driver.agent is not None and self.arbiter is not None:
             report = m.Report(float("nan"), 1)
-            self._to_arbiter(m.RhoAnswer(driver.name, driver.agent.session, self.arbiter.rounds, report), delay=0.0)
+            self._to_arbiter(
+                m.RhoAnswer(driver.name, driver.agent.session, self.arbiter.state.rounds, report), delay=0.0
+            )
 
     # --- invariants
 

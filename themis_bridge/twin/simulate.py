@@ -18,6 +18,7 @@ from statistics import mean
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost
 from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
@@ -97,10 +98,8 @@ class Simulation:
         lease = setup.lease_s if getattr(chosen, "preempts", True) else math.inf
         # Everything answers at once; nobody is ever silent.
         notice = min(PACE_S, lease / 4)
-        self.arbiter = Arbiter(
-            Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=1e15),
-            chosen,
-        )
+        settings = Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=1e15)
+        self.arbiter = Arbiter(ArbiterState(settings), chosen)
         rng = random.Random(setup.seed)
         self.apps = {
             spec.name: TwinApp(
@@ -131,7 +130,7 @@ class Simulation:
             at, name, number = math.inf, "", 0
             if self._heap:
                 at, _, name, number = self._heap[0]
-            tick = self.now + self.arbiter.due
+            tick = self.now + self.arbiter.auctioneer.due
             if tick < at:
                 self.now = tick
                 self._send(m.Tick())
@@ -219,7 +218,7 @@ class Simulation:
             makespan=max(ends.values()) - min(app.spec.arrives for app in apps),
             gpu_time=sum(app.attained for app in apps),
             placement=sum(app.placed for app in apps) / sum(app.attained for app in apps),
-            rounds=self.arbiter.rounds,
+            rounds=self.arbiter.state.rounds,
         )
 
 

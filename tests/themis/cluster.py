@@ -1,0 +1,82 @@
+"""An arbiter, its agents and GPUs with instant messages, for the tests of this folder."""
+
+from __future__ import annotations
+
+from themis_bridge import JobInfo
+from themis_bridge import messages as m
+from themis_bridge.agent import Agent
+from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.bids import Valuation
+from themis_bridge.fairness import independent_finish_time
+from themis_bridge.locality import Gpu
+from themis_bridge.policy import Policy
+from themis_bridge.settings import Settings
+
+SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
+
+
+class Job:
+    """An app of some single-GPU jobs that began at 0."""
+
+    def __init__(self, jobs: int = 4, seconds: float = 1000.0):
+        self.jobs, self.seconds, self.now = jobs, seconds, 0.0
+
+    def valuation(self, contention, cluster_gpus):
+        jobs = [JobInfo(1, self.seconds)] * self.jobs
+        independent = independent_finish_time(self.jobs * self.seconds, cluster_gpus, max(1, self.jobs), contention)
+        return Valuation([jobs], self.now, independent)
+
+    def facts(self):
+        return None
+
+
+class Cluster:
+    """An arbiter, agents and GPUs with instant messages."""
+
+    def __init__(self, gpus: int = 4, settings: Settings = SETTINGS, policy: Policy | None = None):
+        self.arbiter = Arbiter(ArbiterState(settings), policy)
+        self.agents: dict[str, Agent] = {}
+        self.now = 0.0
+        self.silent: set[str] = set()
+        self.reserved: dict[str, tuple[str, int]] = {}
+        #: (GPU, app): what Ray cannot reserve.
+        self.impossible: set[tuple[str, str]] = set()
+        self.notices: list = []
+        self.said: list[m.Instruction] = []
+        for i in range(gpus):
+            self.send(m.GpuJoined(Gpu(f"g{i}", f"m{i // 4}")))
+
+    def send(self, *events):
+        queue = list(events)
+        while queue:
+            out = self.arbiter.handle(queue.pop(0), self.now)
+            self.arbiter.validate_state()
+            for instruction in out:
+                self.said.append(instruction)
+                if isinstance(instruction, m.Reserve) and (instruction.gpu, instruction.app) in self.impossible:
+                    queue.append(m.ReserveFailed(instruction.gpu, instruction.token))
+                elif isinstance(instruction, m.Reserve):
+                    assert instruction.gpu not in self.reserved
+                    self.reserved[instruction.gpu] = (instruction.app, instruction.token)
+                    queue.append(m.Reserved(instruction.gpu, instruction.token))
+                elif isinstance(instruction, m.Remove):
+                    assert self.reserved.pop(instruction.gpu) == (instruction.app, instruction.token)
+                    queue.append(m.Removed(instruction.gpu, instruction.token))
+                elif instruction.app in self.agents and instruction.app not in self.silent:
+                    events, notices = self.agents[instruction.app].handle(instruction)
+                    self.notices += notices
+                    queue += events
+
+    def join(self, name: str, job: Job | None = None, session: str = "s") -> Agent:
+        agent = self.agents[name] = Agent(name, session, job or Job())
+        self.send(m.AppJoined(name, session))
+        return agent
+
+    def wait(self, seconds: float, step: float = 1.0):
+        for _ in range(round(seconds / step)):
+            self.now += step
+            self.send(m.Tick())
+
+    def holds(self, name: str) -> set[str]:
+        return {gpu for gpu, (app, _) in self.reserved.items() if app == name}

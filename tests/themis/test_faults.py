@@ -1,0 +1,40 @@
+"""Seeded faults over the arbiter and its agents, and that their checks can fail."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from themis_bridge.lease_manager import LeaseManager
+from themis_bridge.twin.faults import World
+
+
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_seeded_faults(first):
+    for seed in range(first, first + 20):
+        World(seed).run()
+
+
+def test_a_seed_is_a_schedule():
+    logs = []
+    for _ in range(2):
+        lines: list[str] = []
+        World(3, lines.append).run()
+        logs.append(lines)
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > 10
+
+
+def test_the_invariants_can_fail(monkeypatch):
+    """An arbiter that does not wait for what was removed is found out."""
+    close = LeaseManager.close
+
+    def hasty(self, lease):
+        close(self, lease)
+        self._state.leases.drop(lease)
+
+    monkeypatch.setattr(LeaseManager, "close", hasty)
+    with pytest.raises(AssertionError, match=r"seed|GPU"):
+        for seed in itertools.count():
+            World(seed).run()

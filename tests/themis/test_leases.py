@@ -1,0 +1,96 @@
+"""Leases and their tokens: when they end, who holds them, and what an old token may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.themis.cluster import Cluster, Job
+from themis_bridge import ThemisError
+from themis_bridge.agent import Leave, Lost
+from themis_bridge.leases import Fence, LeaseTable
+from themis_bridge.policy import Outcome
+
+
+def test_leases_do_not_all_end_at_once():
+    cluster = Cluster(16)
+    cluster.join("a", Job(16))
+    ends = [lease.expires for lease in cluster.arbiter.state.leases]
+    assert len(set(ends)) == 8
+    assert all(50 <= end <= 150 for end in ends)
+
+
+def test_a_renewal_keeps_the_token_and_sends_no_notice():
+    cluster = Cluster(2)
+    agent = cluster.join("a")
+    before = {gpu: view.token for gpu, view in agent.leases.items()}
+    cluster.notices.clear()
+    cluster.wait(1000)
+    assert {gpu: view.token for gpu, view in agent.leases.items()} == before
+    assert not cluster.notices
+
+
+def test_a_holder_that_leaves_early_hands_over_early():
+    cluster = Cluster(1)
+    first = cluster.join("a")
+    cluster.wait(50)
+    cluster.join("b", Job(1, 10.0))
+    while not any(isinstance(n, Leave) for n in cluster.notices):
+        cluster.wait(1)
+        assert cluster.now < 100
+    cluster.send(*first.vacated("g0"))
+    assert cluster.holds("b") == {"g0"}
+    assert first.vacated("g0") == []
+
+
+def test_a_holder_that_never_leaves_is_killed_at_the_end():
+    cluster = Cluster(1)
+    agent = cluster.join("a")
+    cluster.wait(80)
+    cluster.join("b", Job(1, 10.0))
+    cluster.wait(21)
+    assert cluster.holds("b") == {"g0"}
+    assert [type(n) for n in cluster.notices if isinstance(n, (Leave, Lost))] == [Leave, Lost]
+    assert agent.leases == {}
+
+
+def test_a_leftover_for_the_heir_is_no_leftover_of_the_holder():
+    class Turns:
+        """First a wins, then b has the leftover."""
+
+        recalls = False
+
+        def bidders(self, situation):
+            return []
+
+        def decide(self, situation, bids):
+            if "g0" in situation.holder:
+                return Outcome({"g0": "b"}, frozenset({"g0"}))
+            return Outcome({"g0": "a"})
+
+    cluster = Cluster(1, policy=Turns())
+    cluster.join("a")
+    cluster.join("b")
+    while not cluster.agents["a"].leases["g0"].ending:
+        cluster.wait(1)
+    assert not cluster.agents["a"].leases["g0"].leftover
+    while cluster.holds("a"):
+        cluster.wait(1)
+    assert cluster.agents["b"].leases["g0"].leftover
+
+
+def test_tokens_only_grow():
+    table = LeaseTable()
+    lease = table.grant("g", "a", 10.0)
+    with pytest.raises(ThemisError, match="'g' is leased to 'a'"):
+        table.grant("g", "b", 10.0)
+    table.drop(lease)
+    assert table.grant("g", "b", 10.0).token > lease.token
+    assert LeaseTable.loaded(table.saved(), [41]).grant("h", "a", 1.0).token == 42
+
+
+def test_a_fence_refuses_older_tokens():
+    fence = Fence()
+    assert fence.admit_token("g", 3)
+    assert fence.admit_token("g", 3)
+    assert not fence.admit_token("g", 2)
+    assert fence.admit_token("h", 1)

@@ -1,0 +1,127 @@
+"""What the arbiter knows: GPUs, apps, leases, failed reservations and its clock; also the books that store it.
+
+Here are questions that several parts of the arbiter ask of that state. What happens to it is decided in `arbiter`
+(events), `auctioneer` (rounds) and `lease_manager` (leases).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from themis_bridge.app_record import AppRecord
+from themis_bridge.backoff import Backoff
+from themis_bridge.leases import Lease, LeaseTable
+from themis_bridge.locality import Gpu
+from themis_bridge.settings import NO_QUOTA, Settings
+
+
+class ArbiterState:
+    """See the module. Everything but ``gpus`` and ``backoff`` is stored in the books."""
+
+    def __init__(self, settings: Settings | None = None):
+        self.settings = settings or Settings()
+        #: GPU id -> the GPU, for all that are in the cluster now.
+        self.gpus: dict[str, Gpu] = {}
+        self.apps: dict[str, AppRecord] = {}
+        self.leases = LeaseTable()
+        self.backoff = Backoff()
+        #: Seconds. It starts at 0, never goes back, and goes on from the books when the arbiter restarts.
+        self.clock = 0.0
+        #: Number of rounds begun so far.
+        self.rounds = 0
+        #: Grows with each restart of the arbiter; the first part of the version of a `messages.Leases`.
+        self.epoch = 0
+
+    # --- the books
+
+    def saved(self) -> dict[str, Any]:
+        """The books: all that the next arbiter needs, as plain data."""
+        return {
+            "settings": asdict(self.settings),
+            "apps": {name: asdict(app) for name, app in self.apps.items()},
+            "leases": self.leases.saved(),
+            "rounds": self.rounds,
+            "clock": self.clock,
+            "epoch": self.epoch,
+        }
+
+    @classmethod
+    def loaded(cls, data: Mapping[str, Any], gpus: Iterable[Gpu], tokens: Iterable[int], wall: float) -> ArbiterState:
+        """The state that ``data`` describes.
+
+        Args:
+            data: what `saved` returned; empty if the books are lost.
+            gpus: the GPUs in the cluster now.
+            tokens: tokens of the reservations that exist now. The next token is larger than all of them.
+            wall: time of day, s. Without books, tokens and epochs go on from its milliseconds, which is more than any
+                arbiter before can have reached.
+        """
+        state = cls(Settings(**data["settings"]) if "settings" in data else None)
+        state.apps = {name: AppRecord(**app) for name, app in data.get("apps", {}).items()}
+        floor = 0 if data else int(1000 * wall)
+        state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
+        state.rounds = data.get("rounds", 0)
+        state.clock = data.get("clock", 0.0)
+        state.epoch = max(data.get("epoch", 0) + 1, floor)
+        state.gpus = {gpu.id: gpu for gpu in gpus}
+        for app in state.apps.values():
+            # No app is taken for silent because of the time without an arbiter.
+            app.heard = state.clock
+        return state
+
+    # --- time
+
+    def elapse(self, seconds: float) -> None:
+        """Let time pass, and account it to the apps."""
+        self.clock += seconds
+        held = Counter(lease.app for lease in self.leases if not lease.closing)
+        for name, app in self.apps.items():
+            app.crowd += seconds * len(self.apps)
+            app.served += seconds * min(1.0, held[name] / app.useful) * app.speed
+
+    # --- questions
+
+    def contention(self, name: str) -> float:
+        """N_avg: the number of apps, averaged over this app's life."""
+        app = self.apps[name]
+        life = self.clock - app.joined
+        return max(1.0, app.crowd / life) if life > 0 else float(len(self.apps))
+
+    def quota_left(self, app: str, offer: Container[str] | None = None) -> int:
+        """How many more GPUs the app's quota allows.
+
+        It counts all leases of the app; with ``offer``, the ids of GPUs in a round, only those that it will surely
+        keep.
+        """
+        quota = self.settings.quotas.get(app)
+        if quota is None:
+            return NO_QUOTA
+        return quota - sum(1 for lease in self.leases.of(app) if offer is None or self.is_kept(lease, offer))
+
+    def is_kept(self, lease: Lease, offer: Container[str]) -> bool:
+        """Whether the holder keeps the GPU whatever comes of a round on ``offer``."""
+        settled = lease.gpu not in offer and lease.heir is None and not lease.ending
+        return settled and (lease.gpu, lease.app) not in self.backoff
+
+    def offerable(self) -> dict[str, Gpu]:
+        """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer."""
+        found = {}
+        for name, gpu in self.gpus.items():
+            lease = self.leases.get(name)
+            if lease is None:
+                if not self.apps.keys() <= self.backoff.barred_apps(name, self.clock):
+                    found[name] = gpu
+            elif lease.on_offer(self.clock, self.settings.notice_s):
+                found[name] = gpu
+        return found
+
+    def validate(self) -> None:
+        """Assert every invariant of the state."""
+        for lease in self.leases:
+            assert lease.gpu in self.gpus, f"{lease} of a GPU that is not in the cluster"
+            assert lease.token <= self.leases.token, f"{lease} has a token that was never given"
+            assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not known"
+            assert lease.heir is None or lease.heir in self.apps, f"{lease} is promised to an app that is not known"

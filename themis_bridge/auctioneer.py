@@ -1,0 +1,261 @@
+"""Runs the rounds: begins them, collects reports and bids, and makes leases of what the policy decides.
+
+A round has two phases (Themis, section 4.2.2). In the visibility phase every app is asked for its rho; then the policy
+chooses bidders, which are offered the GPUs, and in the allocation phase their bids become leases. A phase ends when all
+answers are there, or at its deadline without the late ones. Who bids and who wins is decided in `policy`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+from themis_bridge import messages as m
+from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.errors import ThemisError
+from themis_bridge.lease_manager import LeaseManager
+from themis_bridge.leases import Lease
+from themis_bridge.locality import Gpu
+from themis_bridge.policy import Outcome, Policy, Situation, Themis
+from themis_bridge.preemption import leases_to_recall
+from themis_bridge.rounds import Round
+
+logger = logging.getLogger(__name__)
+
+#: A lease is offered at least this often before it ends. Judgement: in one round the bidders may be late.
+OFFERS_IN_NOTICE = 4
+#: What an answer that does not have the types of `messages` makes the checks raise.
+BAD_ANSWER = (ThemisError, TypeError, AttributeError)
+
+
+class Auctioneer:
+    """See the module.
+
+    leases: makes, ends and announces the leases.
+    out: the list to which the arbiter's instructions are appended.
+    policy: None for Themis with the f of the settings, whatever that is at the time.
+    """
+
+    def __init__(
+        self, state: ArbiterState, leases: LeaseManager, out: list[m.Instruction], policy: Policy | None = None
+    ):
+        self._state, self._leases, self._out, self._given = state, leases, out, policy
+        #: The round in progress; None between rounds.
+        self.round: Round | None = None
+        #: On the arbiter's clock, before which no round begins; `begin_soon` moves it forward.
+        self._next = 0.0
+        #: Number of answers that no round was waiting for.
+        self.late = 0
+        #: Number of rounds in which the policy raised an exception, which is a bug.
+        self.failed = 0
+
+    # --- what the arbiter asks for
+
+    def begin_soon(self) -> None:
+        """Something changed: a round may begin at once."""
+        self._next = min(self._next, self._state.clock)
+
+    def recall_leases_for(self, newcomer: str) -> None:
+        """Put leases on offer for an app that has just joined, if the policy has recalls."""
+        state = self._state
+        if self._policy.recalls:
+            for lease in leases_to_recall(newcomer, state.gpus, state.leases, state.apps, state.settings, state.clock):
+                lease.recalled = True
+
+    def forget_app(self, name: str) -> None:
+        """The app is gone: the round goes on without it."""
+        if self.round is not None:
+            self.round.forget(name)
+
+    def take_report(self, event: m.RhoAnswer) -> None:
+        """Note an app's answer to `messages.AskRho`, or refuse it."""
+        round_, state = self._round_awaiting(event), self._state
+        if round_ is None:
+            return
+        try:
+            round_.take_report(event.app, event.report)
+        except BAD_ANSWER as error:
+            self._refuse(round_, event, str(error))
+            return
+        app = state.apps[event.app]
+        held = sorted(lease.token for lease in state.leases.of(event.app))
+        contention = state.contention(event.app)
+        app.take_report(event.report, held, len(state.gpus), state.clock - app.joined, contention)
+
+    def take_bid(self, event: m.BidAnswer) -> None:
+        """Note an app's answer to `messages.Offer`, or refuse it."""
+        round_ = self._round_awaiting(event)
+        if round_ is None:
+            return
+        try:
+            round_.take_bid(event.app, event.bid, self._state.quota_left(event.app, round_.offer))
+        except BAD_ANSWER as error:
+            self._refuse(round_, event, str(error))
+
+    def advance(self) -> None:
+        """Begin a round if one is due, or take the round in progress as far as it can go now."""
+        round_ = self.round
+        if round_ is None:
+            self._begin()
+            return
+        late = round_.awaited
+        if late and self._state.clock < round_.deadline:
+            return
+        if late:
+            logger.warning("themis: round %d goes on without an answer of %s", round_.number, ", ".join(sorted(late)))
+        try:
+            if not round_.bidders:
+                self._make_offers(round_)
+            else:
+                self._clear(round_)
+        except Exception:
+            # A round that stayed open would be the last one.
+            logger.exception("themis: round %d failed; nothing is leased in it", round_.number)
+            self.failed += 1
+            self._settle(round_, Outcome())
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds between rounds while nothing changes."""
+        settings = self._state.settings
+        return min(settings.pace_s, settings.notice_s / OFFERS_IN_NOTICE) or settings.pace_s
+
+    @property
+    def due(self) -> float:
+        """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
+        state = self._state
+        if self.round is not None:
+            return max(0.0, self.round.deadline - state.clock)
+        times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
+        times += [
+            lease.next_change(state.clock, state.settings.notice_s) for lease in state.leases if not lease.closing
+        ]
+        if state.apps and state.offerable():
+            times.append(self._next)
+        return max(0.0, min(times, default=math.inf) - state.clock)
+
+    # --- the phases of a round
+
+    def _begin(self) -> None:
+        state = self._state
+        offer = state.offerable()
+        if not offer or not state.apps or state.clock < self._next:
+            return
+        # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
+        groups: dict[frozenset[str], dict[str, Gpu]] = {}
+        for name, gpu in offer.items():
+            groups.setdefault(state.backoff.barred_apps(name, state.clock), {})[name] = gpu
+        state.rounds += 1
+        self._next = state.clock + self.retry_s / len(groups)
+        barred = list(groups)[state.rounds % len(groups)]
+        asked = {name: app.session for name, app in state.apps.items() if name not in barred}
+        self.round = Round(state.rounds, state.clock + state.settings.answer_s, asked, groups[barred])
+        for name, session in asked.items():
+            self._out.append(m.AskRho(name, session, state.rounds, state.contention(name), len(state.gpus)))
+
+    def _make_offers(self, round_: Round) -> None:
+        """End the first phase: choose the bidders and send them the offer."""
+        state = self._state
+        round_.narrow(state.offerable())
+        situation = self._situation(round_)
+        round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
+        if not round_.bidders:
+            self._settle(round_, self._policy.decide(situation, {}) if round_.offer else Outcome())
+            return
+        round_.deadline = state.clock + state.settings.answer_s
+        for app in round_.bidders:
+            self._out.append(
+                m.Offer(
+                    app,
+                    state.apps[app].session,
+                    round_.number,
+                    tuple(round_.offer.values()),
+                    state.contention(app),
+                    len(state.gpus),
+                    situation.held[app],
+                    state.settings.quotas.get(app),
+                )
+            )
+
+    def _clear(self, round_: Round) -> None:
+        """End the second phase: let the policy decide."""
+        round_.narrow(self._state.offerable())
+        situation = self._situation(round_)
+        self._settle(round_, self._policy.decide(situation, round_.bids) if round_.offer else Outcome())
+
+    def _settle(self, round_: Round, outcome: Outcome) -> None:
+        """Make leases of an outcome: grant what is free, renew, and promise the heir what its holder has to leave."""
+        state = self._state
+        self.round = None
+        told = set()
+        for gpu in round_.offer:
+            lease, winner = state.leases.get(gpu), outcome.grants.get(gpu)
+            leftover = gpu in outcome.leftovers
+            if winner is not None and winner not in state.apps:
+                winner = None
+            if lease is None:
+                if winner is not None:
+                    self._leases.grant(gpu, winner, leftover)
+                    told.add(winner)
+                continue
+            if winner == lease.app:
+                # A recalled lease that stays with its holder keeps the end that it had.
+                if not lease.recalled:
+                    lease.expires += state.settings.lease_s
+                    lease.leftover = leftover
+                    told.add(winner)
+            else:
+                # If there is no winner, nothing is promised: the lease is offered again, and the GPU free at its end.
+                if winner is not None:
+                    self._promise(lease, winner, leftover)
+                told.add(lease.app)
+            lease.recalled = False
+        for app in sorted(told):
+            self._leases.tell_app(app)
+
+    def _promise(self, lease: Lease, heir: str, leftover: bool) -> None:
+        """Let a lease end for another app that has won its GPU."""
+        lease.heir, lease.ending, lease.heir_leftover = heir, True, leftover
+        if lease.recalled:
+            lease.expires = min(lease.expires, self._state.clock + self._state.settings.notice_s)
+
+    # --- helpers
+
+    @property
+    def _policy(self) -> Policy:
+        return self._given or Themis(self._state.settings.f)
+
+    def _situation(self, round_: Round) -> Situation:
+        """What the policy decides on; an app's rho is multiplied by its weight and divided by its doubt."""
+        state = self._state
+        reports = {app: report for app, report in round_.reports.items() if app in state.apps}
+        held = {
+            app: tuple(state.gpus[each.gpu] for each in state.leases.of(app) if state.is_kept(each, round_.offer))
+            for app in reports
+        }
+        for lease in state.leases:
+            if lease.heir in held:
+                held[lease.heir] += (state.gpus[lease.gpu],)
+        for app, weight in state.settings.weights.items():
+            if app in reports:
+                known = reports[app]
+                reports[app] = replace(known, rho=known.rho * weight, best=known.best * weight)
+        for app, known in reports.items():
+            doubt = state.apps[app].doubt
+            reports[app] = replace(known, rho=known.rho / doubt, best=known.best / doubt)
+        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}
+        return Situation(reports, held, round_.offer, holder, state.settings.quotas)
+
+    def _round_awaiting(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
+        """The round in progress, if it waits for this answer."""
+        if self.round is not None and self.round.awaits(event):
+            return self.round
+        self.late += 1
+        return None
+
+    def _refuse(self, round_: Round, event: m.AppEvent, why: str) -> None:
+        round_.refused.add(event.app)
+        why = f"app {event.app!r}, round {round_.number}: {why}"
+        logger.warning("themis: an answer is refused: %s", why)
+        self._out.append(m.Refused(event.app, event.session, why))

@@ -1,0 +1,159 @@
+"""Grants and ends leases: what has to be reserved and removed, and what an app is told that it holds.
+
+A GPU is granted again only when the reservation of its last lease is known to be gone. Which app gets a GPU is decided
+in `auctioneer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from themis_bridge import messages as m
+from themis_bridge.app_record import AppRecord
+from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.leases import Lease, first_length
+
+
+class LeaseManager:
+    """See the module. ``out``: the list to which the arbiter's instructions are appended."""
+
+    def __init__(self, state: ArbiterState, out: list[m.Instruction]):
+        self._state, self._out = state, out
+        #: Second part of the version of a `messages.Leases`; it grows with each of them.
+        self._version = 0
+
+    # --- grant, end, tell
+
+    def grant(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
+        """Lease a GPU that nobody holds, and have it reserved. ``expires``: None for a first lease of usual length."""
+        state = self._state
+        if expires is None:
+            expires = state.clock + first_length(gpu, state.gpus, state.clock, state.settings.lease_s)
+        lease = state.leases.grant(gpu, app, expires, leftover)
+        self._out.append(m.Reserve(gpu, app, lease.token))
+
+    def close(self, lease: Lease) -> None:
+        """End a lease now: what is reserved for it has to be removed."""
+        lease.closing = True
+        self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
+
+    def tell_app(self, name: str) -> None:
+        """Tell an app all that it holds, except grants that are tried again after a failure."""
+        state = self._state
+        app = state.apps.get(name)
+        if app is None:
+            return
+        self._version += 1
+        views = tuple(
+            m.LeaseView(state.gpus[each.gpu], each.token, each.expires - state.clock, each.ending, each.leftover)
+            for each in state.leases.of(name)
+            if (each.gpu, name) not in state.backoff
+        )
+        self._out.append(m.Leases(name, app.session, (state.epoch, self._version), views))
+
+    def end_leases_of(self, app: str) -> None:
+        """End all leases of an app that is gone, and all promises to it."""
+        for lease in self._state.leases.of(app):
+            self.close(lease)
+        for lease in self._state.leases:
+            if lease.heir == app:
+                lease.heir = None
+
+    def end_leases_over_quota(self, app: str) -> None:
+        """Let leases beyond the app's quota end without renewal."""
+        over = -self._state.quota_left(app)
+        for lease in self._state.leases.of(app)[: max(0, over)]:
+            lease.ending, lease.heir = True, None
+
+    def close_expired(self) -> None:
+        """End the leases whose time is over."""
+        for lease in list(self._state.leases):
+            if not lease.closing and self._state.clock >= lease.expires:
+                self.close(lease)
+                self.tell_app(lease.app)
+
+    # --- what became of reservations
+
+    def forget_gpu(self, gpu: str) -> None:
+        """The GPU has left the cluster."""
+        self._state.backoff.forget(gpu=gpu)
+        lease = self._state.leases.get(gpu)
+        if lease is not None:
+            # Ray has removed what was on it, or will when the node is back. The token is never used again.
+            self._state.leases.drop(lease)
+            self.tell_app(lease.app)
+
+    def release(self, event: m.Release) -> None:
+        """The holder has left the GPU."""
+        lease = self._state.leases.current(event.gpu, event.token)
+        if lease is not None and lease.app == event.app and not lease.closing:
+            self.close(lease)
+
+    def removed(self, gpu: str, token: int) -> bool:
+        """A reservation is gone: the GPU goes to its heir or is free. Returns whether it was under that lease."""
+        state = self._state
+        lease = state.leases.current(gpu, token)
+        if lease is None:
+            return False
+        state.leases.drop(lease)
+        if not lease.closing:
+            self.tell_app(lease.app)
+        heir = lease.heir
+        if heir in state.apps and gpu in state.gpus and state.quota_left(heir) > 0:
+            self.grant(gpu, heir, lease.heir_leftover)
+            self.tell_app(heir)
+        return True
+
+    def reserved(self, gpu: str, token: int) -> None:
+        """A reservation was made. Only if the attempt before had failed is the app still to be told of the lease."""
+        state = self._state
+        lease = state.leases.current(gpu, token)
+        if lease is None or lease.closing or not state.backoff.record_success(lease.gpu, lease.app):
+            return
+        if state.quota_left(lease.app) < 0:
+            # The app has won other GPUs meanwhile.
+            self.close(lease)
+        self.tell_app(lease.app)
+
+    def reservation_failed(self, gpu: str, token: int, pause: float) -> None:
+        """A reservation could not be made. ``pause``: seconds until the next attempt after a first failure."""
+        state = self._state
+        lease = state.leases.current(gpu, token)
+        if lease is None:
+            return
+        state.leases.drop(lease)
+        state.backoff.record_failure(lease.gpu, lease.app, state.clock, pause)
+        self.tell_app(lease.app)
+
+    # --- restart
+
+    def reconcile(self, reserved: Mapping[str, tuple[str, int]], adopt: bool) -> None:
+        """Make the leases of the books and the reservations that exist agree.
+
+        ``reserved``: GPU -> (app, token) of the reservations. ``adopt``: whether reservations that are not in the books
+        become leases; otherwise they are removed.
+        """
+        state = self._state
+        for lease in list(state.leases):
+            there = reserved.get(lease.gpu)
+            if lease.gpu not in state.gpus or (there is None and lease.closing):
+                state.leases.drop(lease)
+            elif there is None:
+                # The reservation may have existed and be gone again; a token must not be reserved twice.
+                state.leases.drop(lease)
+                self.grant(lease.gpu, lease.app, lease.leftover, lease.expires)
+            elif there[1] == lease.token and lease.closing:
+                self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
+        for gpu, (app, token) in reserved.items():
+            known = state.leases.get(gpu)
+            if known is not None and known.token == token:
+                continue
+            if known is not None:
+                # The books have a newer lease, but the reservation of an older one still exists: close that first.
+                state.leases.drop(known)
+            lease = Lease(gpu, app, token, state.clock + state.settings.lease_s)
+            state.leases.adopt(lease)
+            if known is not None or not adopt:
+                self.close(lease)
+            elif app not in state.apps:
+                state.apps[app] = AppRecord("", state.clock, state.clock)
