@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic  # elastic
 
-#: Numbers that an image is made from, and images that are scored.
+#: Random numbers from which an image is generated, and number of images that are scored.
 NOISE, SCORED = 32, 500
 
 
@@ -53,7 +53,7 @@ def discriminator(channels):
 
 
 def inception_score(classifier, images):
-    """exp of the mean divergence of a image's classes from those of all of them."""
+    """The inception score: exp of the mean divergence of an image's class probabilities from those of all images."""
     each = torch.tensor(classifier.predict_proba(images.flatten(1).numpy())).clamp_min(1e-12)
     return (each * (each / each.mean(0)).log()).sum(1).mean().exp().item()
 
@@ -67,7 +67,7 @@ def train(config):
     maker, judge = generator(config["channels"]).to(device), discriminator(config["channels"]).to(device)
     made_by = torch.optim.Adam(maker.parameters(), config["maker_lr"], betas=(0.5, 0.999))
     judged_by = torch.optim.Adam(judge.parameters(), config["judge_lr"], betas=(0.5, 0.999))
-    # Noise is drawn from the common stream, and differently at another width: the order has a stream of its own.
+    # Noise comes from the global random stream, which depends on the width. The data's order has a separate stream.
     order = torch.Generator().manual_seed(0)
     loader = DataLoader(TensorDataset(images), batch_size=64, shuffle=True, drop_last=True, generator=order)
     start = 0
@@ -79,7 +79,7 @@ def train(config):
             part.load_state_dict(saved)
         torch.set_rng_state(state["rng"].cpu())
         order.set_state(state["order"].cpu())
-        # The population hands over networks with their optimizers; the learning rates are this trial's own.
+        # A checkpoint from another trial of the population has networks and optimizers. The learning rates stay ours.
         for optimizer, lr in ((made_by, config["maker_lr"]), (judged_by, config["judge_lr"])):
             optimizer.param_groups[0]["lr"] = lr
         start = state["epoch"] + 1

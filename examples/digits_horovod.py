@@ -1,7 +1,7 @@
 """An elastic Horovod script, as Horovod's documentation writes one, on handwritten digits.
 
-The line marked with # fluidtune is all that differs: where Horovod's own driver runs it, that import is Horovod's
-own. Run it either way:
+Only the line marked with # fluidtune differs. Under Horovod's own driver that import gives Horovod itself. Run it
+either way:
 
     fluidtune run --backend horovod examples/digits_horovod.py     a search; trials grow and shrink while they train
     horovodrun -np 1 --min-np 1 --max-np 2 --host-discovery-script SCRIPT --network-interfaces lo \\
@@ -45,7 +45,7 @@ def network(width):
 
 
 def training(config, report):
-    """Trains; ``report`` gets the metrics of every epoch, on rank 0."""
+    """Train; on rank 0 ``report`` gets the metrics of every epoch."""
     hvd.init()
     torch.manual_seed(config["seed"])
     train_set, test_set = digits()
@@ -57,8 +57,8 @@ def training(config, report):
     @hvd.elastic.run
     def train(state):
         while state.epoch < config["epochs"]:
-            # The batch of all workers together stays the same, so the learning rate may stay the same, too: their
-            # number must divide it. Without the last, smaller one, to divide which the sampler repeats samples
+            # The global batch stays the same at every width, and so does the learning rate. The number of workers must
+            # divide it. The last, smaller batch is left out, because the sampler would repeat samples to divide it.
             share = config["batch_size"] // hvd.size()
             whole = len(sampler.remaining_indices) // config["batch_size"]
             loader = DataLoader(train_set, batch_size=share, sampler=sampler)
@@ -72,7 +72,7 @@ def training(config, report):
                 state.total += float(hvd.allreduce(loss.detach(), name="loss"))
                 state.batches += 1
                 if (batch + 1) % 10 == 0:
-                    state.commit()  # here workers may come or go
+                    state.commit()  # workers may join or leave here
             model.eval()
             with torch.no_grad():
                 accuracy = (model(test_set.tensors[0]).argmax(1) == test_set.tensors[1]).float().mean().item()

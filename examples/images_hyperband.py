@@ -42,7 +42,7 @@ def cifar(directory):
 
 
 def network(config, channels, side):
-    """AlexNet's shape: convolutions of which some halve the image, then fully connected layers."""
+    """AlexNet's structure: convolutions, some of which halve the image, then fully connected layers."""
     layers, width = [], config["channels"]
     for depth in range(config["convolutions"]):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]

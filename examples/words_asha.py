@@ -23,7 +23,7 @@ from ray.tune.schedulers import ASHAScheduler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-#: Words that are told apart; all others are one.
+#: Number of words in the vocabulary; all other words count as one.
 VOCABULARY = 2000
 
 
@@ -39,7 +39,7 @@ def words(text):
 
 
 def windows(numbers, length):
-    """Each window's words, and for each the one that follows."""
+    """The words of each window, and for each word the next one."""
     count = (len(numbers) - 1) // length
     return TensorDataset(
         numbers[: count * length].reshape(count, length), numbers[1 : count * length + 1].reshape(count, length)
@@ -64,7 +64,7 @@ def train(config):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     numbers = words(config["text"])
     held_back = len(numbers) // 10
-    # Dropout draws from the common stream, and differently at another width: the order has a stream of its own.
+    # Dropout uses the global random stream, which depends on the width. The data's order has a separate stream.
     order = torch.Generator().manual_seed(0)
     model = Network(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), config["lr"], weight_decay=config["weight_decay"])

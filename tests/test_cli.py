@@ -1,4 +1,4 @@
-"""The `fluidtune` command, as a user types it: exit codes and one line for what cannot work."""
+"""The `fluidtune` command as a user types it: exit codes, and errors in one line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_impossible_settings(options: list[str], mentions: str, tmp_path: Path) 
 
 
 def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
-    """`fluidtune arbiter` in this process, with ``connect`` for ``ray.init``. Returns what was raised, if anything."""
+    """Run `fluidtune arbiter` in this process with ``connect`` as ``ray.init``. Returns the exception, or None."""
     import ray
 
     from fluidtune.cli import cli
@@ -74,7 +74,7 @@ def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda *
 
 
 @pytest.mark.parametrize(("trials", "iterations"), [(0, None), (None, 0), (-1, 5)])
-def test_a_plan_of_nothing(trials: int | None, iterations: int | None) -> None:
+def test_a_plan_of_no_trials_or_iterations(trials: int | None, iterations: int | None) -> None:
     from fluidtune.plan_command import job_of
 
     with pytest.raises(FluidTuneError, match="1 or more of each"):
@@ -107,7 +107,7 @@ def test_impossible_settings_of_the_arbiter(options: list[str], mentions: str, m
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """An arbiter of GPUs seems to run; its settings, one after the other."""
+    """Stands in for a running arbiter of GPUs. Returns the settings that it had, the present ones last."""
     import ray
 
     settings = [Settings(lease_s=20.0, notice_s=5.0)]
@@ -148,13 +148,13 @@ def test_an_unknown_option_after_the_script_is_the_scripts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "import sys; sys.exit()"])
-def test_a_script_that_calls_neither(ending: str, tmp_path: Path) -> None:
+def test_a_script_that_calls_neither_run_nor_tuner(ending: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"from ray import tune\ntune.Tuner(lambda config: None)\n{ending}\n")
     refused("run", str(script), mentions="without calling ray.tune.run or ray.tune.Tuner")
 
 
-def test_what_a_script_raises_comes_out_as_it_is(tmp_path: Path) -> None:
+def test_an_exception_of_the_script_comes_out_unchanged(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def f():\n    raise KeyError('mine')\nf()\n")
     done = fluidtune("run", str(script))
@@ -162,7 +162,7 @@ def test_what_a_script_raises_comes_out_as_it_is(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in done.stderr and str(script) in done.stderr
 
 
-def test_a_report_of_nothing(tmp_path: Path) -> None:
+def test_a_report_without_an_event_log(tmp_path: Path) -> None:
     refused("report", str(tmp_path), mentions=str(tmp_path))
 
 
@@ -172,7 +172,7 @@ def test_a_file_that_is_no_event_log_is_refused_in_one_line(command: str, tmp_pa
     refused(command, str(tmp_path), mentions="is not a FluidTune event log: line 1")
 
 
-def test_doctor_names_what_is_there() -> None:
+def test_doctor_names_all_checks() -> None:
     done = fluidtune("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("python", "ray", "torch", "gpu", "mps"):
@@ -180,7 +180,7 @@ def test_doctor_names_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits_hyperband", "digits_asha"])
-def test_the_examples_know_nothing_of_fluidtune(name: str) -> None:
+def test_the_examples_do_not_mention_fluidtune(name: str) -> None:
     assert "fluid" not in (ROOT / "examples" / f"{name}.py").read_text().lower()
 
 

@@ -1,10 +1,10 @@
-"""`make horovod`: build Horovod's wheel from its source on PyPI, look at what was built, and install it.
+"""`make horovod`: build Horovod's wheel from its source on PyPI, check it, and install it.
 
-The released source does not compile against today's torch, and its processes abort when a member dies at the wrong
-moment; `MENDS` is all that is changed, and docs/horovod.md says why. The wheel lies in a cache outside the source
-tree (``$XDG_CACHE_HOME/fluidtune`` or ``~/.cache/fluidtune``), under all that it depends on: a second run only
-looks and installs. Needs cmake, a C++20 compiler, and torch and setuptools in the environment; ``--can`` only says
-whether it has them.
+The released source does not compile against the present torch, and its processes abort when a member dies at the wrong
+moment. `MENDS` lists every change, and docs/horovod.md gives the reasons. The wheel is kept in a cache outside the
+source tree (``$XDG_CACHE_HOME/fluidtune`` or ``~/.cache/fluidtune``), in a directory whose name depends on everything
+that the wheel depends on. So a second run only checks and installs. Building needs cmake, a C++20 compiler, and torch
+and setuptools in the environment; ``--can`` only says whether the tools are there.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ import tempfile
 import time
 from pathlib import Path
 
+#: The newest release of Horovod.
 VERSION = "0.28.1"
-#: Of the source on PyPI.
+#: The SHA-256 of this release's source on PyPI.
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-#: What the build needs of the environment's packages, and Horovod at run time.
+#: Packages that the build needs in the environment, and that Horovod needs at run time.
 PACKAGES = ("setuptools", "wheel", "packaging", "cffi", "cloudpickle", "psutil", "pyyaml")
 
-#: (file, what is there, what is put there instead). Each must be there exactly once.
+#: (file, text in the released source, text that replaces it). Each text must occur exactly once in its file.
 MENDS = (
-    # torch's headers are C++20
+    # torch's headers are C++20.
     ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
-    # Less work: neither debug information nor headers that are not used
+    # Compiling takes less time without debug information and without unused headers.
     (
         "CMakeLists.txt",
         'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")',
@@ -51,8 +52,8 @@ MENDS = (
         "#include <torch/extension.h>\n#include <torch/torch.h>\n",
         "#include <torch/csrc/utils/pybind.h>\n#include <torch/types.h>\n",
     ),
-    # A member that dies while a group forms must fail the others' initialisation, not abort their processes (as
-    # it is built here: without MPI) ...
+    # If a member dies while a group forms, the initialisation of the others must fail. As released, their processes
+    # abort. (This is for a build without MPI, as ours.)
     (
         "horovod/common/operations.cc",
         """#endif // HAVE_MPI
@@ -85,15 +86,15 @@ MENDS = (
 #endif // HAVE_GLOO
 """,
     ),
-    # ... and not those after it
+    # A failed initialisation must not make later ones fail.
     (
         "horovod/common/operations.cc",
         "    horovod_global.initialization_done = false;\n    horovod_global.background_thread =",
         "    horovod_global.initialization_done = false;\n    horovod_global.initialization_failed = false;\n"
         "    horovod_global.background_thread =",
     ),
-    # ... nor may they wait for one that died before it had connected: without this, for 150 s. Python, which knows of
-    # the death, calls it off.
+    # Members must not wait for one that died before it had connected; as released, they wait 150 s. Python learns of
+    # the death and ends the waiting through `horovod_call_off_init`.
     (
         "third_party/gloo/gloo/transport/tcp/pair.h",
         "class Pair : public ::gloo::transport::Pair",
@@ -122,13 +123,13 @@ MENDS = (
         '#include "gloo/transport/tcp/device.h"\n#include "gloo/transport/tcp/pair.h"\n\n'
         'extern "C" void horovod_call_off_init(bool off) { gloo::transport::tcp::calledOff = off; }\n\n',
     ),
-    # A server that is gone is not asked again for 1.5 s
+    # A member must not ask a server that is gone again and again for 1.5 s.
     (
         "horovod/common/gloo/http_store.h",
         "#define RETRY_WAITING_TIME_MILLSEC 500",
         "#define RETRY_WAITING_TIME_MILLSEC 50",
     ),
-    # Who notices that a member died hangs up on all, so that the others do not wait 30 s for it
+    # A member that notices another one's death closes all its connections, so that the rest do not wait 30 s.
     (
         "horovod/common/operations.cc",
         """        << "Horovod background loop uncaught exception: " << ex.what();
@@ -163,10 +164,10 @@ void GlooContext::Finalize() {
     ),
 )
 
-#: Of this recipe; part of the wheel's version, so that one can see who built it.
+#: The version of this recipe. It is part of the wheel's version, so that one sees who built it.
 LOCAL_VERSION = "fluidtune1"
 
-#: Run with the built wheel: prints what it can do, fails if it cannot work.
+#: A script that runs with the built wheel. It fails if the wheel does not work, and prints its collectives.
 CHECK = """
 import horovod, torch, horovod.torch as hvd
 assert hvd.gloo_built(), "without gloo"
@@ -182,7 +183,7 @@ print(f"Horovod {horovod.__version__} with {' and '.join(built)}, for torch {tor
 
 
 def cache() -> Path:
-    """Where the wheels lie, by what they were built from and for."""
+    """The directory of the wheel. Its name depends on the source, the recipe, the platform, Python and torch."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parts = [VERSION, SHA256, LOCAL_VERSION, repr(MENDS), importlib.metadata.version("torch"), operations()]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
@@ -190,7 +191,7 @@ def cache() -> Path:
 
 
 def operations() -> str:
-    """What HOROVOD_GPU_OPERATIONS says, else "NCCL" where torch is built for CUDA and its compiler is there, or ""."""
+    """The value of HOROVOD_GPU_OPERATIONS; if unset, "NCCL" if torch is built for CUDA and nvcc is there, else ""."""
     given = os.environ.get("HOROVOD_GPU_OPERATIONS")
     if given is not None:
         return given
@@ -200,7 +201,7 @@ def operations() -> str:
 
 
 def for_cpus_only() -> str | None:
-    """Why the wheel will be of no use for GPUs, if torch is built for them."""
+    """Why the wheel will not work on GPUs although torch does; None if there is no such problem."""
     import torch
 
     if not torch.version.cuda or operations():
@@ -209,7 +210,7 @@ def for_cpus_only() -> str | None:
 
 
 def missing() -> str | None:
-    """What of the tools to build is not there."""
+    """Which of the tools to build are missing, in words; None if all are there."""
     lacking = [name for name in ("cmake", "make") if shutil.which(name) is None]
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
         lacking.append("a C++ compiler")
@@ -217,13 +218,14 @@ def missing() -> str | None:
 
 
 def pip(*arguments: str, **more: str) -> None:
+    """Run pip; ``more``: further environment variables."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     subprocess.run(command, check=True, env={**os.environ, **more})
 
 
 def fetch(folder: Path) -> Path:
-    """The unpacked and mended source. RuntimeError if it is not what this recipe was written for."""
-    # No build isolation, or asking for the source's metadata would fetch a torch of its own
+    """Download, unpack and change the source. RuntimeError if it is not the source that this recipe was written for."""
+    # Without --no-build-isolation, pip would download another torch to read the source's metadata.
     pip("install", "-q", *PACKAGES)
     source = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", f"horovod=={VERSION}"]
     pip("download", "-q", "-d", str(folder), *source)
@@ -239,16 +241,17 @@ def fetch(folder: Path) -> Path:
 
 
 def mend(tree: Path) -> None:
-    """Apply `MENDS`. RuntimeError if one does not fit."""
+    """Apply `MENDS`. RuntimeError if a text does not occur exactly once."""
     for name, old, new in MENDS:
         text = (tree / name).read_text()
         if text.count(old) != 1:
-            raise RuntimeError(f"{name} is not as this recipe knows it: {old.strip().splitlines()[0]!r} not found once")
+            expected = old.strip().splitlines()[0]
+            raise RuntimeError(f"{name} is not as this recipe expects: {expected!r} is not there exactly once")
         (tree / name).write_text(text.replace(old, new))
 
 
 def built(place: Path) -> Path | None:
-    """The wheel in the cache; None if it is still to be built. SystemExit if it cannot be."""
+    """The wheel in the cache; None if it has to be built. SystemExit if it cannot be built."""
     wheel = next(place.glob("*.whl"), None)
     trouble = missing() if wheel is None else None
     if trouble is not None:
@@ -269,7 +272,7 @@ def build(place: Path) -> Path:
             "HOROVOD_WITH_GLOO": "1",
             "HOROVOD_WITHOUT_MPI": "1",
             "HOROVOD_LOCAL_VERSION": LOCAL_VERSION,
-            "MAKEFLAGS": f"-j{os.cpu_count()}",  # its own choice is 8, whatever the memory
+            "MAKEFLAGS": f"-j{os.cpu_count()}",  # by default it runs 8 jobs, whatever memory there is
         }
         if operations():
             options["HOROVOD_GPU_OPERATIONS"] = operations()
@@ -277,13 +280,13 @@ def build(place: Path) -> Path:
         wheel = next((folder / "wheel").glob("*.whl"))
         pip("install", "-q", "--no-deps", "--target", str(folder / "try"), str(wheel))
         check(PYTHONPATH=str(folder / "try"))
-        # Under its name only when it is whole and good
+        # The wheel gets its final name only when it is complete and checked.
         shutil.copy(wheel, place / f"{wheel.name}.new")
         return (place / f"{wheel.name}.new").rename(place / wheel.name)
 
 
 def check(**environment: str) -> str:
-    """What the Horovod that Python finds is, in words. RuntimeError if it does not work."""
+    """Run `CHECK` with the Horovod that Python finds. Returns what it says; RuntimeError if Horovod does not work."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     done = subprocess.run(
         [sys.executable, "-c", CHECK], env={**clean, **environment}, capture_output=True, text=True, cwd=os.sep
@@ -294,7 +297,7 @@ def check(**environment: str) -> str:
 
 
 def installed() -> str | None:
-    """The version of the installed Horovod."""
+    """The version of the installed Horovod; None if there is none."""
     try:
         return importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -322,7 +325,7 @@ def run() -> None:
     place.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with open(place / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs build once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two concurrent runs, only one builds
         wheel = built(place)
         if wheel is None:
             wheel = build(place)

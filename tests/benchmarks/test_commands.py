@@ -1,4 +1,4 @@
-"""``--quick --json`` of each benchmark that runs Ray yields one JSON object with the keys of design.md."""
+"""``--quick --json`` of each benchmark that runs Ray prints one JSON object with the keys of benchmarks/README.md."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def test_resize(backend):
 
 @pytest.mark.ray
 def test_tune_vs_fluid_on_emulated_devices():
-    # Not HyperBand: stock Ray Tune's sometimes never ends (docs/bugs.md, 7).
+    # Not HyperBand, because stock Ray Tune's sometimes never ends (bug 7 in docs/bugs.md).
     figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", "--algorithm", "grid", kind="emulated")
     assert figures["sides"].keys() == THREE
     assert figures["profile"] == "half-a-gpu"

@@ -1,4 +1,4 @@
-"""What the benchmarks share, without running one."""
+"""The code that benchmarks share, without running a benchmark."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The examples: stock ones know nothing of FluidTune, an elastic one differs from its stock one by five lines."""
+"""The examples: stock ones do not mention FluidTune, and an elastic one differs from its stock one by five lines."""
 
 import contextlib
 import difflib
@@ -54,7 +54,7 @@ def test_stock_examples_import_nothing_of_ours(name):
 @pytest.mark.parametrize("stock, elastic", [("digits_hyperband", "digits_elastic"), *TASKS])
 def test_an_elastic_example_changes_five_lines_of_code(stock, elastic):
     def code(name):
-        # The name of the experiment is the file's.
+        # The file's name is also the name of the experiment, and differs.
         text = (EXAMPLES / f"{name}.py").read_text().split('"""', 2)[2].replace(name, "NAME")
         return [line for line in text.splitlines() if line.strip()]
 
@@ -65,7 +65,7 @@ def test_an_elastic_example_changes_five_lines_of_code(stock, elastic):
 
 
 class FakeTune(SimpleNamespace):
-    """What a loop calls of Ray Tune, without Ray; ``keep``: where checkpoints are put."""
+    """The functions of Ray Tune that a loop calls, without Ray. ``keep``: the directory for checkpoints."""
 
     def __init__(self, keep, resume=None):
         self.reports, self.keep, self.resume = [], keep, resume
@@ -83,7 +83,7 @@ def looped(name, config, keep, resume=None):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    # A part of the data.
+    # Use a part of the data.
     if name.startswith("words"):
         words = module.words
         module.words = lambda text: words(text)[:4000]

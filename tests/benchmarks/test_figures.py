@@ -1,4 +1,4 @@
-"""What the benchmarks compute from what was recorded, without running one."""
+"""The figures that benchmarks compute from recorded runs, without running a benchmark."""
 
 import json
 from itertools import pairwise
@@ -75,7 +75,7 @@ def test_iterations_of_a_fluid_run_lie_on_the_devices_held():
 
 
 def test_iterations_of_a_stock_trial_that_follow_each_other_do_not_overlap(tmp_path):
-    """Tune keeps whole seconds: iterations of 1.4 s end at 10, 11, 12, 14; then the trial waits."""
+    """Tune rounds times to whole seconds: iterations of 1.4 s end at 10, 11, 12, 14. Then the trial waits."""
     (tmp_path / "a").mkdir()
     rows = [{"timestamp": end, "time_this_iter_s": 1.4} for end in (10, 11, 12, 14, 30)]
     (tmp_path / "a" / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Salus' benchmarks: ``--quick --json`` yields one object with the keys of design.md, and traces are what they say."""
+"""Salus' benchmarks: ``--quick --json`` prints one object with the keys of benchmarks/README.md; the traces."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def test_traces_are_seeded_and_have_the_published_work(tmp_path):
         ("inference", {"resident", "reload"}),
     ],
 )
-def test_the_others(name, sides):
+def test_benchmarks_of_real_processes(name, sides):
     figures = _run(f"benchmarks.{name}")
     assert figures["kind"] == "real"
     assert figures["sides"].keys() == sides
@@ -92,7 +92,7 @@ def fails_early(begin):
     raise ZeroDivisionError("before it could begin")
 
 
-def test_what_fails_before_it_could_begin_is_told():
+def test_an_error_before_the_start_is_raised():
     with pytest.raises(ZeroDivisionError, match="could begin"):
         together(fails_early, [()])
     failed, waits = Future(), Future()
@@ -108,7 +108,7 @@ def test_without_a_gpu_the_script_says_so():
 
 
 def test_the_script_for_a_gpu_needs_no_ray_and_can_be_rehearsed():
-    # The machine with the GPU has none.
+    # The machine with the GPU has no Ray.
     script = """
 import sys
 sys.modules["ray"] = None

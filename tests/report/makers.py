@@ -1,4 +1,4 @@
-"""Events for tests: single ones in a line, and whole runs that obey the rules that a shell obeys."""
+"""Events for tests: functions that make one event, and `random_run`, which makes the events of a whole run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fluidtune.report.events import EventDict, check_event
 
 
 def ev(t: float, event: str, /, **fields: Any) -> EventDict:
-    """One event at ``t`` (s), as the reader would give it; checked against the schema."""
+    """One event at ``t`` (s), as the reader returns it; checked against the schema."""
     check_event(event, fields)
     return {"t": float(t), "event": event, **fields}
 
@@ -63,7 +63,7 @@ def over(t: float, seconds: float = 0.0, trials: int = 0, best: Any = None) -> E
 
 
 def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, losses: bool = True) -> list[EventDict]:
-    """A run on its own clock: trials are packed while many wait and grow when few are left; deterministic."""
+    """A deterministic run: trials are packed while many wait, and grow when few are left. It begins at t = 1000 s."""
     rng = random.Random(seed)
     events = [begin(1000.0, devices, kind="emulated", run=f"random {seed}"), group(1000.0)]
     waiting = [f"train_4f2e1_{number:05d}" for number in range(trials)]
@@ -72,7 +72,7 @@ def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, lo
     left = {trial: rng.randint(1, 2 * iterations) for trial in waiting}
     held: dict[str, tuple[list[int], float]] = {}
     room = dict.fromkeys(range(devices), 1.0)
-    due: list[tuple[float, str, float, float]] = []  # when, whose iteration is over, its seconds and width
+    due: list[tuple[float, str, float, float]] = []  # end of an iteration, its trial, seconds and width
     now = 1000.0
 
     def iterate(trial: str, delay: float = 0.0) -> None:

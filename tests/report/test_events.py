@@ -1,4 +1,4 @@
-"""The event log: its schema, its lines, and what a killed driver leaves."""
+"""The event log: its schema, its lines, and what remains of it when the driver is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fluidtune.report.events import (
 REPO = Path(__file__).parents[2]
 
 
-def test_docs_and_code_are_equal():
+def test_the_docs_have_the_schema_of_the_code():
     docs = (REPO / "docs" / "events.md").read_text()
     assert docs.endswith("\n\n" + schema_markdown()), (
         "docs/events.md must end with fluidtune.report.events.schema_markdown(); write it there anew"
@@ -187,8 +187,8 @@ def test_a_driver_killed_while_it_writes_loses_at_most_one_line(tmp_path):
         writer.wait()
         written = int(next(line for line in reversed(said) if line.endswith("\n"))) + 1
         events = read_events(path)
-        # Whatever write() had returned from is there, in order, whole.
+        # Every line from which write() had returned is there, complete and in order.
         numbers = [int(event["trial"].split("-")[0]) for event in events[before:]]
         assert numbers == list(range(len(numbers)))
         assert written <= len(numbers) <= written + 1
-        assert events.dropped <= round_ + 1  # one a kill, and kept as a line of its own
+        assert events.dropped <= round_ + 1  # one per kill, kept as a separate line

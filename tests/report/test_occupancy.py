@@ -1,4 +1,4 @@
-"""Who held what when: cases worked by hand, and what holds of every run."""
+"""Which trial held which device when: cases computed by hand, and properties of every run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_trial_that_grows_and_shrinks():
 def test_a_packed_trial_has_the_device_to_itself_once_it_grows():
     events = [begin(0, 2), started(0, "a", 0, share=0.5), resized(2, "a", 0, 1), over(4)]
     assert [i.share for i in occupancy_of(events).intervals] == [0.5, 1, 1]
-    # A resize to the devices that it has changes nothing, unless it says so.
+    # A resize to the same devices changes nothing, unless the event has a share.
     events[2] = resized(2, "a", 0)
     assert [i.share for i in occupancy_of(events).intervals] == [0.5, 0.5]
     events[2] = {**events[2], "share": 1.0}
@@ -121,13 +121,13 @@ def lost(t: float, **trial: str) -> EventDict:
     return ev(t, "worker_lost", worker="w", device=0, reason="killed", **trial)
 
 
-def test_a_lost_worker_of_a_named_trial_ends_its_hold_and_nobody_elses():
+def test_a_lost_worker_with_a_trial_ends_only_that_trials_hold():
     halves = [begin(0, 1), started(0, "a", 0, share=0.5), started(0, "b", 0, share=0.5)]
     use = occupancy_of([*halves, lost(4, trial="a"), over(10)])
     assert [(i.trial, i.end) for i in use.intervals] == [("a", 4), ("b", 10)]
 
 
-def test_a_lost_worker_of_nobody_named_waits_for_the_recovery():
+def test_a_lost_worker_without_a_trial_leaves_the_hold_until_the_recovery():
     recovered = ev(6, "recovered", trial="a", iteration=3, reason="worker lost")
     head = [begin(0, 1), started(0, "a", 0)]
     again = started(8, "a", 0, resumed=True)
@@ -162,7 +162,7 @@ def test_a_restored_experiment_does_not_count_the_time_between():
     assert utilisation(use) == pytest.approx(18 / 30)
 
 
-def test_nothing_and_the_unknown():
+def test_an_empty_log_and_unknown_events():
     nothing = occupancy_of([])
     assert (nothing.intervals, nothing.available, nothing.wall_seconds, utilisation(nothing)) == (
         [],
@@ -172,7 +172,7 @@ def test_nothing_and_the_unknown():
     )
     later = [begin(0, 1), {"t": 1, "event": "of_a_later_version"}, over(2), started(3, "a", 0)]
     assert occupancy_of(later).intervals == []
-    # A clock that is set back, and a log whose beginning is gone.
+    # A clock that is set back, and a log whose first lines are missing.
     headless = occupancy_of([started(5, "a", 3), ended(4, "a"), started(6, "b", 3), ended(9, "b")])
     assert headless.intervals == [Interval("b", 3, 1, 6, 9, 1)]
     assert headless.available == {3: [(5, 9)]}
@@ -185,7 +185,7 @@ def test_edges_must_ascend():
 
 @st.composite
 def valid_runs(draw: st.DrawFn) -> list[EventDict]:
-    """Any order of the things that may happen, with no device given away beyond what is free of it."""
+    """Events in any order in which no device is given away beyond its free part."""
     devices = draw(st.integers(1, 4))
     there = set(range(devices))
     held: dict[str, tuple[list[int], float]] = {}
@@ -254,10 +254,10 @@ def events_share(events: list[EventDict], trial: str) -> float:
 
 @given(valid_runs())
 @settings(max_examples=150, deadline=None)
-def test_no_device_is_held_beyond_what_is_there(events):
+def test_no_device_is_held_more_than_it_is_available(events):
     use = occupancy_of(events)
     for device, steps in device_steps(use).items():
-        # From the intervals themselves, not from the steps, which are clipped.
+        # Computed from the intervals, because the steps are clipped.
         for left, right in zip(steps.times[:-1], steps.times[1:], strict=True):
             middle = (left + right) / 2
             total = sum(i.share for i in use.intervals if i.device == device and i.start <= middle < i.end)
@@ -279,7 +279,7 @@ def test_no_device_is_held_beyond_what_is_there(events):
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 20))
 @settings(max_examples=25, deadline=None)
-def test_the_windows_add_up_to_the_whole(seed, devices, trials):
+def test_windows_add_up_to_the_whole_run(seed, devices, trials):
     use = occupancy_of(random_run(seed, devices=devices, trials=trials, iterations=3))
     edges = np.linspace(use.start, use.end, 11)
     busy = busy_over_time(use, edges)
@@ -289,7 +289,7 @@ def test_the_windows_add_up_to_the_whole(seed, devices, trials):
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=20), st.data())
 @settings(max_examples=50, deadline=None)
-def test_even_a_log_that_breaks_the_rules_is_used_at_most_fully(trials, data):
+def test_utilisation_is_at_most_1_even_for_a_log_that_breaks_the_rules(trials, data):
     events = [begin(0, 1)]
     for t, trial in enumerate(trials):
         events.append(started(t, trial, 0, share=data.draw(st.sampled_from([0.5, 1.0, 2.0]))))

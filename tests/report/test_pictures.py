@@ -1,4 +1,4 @@
-"""What is in the pictures, asked of matplotlib's objects, and the files that a report consists of."""
+"""The content of the pictures, read from matplotlib's objects, and the files of a report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def collection(axes, gid):
 
 
 def boxes(axes) -> list[list[float]]:
-    """left, right, top, bottom of each bar, as drawn."""
+    """(left, right, top, bottom) of each bar as drawn."""
     corners = [path.vertices for path in collection(axes, "trials").get_paths()]
     return [[*x_y.min(axis=0)[:1], *x_y.max(axis=0)[:1], x_y[:, 1].min(), x_y[:, 1].max()] for x_y in corners]
 
@@ -84,7 +84,7 @@ def test_a_wide_trial_has_one_colour_and_neighbours_have_others():
     names = {round(left, 6): set() for left, _, _, _ in bars}
     for (left, _, _, _), colour in zip(bars, colours, strict=True):
         names[round(left, 6)].add(colour)
-    # What begins at one instant on several rows, after the first fill, is one trial grown.
+    # After the first trials have started, bars that begin at one instant on several rows are one trial that grew.
     assert max(len(found) for left, found in names.items() if left > 0) == 1
 
 
@@ -113,7 +113,7 @@ def test_marks_title_labels_and_legend():
     assert {"trial 0", "trial 1", "trial 2", "idle", "worker or device lost"} <= texts
 
 
-def test_many_trials_have_no_legend_each_and_long_runs_other_units():
+def test_many_trials_are_not_in_the_legend_and_long_runs_have_other_units():
     figure = timeline_figure(random_run(1, devices=4, trials=30))
     (legend,) = figure.legends
     assert not any(text.get_text().startswith("trial ") for text in legend.get_texts())
@@ -155,7 +155,7 @@ def test_slots_keep_a_trials_place_and_never_leave_the_row():
         Interval("c", 0, third, 0, 5, third),
         Interval("d", 0, third, 2, 4, third),
         Interval("c", 0, third, 5, 9, third),
-        Interval("e", 0, 0.5, 6, 7, 0.5),  # two separate thirds are free, or none
+        Interval("e", 0, 0.5, 6, 7, 0.5),  # either two separate thirds are free, or nothing
     ]
     places = _slots(packed)
     assert places[:5] == pytest.approx([0, third, 2 * third, 0, 2 * third])
@@ -175,7 +175,7 @@ def test_utilisation_has_all_devices_above_and_each_below():
     events = small()
     above, below = utilisation_figure(events).axes
     (area, line) = above.patches
-    # Half-second windows would hide nothing here: every change is on a whole tenth.
+    # Every change is at a multiple of the window, so averaging hides nothing.
     values, edges, _ = line.get_data()
     assert np.average(values, weights=np.diff(edges) * (np.where(edges[:-1] < 9 - 1e-9, 2, 1))) == pytest.approx(
         100 * utilisation(occupancy_of(events))
@@ -227,7 +227,7 @@ def test_what_nvml_measured_is_drawn_over_each_device():
 
 
 @pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
-def test_a_run_without_anything_can_be_drawn(tmp_path, events):
+def test_an_empty_run_can_be_drawn(tmp_path, events):
     assert timeline_png(events, tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
     assert utilisation_png(events, tmp_path / "a" / "u.png", events).read_bytes().startswith(PNG)
 
@@ -276,7 +276,7 @@ def test_records_of_a_stock_run():
 def test_records_without_a_device_get_the_lowest_free_one():
     records = [{"trial": name, "start": start, "end": start + 3} for name, start in [("a", 0), ("b", 1), ("c", 3)]]
     assert [i.device for i in occupancy_of(events_from_tune_results(records)).intervals] == [0, 1, 0]
-    # More at once than there are devices: times of results overlap a little.
+    # More trials at once than devices, because the times of results overlap a little.
     use = occupancy_of(events_from_tune_results(records, devices=1))
     assert {i.device for i in use.intervals} == {0} and utilisation(use) <= 1
 
@@ -299,7 +299,7 @@ def test_files_of_a_stock_run(tmp_path):
         events_from_tune_results([tmp_path / "bad.json"])
 
 
-#: An empty package in fluidtune's place: what its own __init__ imports is not this room's matter.
+#: Imports the report with an empty package in place of fluidtune, whose own __init__ is not tested here.
 IMPORT = """
 import sys, types
 package = types.ModuleType("fluidtune")

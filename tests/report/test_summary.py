@@ -1,4 +1,4 @@
-"""A run's figures, worked by hand; the estimate of what packing and growing gained; the time they take."""
+"""The figures of a run, computed by hand; the estimated gain of packing and growing; a run of thousands of trials."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_an_empty_log():
 def test_the_gain_by_hand():
     gain = summarise(by_hand()).estimated_gain
     assert gain is not None
-    # c at width 1 takes 2 s. a and b never ran at width 1, nor did anyone at 1/2 and at 1: 3 s at half a
-    # device count as 1.5 s at one. List scheduling on 2 devices: a and b 1.5 s each, then c 3 x 2 s.
+    # c takes 2 s at width 1. a and b never ran at width 1, and no trial ran at both 1/2 and 1, so their 3 s at half a
+    # device count as 1.5 s at a whole one. List scheduling on 2 devices: a and b take 1.5 s each, then c 3 x 2 s.
     assert gain.packing_device_seconds == pytest.approx(0)
     assert gain.growing_device_seconds == pytest.approx(2 - 2 * 1)
     assert gain.seconds_at_width_one == pytest.approx(1.5 + 6)
@@ -112,14 +112,14 @@ def test_the_gain_of_packing_from_another_trials_ratio():
     assert (gain.seconds_saved, gain.iterations_without_comparison) == (0, 0)
 
 
-def test_an_iteration_in_which_others_went_first_is_work_but_says_nothing_of_speed():
+def test_an_iteration_at_width_0_is_work_but_says_nothing_about_speed():
     events = [added(0, "a"), result(1, "a", 1, 2.0, 1.0), result(5, "a", 2, 9.0, 0.0), result(7, "a", 3, 2.0, 1.0)]
     gain = estimated_gain(events, wall_seconds=20, devices=1)
     assert gain is not None
     assert gain.seconds_at_width_one == pytest.approx(3 * 2.0)
 
 
-def test_the_next_rung_waits_for_the_one_below_and_an_asynchronous_trial_does_not():
+def test_only_a_synchronous_rung_waits_for_the_rung_below():
     def rungs(synchronous: bool) -> list:
         events = [group(0, synchronous=synchronous), *(added(0, trial) for trial in "abc")]
         events += [result(1, trial, 1, seconds, 1.0) for trial, seconds in [("a", 1.0), ("b", 5.0), ("c", 1.0)]]
@@ -129,11 +129,11 @@ def test_the_next_rung_waits_for_the_one_below_and_an_asynchronous_trial_does_no
     waits = estimated_gain(rungs(True), 0, 2)
     goes_on = estimated_gain(rungs(False), 0, 2)
     assert waits is not None and goes_on is not None
-    # On two devices: b until 5, a and c until 2 beside it; then a's second iteration at 5, or at once.
+    # Two devices: b runs until 5, and a and c beside it until 2. a's second iteration starts at 5, or at once.
     assert (waits.seconds_at_width_one, goes_on.seconds_at_width_one) == (6, 5)
 
 
-def test_a_new_trial_of_a_synchronous_group_waits_for_nobody():
+def test_a_new_trial_of_a_synchronous_group_does_not_wait():
     events = [
         group(0),
         added(0, "a"),
@@ -214,6 +214,6 @@ def test_thousands_of_trials(tmp_path):
     assert (tmp_path / "timeline.png").stat().st_size and (tmp_path / "utilisation.png").stat().st_size
 
 
-def test_a_run_that_goes_on_after_it_had_ended_is_not_finished():
+def test_a_run_that_was_restored_after_its_end_is_not_finished():
     assert summarise([begin(0, 1), over(5)]).finished
     assert not summarise([begin(0, 1), over(5), begin(9, 1), started(9, "a", 0)]).finished

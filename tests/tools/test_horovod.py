@@ -1,4 +1,4 @@
-"""The recipe of `make horovod`, without building anything; and what is said where Horovod is missing."""
+"""The recipe of `make horovod`, without building anything, and the messages if Horovod is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools import horovod
 
 
 def source(tmp_path):
-    """A tree that has what the recipe mends, and other lines around it."""
+    """A source tree with the text that the recipe replaces, and other lines around it."""
     files: dict[str, str] = {}
     for name, old, _ in horovod.MENDS:
         files[name] = files.get(name, "before\n") + old + "\nbetween\n"
@@ -25,7 +25,7 @@ def source(tmp_path):
     return tmp_path
 
 
-def test_all_is_mended(tmp_path):
+def test_all_replacements_are_made(tmp_path):
     tree = source(tmp_path)
     horovod.mend(tree)
     for name, _, new in horovod.MENDS:
@@ -33,14 +33,14 @@ def test_all_is_mended(tmp_path):
     assert "CMAKE_CXX_STANDARD 20" in (tree / "CMakeLists.txt").read_text()
 
 
-def test_a_source_that_it_does_not_know_is_refused(tmp_path):
+def test_an_unknown_source_is_refused(tmp_path):
     tree = source(tmp_path)
     (tree / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 17)\n")
     with pytest.raises(RuntimeError, match=r"CMakeLists\.txt"):
         horovod.mend(tree)
 
 
-def test_a_wheel_is_kept_by_what_it_was_built_for(monkeypatch, tmp_path):
+def test_a_wheels_place_depends_on_all_that_it_is_built_for(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "")
     on_cpu = horovod.cache()
