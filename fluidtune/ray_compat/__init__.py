@@ -58,7 +58,8 @@ A trial's process (`trainable`):
 - ``get_session``: returns the process' session.
 - ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment variables of the driver that Tune gives to trial processes.
 - ``result.TRIAL_INFO``, ``result.RESULT_DUPLICATE``, ``result.TRAINING_ITERATION``, ``result.TIME_TOTAL_S``,
-  ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: keys of configurations and results, names of log files.
+  ``result.TIMESTEPS_TOTAL``, ``result.EPISODES_TOTAL``: keys of configurations and results.
+- ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
 
 Tune's entry points (`entry_points`):
 

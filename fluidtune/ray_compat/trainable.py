@@ -14,10 +14,12 @@ from ray.train._internal.session import get_session
 from ray.tune import Trainable
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.result import (
+    EPISODES_TOTAL,
     EXPR_PROGRESS_FILE,
     EXPR_RESULT_FILE,
     RESULT_DUPLICATE,
     TIME_TOTAL_S,
+    TIMESTEPS_TOTAL,
     TRAINING_ITERATION,
     TRIAL_INFO,
 )
@@ -25,9 +27,11 @@ from ray.tune.trainable import FunctionTrainable
 
 __all__ = [
     "ENV_VARS_TO_PROPAGATE",
+    "EPISODES_TOTAL",
     "EXPR_PROGRESS_FILE",
     "EXPR_RESULT_FILE",
     "RESULT_DUPLICATE",
+    "TIMESTEPS_TOTAL",
     "TIME_TOTAL_S",
     "TRAINING_ITERATION",
     "TRIAL_INFO",

@@ -1,7 +1,7 @@
-"""`fluidtune.run` and `fluidtune.Tuner`: Ray Tune's own entry points, with an executor.
+"""`fluidtune.run` and `fluidtune.Tuner`: Ray Tune's own entry points, with one more parameter, ``executor``.
 
-Both are Ray's, called with a scheduler that carries FluidTune's executor. What can be checked is checked
-here, before a process is started.
+Both call Ray's with a `FluidScheduler`, which carries the executor. Settings and trainable are checked here, before a
+process is started.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwar
     """``ray.tune.run`` under FluidTune.
 
     Args:
-        run_or_experiment: as in ``ray.tune.run``; so is every other parameter, and what is returned.
-        executor: the execution settings; None for the defaults.
+        run_or_experiment: as in ``ray.tune.run``. All other parameters and the returned value are Ray's, too.
+        executor: the execution settings; None: the defaults.
 
     Raises:
-        FluidTuneError: the settings cannot work here, or the trainable cannot be sent to a worker.
+        FluidTuneError: this cluster cannot satisfy the settings, or the trainable cannot be sent to a worker.
     """
     if callable(run_or_experiment):
         _check_picklable(run_or_experiment)
@@ -57,9 +57,9 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
 
     @classmethod
     def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
-        """``ray.tune.Tuner.restore``; the executor is the saved one unless another is given.
+        """``ray.tune.Tuner.restore``. The executor is the saved one unless ``executor`` is given.
 
-        Works for an experiment that stock Ray Tune began, too.
+        An experiment that stock Ray Tune began can be restored, too.
         """
         stock = RAY_TUNER.restore(path, trainable, **kwargs)
         tuner = cls.__new__(cls)
@@ -110,7 +110,7 @@ def _check_picklable(trainable: Any) -> None:
 
 
 def _culprit(trainable: Any) -> str | None:
-    """The name of a global or closure variable of the function that cannot be pickled."""
+    """Return the name of a global or closure variable of the function that cannot be pickled; None: there is none."""
     code = getattr(trainable, "__code__", None)
     if code is None:
         return None

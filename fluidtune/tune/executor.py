@@ -1,4 +1,4 @@
-"""The settings of an execution, checked before anything is started."""
+"""`FluidExecutor`: the settings of an execution. They are checked before anything is started."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ class FluidExecutor:
     """How FluidTune executes a tuning job.
 
     Args:
-        devices: what the job runs on: "gpu" or "gpu:N" (whole GPUs), "cpu" or "cpu:N" (cores), "emulated:N" (devices
-            that compute nothing, see docs/emulated.md). None: GPUs if the script's trials ask for them, else cores;
-            all that the Ray cluster has.
-        max_packing: the packing limit c, how many trials may share one device when trials are many. None: on GPUs
-            what is found out to pay and to fit while they train, if they can be moved; on cores what the script
-            itself asks for (a trial that asks for half a core is packed in twos, others not).
-        max_workers: the scaling limit d, the most devices one trial may train on. None: all of them.
+        devices: the devices that the job runs on: "gpu" or "gpu:N" (whole GPUs), "cpu" or "cpu:N" (cores), "emulated:N"
+            (devices that compute nothing, see docs/emulated.md). Without N: all that the Ray cluster has. None: all
+            GPUs if the script's trials ask for GPUs, else all cores.
+        max_packing: the packing limit c, the most trials that may share one device. None on GPUs: the engine finds c
+            while the trials train, if they can be moved; c is the number that fits and pays. None on cores: the
+            script's request counts (two trials that ask for half a core each share a core; others do not).
+        max_workers: the scaling limit d, the most devices that one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
-        arbiter: "auto": the job shares the Ray cluster with others, its devices are leased by the cluster's arbiter,
-            which is started if there is none. None: the job holds all of its devices.
-        lanes: how trials that share a device do so, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO",
-            or "module:Class" of your own): memory limits packing too, every trial is held to its part, and passes a
-            gate at every iteration; on GPUs its processes are clients of MPS where that can be had. None: a device is
-            shared by count alone.
-        device_memory: bytes that the trials of one device may use together, with lanes. One that is
-            alone there is held to them, too. None: a GPU's, less the CUDA contexts of its workers, or a core's part
-            of its node's memory.
-        profile: with emulated devices, how long an iteration takes: a `fluidtune.profiles.Profile` or the path of
-            one's file. None: a task of which one trial fills half a GPU.
+        arbiter: "auto": the job shares the Ray cluster with other jobs and leases its devices from the cluster's
+            arbiter, which is started if there is none. None: the job holds its devices as long as it runs.
+        lanes: how trials share a device, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO", or
+            "module:Class" of your own): memory limits packing, too, no trial may exceed its part of it, and a trial
+            passes a gate before each iteration; on GPUs the trials' processes are clients of MPS where MPS is
+            available. None: only the number of trials on a device is limited.
+        device_memory: bytes that the trials of one device may use together, with lanes. The limit holds for a trial
+            that is alone on its device, too. None: a GPU's memory less the CUDA contexts of its workers, or a core's
+            part of the memory of its node.
+        profile: how long an iteration takes on emulated devices: a `fluidtune.profiles.Profile`, or the path of a
+            profile's file. None: a task of which one trial fills half a GPU.
 
     Raises:
-        FluidTuneError: a setting is impossible, or Ray is not of a version that is tested.
+        FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.
     """
 
     devices: str | None = None
@@ -83,7 +83,7 @@ class FluidExecutor:
         elif self.device_memory is not None:
             raise FluidTuneError(f'device_memory={self.device_memory} is for lanes; add lanes="HPT", or leave it out')
         if emulated:
-            self.emulated_profile()  # raises for a bad one
+            self.emulated_profile()  # raises ProfileError for a file that is not a profile
         if self.max_workers and spec and spec.count and self.max_workers > spec.count:
             raise FluidTuneError(
                 f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "
@@ -91,7 +91,11 @@ class FluidExecutor:
             )
 
     def emulated_profile(self) -> Profile:
-        """What the emulated devices take their times from. Raises ProfileError for a file that is none."""
+        """Return the profile that the emulated devices take their times from.
+
+        Raises:
+            ProfileError: the file is not a profile.
+        """
         if self.profile is None:
             return DEFAULT
         return self.profile if isinstance(self.profile, Profile) else Profile.load(self.profile)

@@ -1,7 +1,7 @@
 """`fluidtune run SCRIPT`: run an unmodified Ray Tune script under FluidTune.
 
-The script runs as ``python SCRIPT`` would run it, with ``ray.tune.run`` and ``ray.tune.Tuner`` replaced by
-ours beforehand. Nothing else of the script or of Ray is touched.
+The script runs as ``python SCRIPT`` would run it, after ``ray.tune.run`` and ``ray.tune.Tuner`` have been replaced by
+FluidTune's. Nothing else of the script or of Ray is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fluidtune.tune.executor import FluidExecutor
 def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
     """While this is open, ``ray.tune.run`` and ``ray.tune.Tuner`` are FluidTune's. Yields the names called so far."""
     called: list[str] = []
-    # A script that brings an executor of its own keeps it, unless settings were given on the command line.
+    # Without settings on the command line, the script's own executor or a restored one is used.
     given = executor if executor != FluidExecutor() else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def run_script(script: str, args: Sequence[str], executor: FluidExecutor) -> Non
             try:
                 runpy.run_path(str(path), run_name="__main__")
             except SystemExit as leaving:
-                # `sys.exit(main())` is how many scripts end; one that did so without a run is told below.
+                # Many scripts end with `sys.exit(main())`. One that did so without a run gets the message below.
                 if leaving.code not in (None, 0) or called:
                     raise
     finally:

@@ -1,7 +1,7 @@
-"""A trial scheduler that leaves every decision to the one it wraps, and every execution to FluidTune.
+"""A trial scheduler that leaves every decision to the scheduler it wraps, and every execution to FluidTune.
 
-Promotions, pauses and stops are the base scheduler's. What is added: on the first trial it puts FluidTune's
-executor under Tune's controller, and it tells the engine about groups and budgets.
+The base scheduler promotes, pauses and stops trials. `FluidScheduler` adds two things: on the first trial it makes
+Tune's controller run its trials by FluidTune, and it tells the engine the trials' groups and budgets.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler = base_scheduler
         self.executor = executor or FluidExecutor()
         self._manager: Any = None
-        #: The first trial asked for what only Ray can place: the whole job runs as under stock Tune.
+        #: True: the trials ask for several bundles, which only Ray can place. The job runs as under stock Tune.
         self._left_to_ray = False
         self._mode: str | None = None
-        #: trial id -> the iteration at which the engine believes its budget to end.
+        #: trial id -> the iteration at which, as the engine was told, the trial's budget ends.
         self._targets: dict[str, float | None] = {}
         self._adapter = adapter_for(base_scheduler)
-        #: The iteration at which the run's stopper object ends every trial, None if it says nothing of iterations.
+        #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
         self._stopper_target: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tuner pickles its configuration before the run, for a later restore; a running executor stays behind.
+        # Tuner pickles its configuration before the run, for a later restore. The running manager is not part of it.
         state = dict(self.__dict__)
         state.update(_manager=None, _left_to_ray=False, _targets={})
         return state
@@ -73,12 +73,12 @@ class FluidScheduler(TrialScheduler):
 
     @property
     def mode(self) -> str | None:
-        """The script's "min" or "max", if it said so anywhere."""
+        """The script's "min" or "max"; None: the script gives neither."""
         return schedulers.mode(self.base_scheduler) or self._mode
 
     @property
     def synchronous(self) -> bool:
-        """The algorithm's groups are batches whose makespan counts."""
+        """Whether the algorithm's groups are batches whose makespan counts."""
         return self._adapter.synchronous
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
@@ -88,7 +88,7 @@ class FluidScheduler(TrialScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         from fluidtune.tune.manager import install
 
-        # A restored experiment brings its finished trials, too.
+        # A restored experiment adds its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray:
             behind = controller.controller_behind(tune_controller)
             self._stopper_target = stopper_iteration(controller.run_stopper(behind))
@@ -125,7 +125,7 @@ class FluidScheduler(TrialScheduler):
             controller.make_pending(tune_controller, trial)
         chosen = self.base_scheduler.choose_trial_to_run(tune_controller)
         if chosen is not None and chosen.status == Trial.PENDING:
-            # Tune offers every pending trial to the executor by itself; which one starts is the engine's choice.
+            # Tune asks the actor manager for every pending trial by itself; the engine chooses which one starts.
             return None
         return chosen
 
@@ -142,13 +142,13 @@ class FluidScheduler(TrialScheduler):
     # --- for the executor
 
     def membership(self, trial: Trial) -> Any:
-        """The trial's group and budget, remembered as what the engine was told."""
+        """Return the trial's group and budget, and remember that the engine was told them."""
         member = self._adapter.membership(trial)
         member = dataclasses.replace(member, target=self._within_stopper(member.target))
         self._targets[trial.trial_id] = member.target
         return member
 
     def _within_stopper(self, target: float | None) -> float | None:
-        """``target``, or the iteration at which the run's stopper object ends every trial if that comes first."""
+        """Return ``target``, or the iteration at which the run's stopper object ends every trial if that is earlier."""
         known = [value for value in (target, self._stopper_target) if value is not None]
         return min(known, default=None)

@@ -1,4 +1,4 @@
-"""Every algorithm under FluidTune: stock Tune's decisions where it is synchronous, a valid run where it is not."""
+"""Under FluidTune a synchronous algorithm decides as under stock Tune, and an asynchronous one has a valid run."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def population(synch: bool, explore: Any = None) -> PopulationBasedTraining:
 
 
 def shifted(config: dict[str, Any]) -> dict[str, Any]:
-    """Explores without chance, and so that no two trials come to be equal."""
+    """Explore without random draws, so that no two trials become equal."""
     return {**config, "x": (config["x"] + 5) % 9}
 
 
-def test_synchronous_pbt_exploits_and_explores_the_same(tmp_path: Path) -> None:
+def test_synchronous_pbt_exploits_and_explores_as_under_stock_tune(tmp_path: Path) -> None:
     sides = [run(side, tmp_path, population(True, shifted))[0] for side in ("stock", "fluid")]
     assert outcome(sides[1], "at") == outcome(sides[0], "at")
-    assert [x for x, *_ in outcome(sides[0])] != [0, 1, 2, 3], "nothing was exploited: the test has shown nothing"
+    assert [x for x, *_ in outcome(sides[0])] != [0, 1, 2, 3], "no trial exploited another: nothing was tested"
     groups = {e["group"] for e in logged(tmp_path, "group_announced")}
     assert groups == {"interval1", "interval2", "interval3"}
-    # The engine plans an interval as a whole: all of it is known before any of it has run.
+    # The engine plans an interval as a whole: all of its trials are known before one of them has run in it.
     for number, first in ((2, 3), (3, 5)):
         added = [e["t"] for e in logged(tmp_path, "trial_added") if e["group"] == f"interval{number}"]
         assert len(added) == 4
@@ -84,7 +84,7 @@ class Killed(Stepper):
         return super().step()
 
 
-def test_a_trial_that_exploited_another_one_and_loses_its_worker_reports_nothing_twice(tmp_path: Path) -> None:
+def test_a_trial_that_exploited_another_one_reports_nothing_twice_when_its_worker_dies(tmp_path: Path) -> None:
     pbt = PopulationBasedTraining("training_iteration", perturbation_interval=4, custom_explore_fn=shifted, synch=True)
     space = {"x": tune.grid_search([0, 1]), "marker": str(tmp_path / "died")}
     _, recorder = run("fluid", tmp_path, pbt, space, Killed, stop={"training_iteration": 7})
@@ -93,7 +93,7 @@ def test_a_trial_that_exploited_another_one_and_loses_its_worker_reports_nothing
 
 
 class SlowlySaved(Stepper):
-    """The better trial saves for a second; the other one's second iteration ends while it does."""
+    """The better trial takes a second to save. The second iteration of the other trial ends in that second."""
 
     def step(self) -> dict[str, Any]:
         deadline = time.monotonic() + 30
@@ -109,7 +109,7 @@ class SlowlySaved(Stepper):
         super().save_checkpoint(checkpoint_dir)
 
 
-def test_a_trial_that_still_saves_is_exploited(tmp_path: Path) -> None:
+def test_a_trial_is_exploited_while_it_still_saves(tmp_path: Path) -> None:
     space = {"x": tune.grid_search([0, 1]), "marker": str(tmp_path / "saves")}
     results, _ = run("fluid", tmp_path, population(True, shifted), space, SlowlySaved, stop={"training_iteration": 3})
     assert [x for x, *_ in outcome(results)] == [0, 5]
@@ -127,7 +127,7 @@ def test_a_trial_that_still_saves_is_exploited(tmp_path: Path) -> None:
     ],
     ids=["pbt", "pb2", "median"],
 )
-def test_asynchronous_ones_give_a_valid_run(scheduler: Any, tmp_path: Path) -> None:
+def test_an_asynchronous_algorithm_has_a_valid_run(scheduler: Any, tmp_path: Path) -> None:
     space = {"x": tune.grid_search([0.0, 1.0, 2.0, 3.0])}
     results, _ = run("fluid", tmp_path, scheduler(), space)
     assert len(results) == 4
@@ -137,7 +137,7 @@ def test_asynchronous_ones_give_a_valid_run(scheduler: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
-def test_a_searcher_limits_what_runs_at_once(scheduler: Any, tmp_path: Path) -> None:
+def test_a_searcher_limits_how_many_trials_run_at_once(scheduler: Any, tmp_path: Path) -> None:
     """Bayesian search under HyperBand or ASHA: synchronous and asynchronous BOHB, with Optuna's TPE as the model."""
     results, recorder = run(
         "fluid",
@@ -170,13 +170,13 @@ def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(s
     assert outcome(sides[1]) == outcome(sides[0])
 
 
-def test_a_stopper_object_is_a_budget(tmp_path: Path) -> None:
+def test_the_iteration_of_a_stopper_object_is_a_budget(tmp_path: Path) -> None:
     run("fluid", tmp_path, None, stop=MaximumIterationStopper(5))
     assert {e["iterations"] for e in logged(tmp_path, "trial_added")} == {5.0}
 
 
 class Generations(FIFOScheduler):
-    """Nobody has heard of it: two generations of two trials each."""
+    """An algorithm without an adapter: two generations of two trials each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,14 +190,14 @@ class Generations(FIFOScheduler):
         return self.STOP if result["training_iteration"] >= 3 else self.CONTINUE
 
 
-def test_an_algorithm_of_ones_own_announces_its_groups(tmp_path: Path) -> None:
+def test_an_algorithm_without_an_adapter_announces_its_groups(tmp_path: Path) -> None:
     results, _ = run("fluid", tmp_path, Generations())
     assert [iterations for _, iterations, *_ in outcome(results)] == [3, 3, 3, 3]
     groups = [(e["group"], e["iterations"]) for e in logged(tmp_path, "trial_added")]
     assert sorted(groups) == [("generation0", 3.0)] * 2 + [("generation1", 3.0)] * 2
 
 
-def test_a_metric_that_disappears_is_said_and_nothing_hangs(tmp_path: Path) -> None:
+def test_a_metric_that_disappears_is_named_in_the_error_and_nothing_hangs(tmp_path: Path) -> None:
     class Forgetful(Stepper):
         def step(self) -> dict[str, Any]:
             result = super().step()

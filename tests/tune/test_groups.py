@@ -1,4 +1,4 @@
-"""Adapters: how an algorithm's own state becomes groups and budgets. No Ray runs here."""
+"""Adapters turn an algorithm's own state into groups and budgets. Needs no running Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.ray_compat.algorithm_states import halve, set_population
 
 
 class Like(SimpleNamespace):
-    """What adapters read of a Trial."""
+    """Has the attributes of a Trial that adapters read."""
 
     __hash__ = object.__hash__
 
@@ -37,7 +37,7 @@ def trial(stop: Any = None, **last: Any) -> Any:
     return Like(stopping_criterion=stop or {}, last_result=last, trial_id="t")
 
 
-def test_a_budget_in_another_unit_is_read_off_what_the_trial_did():
+def test_a_budget_in_another_unit_is_converted_at_the_rate_of_the_last_result():
     assert iteration_at(trial(), "training_iteration", 9) == 9
     assert iteration_at(trial(training_iteration=4, epochs=8), "epochs", 27) == 14
     assert iteration_at(trial(training_iteration=2, time_total_s=5.0), "time_total_s", 60) == 24
@@ -45,13 +45,13 @@ def test_a_budget_in_another_unit_is_read_off_what_the_trial_did():
 
 
 @pytest.mark.parametrize("counted", [None, 0, -1.0, math.nan, "many"])
-def test_what_cannot_be_counted_is_unknown(counted: Any):
+def test_a_value_that_is_no_positive_number_gives_no_budget(counted: Any):
     assert iteration_at(trial(training_iteration=4, epochs=counted), "epochs", 27) is None
     assert iteration_at(trial(), "epochs", 27) is None
     assert iteration_at(trial(training_iteration=4, epochs=8), "epochs", math.inf) is None
 
 
-def test_the_first_of_several_stop_criteria_counts_and_thresholds_do_not():
+def test_the_earliest_stop_criterion_is_the_budget_and_thresholds_are_none():
     stop = {"training_iteration": 50, "time_total_s": 30.0, "accuracy": 0.9}
     assert stop_iteration(trial(stop)) == 50
     assert stop_iteration(trial(stop, training_iteration=2, time_total_s=2.0, accuracy=0.4)) == 30
@@ -59,13 +59,13 @@ def test_the_first_of_several_stop_criteria_counts_and_thresholds_do_not():
     assert stop_iteration(trial({"epochs": 10}, training_iteration=2, epochs=4), "epochs") == 5
 
 
-def test_stopper_objects_say_what_they_know():
+def test_the_iteration_of_a_stopper_object_is_known_where_it_counts_iterations():
     assert stopper_iteration(MaximumIterationStopper(7)) == 7
     assert stopper_iteration(CombinedStopper(TimeoutStopper(5), MaximumIterationStopper(7))) == 7
     assert stopper_iteration(TrialPlateauStopper("loss")) is None
 
 
-def test_every_algorithm_has_its_adapter_and_a_stranger_is_a_stream():
+def test_every_stock_algorithm_has_its_adapter_and_any_other_is_a_stream():
     mutations: dict[str, Any] = {"lr": [0.1, 0.2]}
     pbt = PopulationBasedTraining("training_iteration", perturbation_interval=3, hyperparam_mutations=mutations)
     names = {
@@ -89,11 +89,11 @@ def test_every_algorithm_has_its_adapter_and_a_stranger_is_a_stream():
 
 
 @pytest.mark.pb2
-def test_pb2_is_a_pbt():
+def test_pb2_has_the_adapter_of_pbt():
     assert type(adapter_for(PB2(hyperparam_bounds={"lr": [0.1, 0.2]}))).__name__ == "PBTAdapter"
 
 
-def test_hyperband_s_rungs_are_known_ahead():
+def test_the_rungs_that_follow_in_hyperband_are_known_ahead():
     base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
     adapter = adapter_for(base)
     trials = [Trial("__fake", stub=True) for _ in range(17)]
@@ -107,10 +107,10 @@ def test_hyperband_s_rungs_are_known_ahead():
     assert adapter.membership(kept[0]).rungs == ((1, 6),)
     in_seconds = HyperBandScheduler(time_attr="time_total_s", max_t=9, metric="score", mode="max")
     in_seconds.on_trial_add(None, trials[0])
-    assert adapter_for(in_seconds).membership(trials[0]).rungs == (), "nobody knows how many iterations a second is"
+    assert adapter_for(in_seconds).membership(trials[0]).rungs == (), "it is not known how many iterations a second has"
 
 
-def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
+def test_synchronous_pbt_has_a_group_for_each_interval():
     def member(synch: bool, after: float = 3) -> Membership:
         base = PopulationBasedTraining(
             "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
@@ -124,7 +124,7 @@ def test_pbt_is_a_group_an_interval_when_it_is_synchronous():
     assert member(False) == Membership("population", True, 10)
 
 
-def test_after_a_perturbation_the_whole_population_goes_on_at_once():
+def test_after_a_perturbation_the_whole_population_is_promoted_at_once():
     def promoted(synch: bool) -> list[int]:
         base = PopulationBasedTraining(
             "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
@@ -134,19 +134,19 @@ def test_after_a_perturbation_the_whole_population_goes_on_at_once():
         set_population(base, 6, dict(zip(trials, (3, 3, 6, 3, 3), strict=True)))
         return [one.number for one in adapter_for(base).promoted()]
 
-    # The third waits for the others, which are not there yet.
+    # The third trial has reached the next perturbation; it waits for the others.
     assert promoted(True) == [0, 1]
     assert promoted(False) == []
 
 
-def test_asha_in_another_unit_and_with_a_stop_criterion():
+def test_asha_s_budget_in_another_unit_and_with_a_stop_criterion():
     adapter = adapter_for(ASHAScheduler(time_attr="epochs", max_t=40))
     assert adapter.membership(trial()) == Membership("stream", False, None)
     assert adapter.membership(trial(training_iteration=2, epochs=4)).target == 20
     assert adapter.membership(trial({"training_iteration": 9}, training_iteration=2, epochs=4)).target == 9
 
 
-def test_an_author_announces_groups_of_his_own():
+def test_the_author_of_an_algorithm_announces_its_groups():
     class Mine(TrialScheduler):
         pass
 
@@ -160,7 +160,7 @@ def test_an_author_announces_groups_of_his_own():
 
 
 @pytest.mark.parametrize("wrong", [{"until": -1}, {"until": math.nan}, {"tail": "long"}])
-def test_an_announcement_that_cannot_be_is_refused(wrong: dict[str, Any]):
+def test_an_impossible_announcement_is_refused(wrong: dict[str, Any]):
     with pytest.raises(FluidTuneError, match="is not a number of iterations"):
         fluidtune.announce("g", [], **wrong)
     with pytest.raises(FluidTuneError, match="is not a"):

@@ -1,9 +1,11 @@
-"""How each tuning algorithm of Ray Tune is a sequence of TrialGroups. The table is in docs/algorithms.md.
+"""Which TrialGroups each tuning algorithm of Ray Tune forms. The table is in docs/algorithms.md.
 
-An *adapter* answers, for one scheduler class, what an engine needs to know about a trial: its group, whether
-the group is a batch whose makespan counts or a stream, how many iterations it may train until the next decision,
-and which paused trials the algorithm has let go on. An algorithm without an adapter runs as one stream; its author
-can say more with `announce`.
+An *adapter* reads the state of one scheduler class. For a trial it returns the TrialGroup, whether the group is a
+batch whose makespan counts or a stream, and the iteration at which the algorithm decides next. It also returns the
+paused trials that the algorithm has promoted. It decides nothing: promotions and stops are the algorithm's.
+
+Start reading in `adapter`; `budgets` converts a script's units into iterations. An algorithm without an adapter runs as
+one stream, unless its author names its groups with `announce`.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ _EXACT: dict[type, type[Adapter]] = {
 
 
 def adapter_for(base: TrialScheduler) -> Adapter:
-    """The adapter of a scheduler's own class (a subclass with other rules is not taken for its parent)."""
+    """Return the adapter of a scheduler's own class. A subclass may have other rules: it does not get its parent's."""
     kind = type(base)
     if kind.__name__ == "PB2" and kind.__module__.startswith("ray."):
-        # PBT whose new configurations come from a model; not imported here, because it wants scikit-learn.
+        # PB2 is PBT whose new configurations come from a model. Its import needs scikit-learn.
         return PBTAdapter(base)
     return _EXACT.get(kind, Adapter)(base)

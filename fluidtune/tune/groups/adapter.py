@@ -1,4 +1,4 @@
-"""What an adapter says about a trial, and what any algorithm without one is taken for."""
+"""`Membership`: what an adapter says about a trial. `Adapter`: for every algorithm that has no adapter of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from fluidtune.tune.groups.budgets import stop_iteration
 
 @dataclass(frozen=True)
 class Membership:
-    """``target``: the iteration at which the trial's current budget ends, None when nobody knows.
+    """The TrialGroup of a trial, and the trial's budget in it.
 
-    ``tail``: iterations that the group's best trials will train after that. ``rungs``: the batches that follow the
-    group, one after the other, as far as they are known: how many trials, and for how many iterations each.
+    Args:
+        group: the name of the group.
+        synchronous: the group is a batch whose makespan counts; False: it is a stream.
+        target: the iteration at which the trial's current budget ends; None: nobody knows.
+        tail: iterations that the group's best trials will train after ``target``.
+        rungs: the known batches that follow the group, in order: (number of trials, iterations of each trial).
     """
 
     group: str
@@ -28,7 +32,7 @@ class Membership:
 
 
 class Adapter:
-    """Any scheduler: one stream, budget from the stop criterion; what its author announced comes first."""
+    """For any scheduler: one stream; the stop criterion is a trial's budget. What was announced has precedence."""
 
     synchronous = False
 
@@ -36,7 +40,7 @@ class Adapter:
         self._base: Any = base
 
     def membership(self, trial: Trial) -> Membership:
-        """The trial's group and budget at this moment."""
+        """Return the trial's group and budget at this moment."""
         said = announced.about(trial)
         if said is None:
             return self.mapped(trial)
@@ -46,13 +50,13 @@ class Adapter:
         return Membership(said.group, said.synchronous, min(known, default=None), said.tail, rungs)
 
     def mapped(self, trial: Trial) -> Membership:
-        """The same, as the algorithm's own state says it."""
+        """Return the group and budget that follow from the algorithm's own state."""
         return Membership("all", self.synchronous, stop_iteration(trial))
 
     def promoted(self) -> list[Trial]:
-        """Paused trials that the algorithm lets go on, beyond the one that it returns when asked to choose."""
+        """Return the paused trials that the algorithm has promoted; it returns only one when Tune asks it to choose."""
         return []
 
     def overlooked(self) -> list[Trial]:
-        """Paused trials that the algorithm has done with and will never stop itself."""
+        """Return the paused trials that the algorithm has finished with and will never stop itself."""
         return []

@@ -1,4 +1,4 @@
-"""The paper's interface: an algorithm's author says what its TrialGroups are, in one call."""
+"""The paper's interface for algorithms: the author of an algorithm names its TrialGroups, in one call."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ def announce(
     synchronous: bool = True,
     tail: float = 0.0,
 ) -> None:
-    """Say that these trials are a TrialGroup. To be called by a Ray Tune scheduler, whenever it forms one.
+    """Declare that these trials form a TrialGroup. A Ray Tune scheduler calls this whenever it forms a group.
 
-    A trial is of the group that it was announced with last; it comes into it when it next starts or goes on. Under
-    stock Ray Tune the call does nothing.
+    A trial belongs to the group of its latest announcement. It joins that group when it next starts or resumes. Under
+    stock Ray Tune the call has no effect.
 
     Args:
-        name: of the group; announced again, it gets more members.
-        trials: as the scheduler was handed them.
+        name: the name of the group. A second announcement of the same name adds trials to the group.
+        trials: the trials, as Tune handed them to the scheduler.
         until: the iteration (``training_iteration``) at which their budget ends; None: nobody knows.
-        synchronous: a batch whose makespan counts. False: trials come and go, first come, first served.
-        tail: iterations that its best trials will train after this group is over; batches with more go first.
+        synchronous: the group is a batch whose makespan counts. False: it is a stream, served in order of arrival.
+        tail: iterations that the best trials will train after this group has ended. Batches with a longer tail are
+            started first.
 
     Raises:
-        FluidTuneError: ``until`` or ``tail`` is no number of iterations, or something is no trial.
+        FluidTuneError: ``until`` or ``tail`` is not a number of iterations, or an element of ``trials`` is not a trial.
     """
     for what, value in (("until", until), ("tail", tail)):
         if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
@@ -56,5 +57,5 @@ def announce(
 
 
 def about(trial: Trial) -> _Announced | None:
-    """What was announced of this trial last."""
+    """Return the latest announcement of this trial; None: there is none."""
     return _said.get(trial)

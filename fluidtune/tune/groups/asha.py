@@ -1,4 +1,4 @@
-"""ASHA, with or without a searcher (BOHB's asynchronous form is ASHA under a TPE searcher)."""
+"""ASHA, with or without a searcher. The asynchronous form of BOHB is ASHA with a TPE searcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 
 
 class ASHAAdapter(Adapter):
-    """A stream; a trial's budget is the last rung's, because it may get there."""
+    """One stream. A trial's budget ends with the last rung, because the trial may reach it."""
 
     def mapped(self, trial: Trial) -> Membership:
         counted = time_attribute(self._base)

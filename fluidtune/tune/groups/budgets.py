@@ -1,7 +1,8 @@
-"""Budgets in iterations, whatever the script counts in.
+"""Converts budgets into iterations, whatever attribute the script counts in.
 
-A budget in another attribute (``time_attr="epochs"``, ``stop={"time_total_s": 60}``) is read off the trial's own
-last result: so much of the attribute so far in so many iterations. It is an estimate, corrected with every result.
+A budget in another attribute (``time_attr="epochs"``, ``stop={"time_total_s": 60}``) is converted at the rate of the
+trial's last result: the attribute's value there, divided by the iterations. It is an estimate until the trial ends, and
+every result corrects it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from ray.tune.experiment import Trial
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
 
 from fluidtune.ray_compat.schedulers import combined_stoppers, max_iteration
-from fluidtune.ray_compat.trainable import TIME_TOTAL_S, TRAINING_ITERATION
+from fluidtune.ray_compat.trainable import EPISODES_TOTAL, TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION
 
-#: Stop criteria that grow evenly with a trial's iterations; others (a metric's threshold) say nothing about when.
-_GROWING = (TIME_TOTAL_S, "timesteps_total", "episodes_total")
+#: Stop criteria that grow evenly with a trial's iterations: Tune's own counters. It cannot be told when a
+#: trial reaches another criterion, such as the threshold of a metric.
+_GROWING = (TIME_TOTAL_S, TIMESTEPS_TOTAL, EPISODES_TOTAL)
+#: Judgement: the quotient of two counts has a far smaller rounding error than this part of an iteration.
+_ROUNDING = 1e-9
 
 
 def iteration_at(trial: Trial, attribute: str, value: float | None) -> float | None:
-    """The iteration at which ``attribute`` will have come to ``value``; None while nobody can tell."""
+    """Return the iteration at which ``attribute`` will have reached ``value``; None: it cannot be told yet."""
     if value is None or not math.isfinite(value):
         return None
     if attribute == TRAINING_ITERATION:
@@ -29,13 +33,13 @@ def iteration_at(trial: Trial, attribute: str, value: float | None) -> float | N
     done, counted = last.get(TRAINING_ITERATION), last.get(attribute)
     if not done or not isinstance(counted, (int, float)) or not math.isfinite(counted) or counted <= 0:
         return None
-    return float(math.ceil(value / (counted / done) - 1e-9))
+    return float(math.ceil(value / (counted / done) - _ROUNDING))
 
 
 def stop_iteration(trial: Trial, attribute: str | None = None) -> float | None:
-    """The iteration at which the script's stop criterion ends the trial, as far as can be told.
+    """Return the iteration at which the script's stop criterion ends the trial; None: it cannot be told.
 
-    ``attribute``: what the algorithm counts in, which then grows evenly, too.
+    ``attribute``: the attribute in which the algorithm counts. It is taken to grow evenly, too.
     """
     criterion = trial.stopping_criterion
     if isinstance(criterion, dict):
@@ -46,7 +50,7 @@ def stop_iteration(trial: Trial, attribute: str | None = None) -> float | None:
 
 
 def stopper_iteration(stopper: Any) -> float | None:
-    """The same for one of Ray Tune's stopper objects, which count iterations themselves."""
+    """Return the iteration at which a stopper object of Ray Tune ends every trial; None: it cannot be told."""
     if isinstance(stopper, MaximumIterationStopper):
         return float(max_iteration(stopper))
     if isinstance(stopper, CombinedStopper):

@@ -1,4 +1,4 @@
-"""HyperBand, and HyperBandForBOHB, which is synchronous BOHB with `TuneBOHB` as its searcher."""
+"""HyperBand and HyperBandForBOHB. The latter, with `TuneBOHB` as its searcher, is synchronous BOHB."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fluidtune.tune.groups.budgets import iteration_at
 
 
 class HyperBandAdapter(Adapter):
-    """A batch for every rung of every bracket."""
+    """One batch for each rung of each bracket."""
 
     synchronous = True
 
@@ -21,14 +21,14 @@ class HyperBandAdapter(Adapter):
         for bracket in brackets(self._base):
             if bracket.holds(trial):
                 name = f"band{bracket.band}/bracket{bracket.index}/rung{bracket.halvings_left}"
-                # Whatever time_attr counts, brackets are compared in it.
+                # The tail is in units of time_attr, not in iterations. It only orders the brackets of one scheduler.
                 tail = max(0.0, hyperband_limit(self._base) - bracket.rung_end)
                 target = iteration_at(trial, time_attribute(self._base), bracket.rung_end)
                 return Membership(name, True, target, tail, self._rungs(trial, bracket))
         return super().mapped(trial)
 
     def _rungs(self, trial: Trial, bracket: Bracket) -> tuple[tuple[int, float], ...]:
-        """The rungs that the bracket has yet to fill, as `successive_halving` will; none while nobody can tell."""
+        """Return the rungs that Tune's `successive_halving` will yet fill; none if one of their ends cannot be told."""
         attribute, until, factor = time_attribute(self._base), bracket.rung_end, bracket.reduction_factor
         trials, ends = bracket.competing, [iteration_at(trial, attribute, until)]
         counts = []
@@ -41,11 +41,11 @@ class HyperBandAdapter(Adapter):
         return tuple(zip(counts, steps, strict=True)) if len(known) == len(ends) else ()
 
     def promoted(self) -> list[Trial]:
-        # HyperBand chooses one trial at a time and keeps choosing it until it runs; the rest of the rung
-        # would stay hidden from a planner that wants to see the whole group.
+        # HyperBand chooses one trial, and chooses the same one again until it runs. The engine plans the whole group
+        # and must see the rest of the rung, too.
         return [trial for bracket in brackets(self._base) for trial in bracket.promoted()]
 
     def overlooked(self) -> list[Trial]:
-        # A bracket's last result stops those of its trials that are paused by then. One that is still saving for
-        # its pause is paused a moment later, and the job would wait for it for ever.
+        # The last result of a bracket stops those of its trials that are paused at that moment. A trial that is still
+        # saving its checkpoint is paused a moment later, and without this the job would wait for it for ever.
         return [trial for bracket in brackets(self._base) for trial in bracket.left_over()]

@@ -10,7 +10,7 @@ from fluidtune.tune.groups.budgets import stop_iteration
 
 
 class MedianStoppingAdapter(Adapter):
-    """A stream: any of its trials may be stopped at any result; a budget is what the stop criterion leaves."""
+    """One stream: the rule may stop any trial at any result. The stop criterion is a trial's budget."""
 
     def mapped(self, trial: Trial) -> Membership:
         return Membership("stream", False, stop_iteration(trial, time_attribute(self._base)))

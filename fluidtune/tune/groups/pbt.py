@@ -10,11 +10,11 @@ from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 
 
 class PBTAdapter(Adapter):
-    """Synchronous: a batch for every perturbation interval. Asynchronous: the population is one batch.
+    """Synchronous: one batch for each perturbation interval. Asynchronous: the population is one batch.
 
-    Without ``synch`` a trial that comes to its perturbation goes on at once, so that its budget is what the stop
-    criterion leaves; where the population does not fit, the algorithm pauses it there for others, which then have
-    had fewer iterations: largest first is what it wants, too.
+    Without ``synch`` a trial does not wait at its perturbation, so that the stop criterion is its budget. If the
+    population does not fit on the devices, the algorithm pauses the trial at its perturbation in favour of trials with
+    fewer iterations. That is also the engine's order: the trial with the most iterations left goes first.
     """
 
     synchronous = True
@@ -35,8 +35,8 @@ class PBTAdapter(Adapter):
         return Membership(f"interval{interval}", True, min(known, default=None), rungs=rungs)
 
     def promoted(self) -> list[Trial]:
-        """After a perturbation the whole population: the algorithm itself returns one after the other runs."""
+        """Return the whole population after a perturbation; the algorithm would return one trial after the other."""
         if not schedulers.perturbs_together(self._base):
-            return []  # it pauses one in favour of another, and says which
+            return []  # the algorithm pauses one trial in favour of another, and chooses that one itself
         due = schedulers.trials_before_perturbation(self._base)
         return [trial for trial in due if trial.status == Trial.PAUSED]

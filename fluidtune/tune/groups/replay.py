@@ -1,4 +1,4 @@
-"""The replay of one trial of a population."""
+"""`PopulationBasedTrainingReplay`: the replay of one trial of a population."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from fluidtune.tune.groups.adapter import Adapter
 
 
 class ReplayAdapter(Adapter):
-    """One trial: a batch of one."""
+    """One batch, of one trial."""
 
     synchronous = True
