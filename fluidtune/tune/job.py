@@ -32,7 +32,7 @@ from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
 from fluidtune.cluster.emulated.emulated_session import NODE
 from fluidtune.cluster.emulated.occupancy_board import Board
-from fluidtune.cluster.emulated.trainable import Emulation, paced
+from fluidtune.cluster.emulated.paced_trainable import Emulation, paced
 from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import Outcome, overrides_checkpointing

@@ -13,7 +13,7 @@ import pytest
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import SLOTS, Board
-from fluidtune.cluster.emulated.trainable import keep_pace
+from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.elastic import GroupLost, LoopThread, Reform
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile

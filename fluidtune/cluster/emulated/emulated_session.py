@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fluidtune.cluster.emulated.occupancy_board import Board
-from fluidtune.cluster.emulated.trainable import Emulation
+from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
 from fluidtune.elastic.membership import Reform
 
