@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
-# Lint, the test suite on the newest Ray, the Tune tests on the oldest, and, where it can be compiled, Horovod's tests but
-# for the five minutes of those on Ray.
+# Lint, the test suite on the newest Ray, the tests of tune and ray_compat on the oldest. Where Horovod can be compiled,
+# its tests, too, except those on Ray, which take five minutes.
 test: lint fast
 	$(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod"
 	$(MAKE) oldest

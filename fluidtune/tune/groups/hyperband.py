@@ -21,7 +21,7 @@ class HyperBandAdapter(Adapter):
         for bracket in brackets(self._base):
             if bracket.holds(trial):
                 name = f"band{bracket.band}/bracket{bracket.index}/rung{bracket.halvings_left}"
-                # The tail is in units of time_attr, not in iterations. It only orders the brackets of one scheduler.
+                # The tail is in units of time_attr, which need not be iterations: all brackets are compared in them.
                 tail = max(0.0, hyperband_limit(self._base) - bracket.rung_end)
                 target = iteration_at(trial, time_attribute(self._base), bracket.rung_end)
                 return Membership(name, True, target, tail, self._rungs(trial, bracket))

@@ -13,8 +13,8 @@ class PBTAdapter(Adapter):
     """Synchronous: one batch for each perturbation interval. Asynchronous: the population is one batch.
 
     Without ``synch`` a trial does not wait at its perturbation, so that the stop criterion is its budget. If the
-    population does not fit on the devices, the algorithm pauses the trial at its perturbation in favour of trials with
-    fewer iterations. That is also the engine's order: the trial with the most iterations left goes first.
+    population does not fit on the devices, the algorithm pauses the trial at its perturbation in favour of trials that
+    have trained fewer. That is also the engine's order: the trial with the most iterations left goes first.
     """
 
     synchronous = True
