@@ -1,8 +1,8 @@
-"""What a device is for a job, and how the job's devices are held.
+"""What a device is for a job (`layout`), and how a job without arbiter holds its devices (`Reservation`).
 
-A job asks for `gpu` devices (whole GPUs) or `cpu` ones (one worker's cores each). Every device is a placement
-group of one bundle: other Ray jobs see it taken, its workers run inside it, and removing it kills them. What
-a trial does on a device is not decided here.
+A job has `gpu` devices (whole GPUs), `cpu` devices (one worker's cores each) or `emulated` ones. Every device is a
+placement group with one bundle: other Ray jobs see it taken, its workers run inside it, and removing it kills them.
+Which trial runs on which device is not decided here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from ray.util.placement_group import (
 from fluidtune.errors import FluidTuneError
 
 _SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
-#: What an emulated worker takes of the real cluster, CPUs: next to nothing, it sleeps.
+#: CPUs of the real cluster that an emulated worker takes. Judgement: it sleeps, and 1,000 of them must fit one core.
 EMULATED_CPUS = 0.001
+#: Added to a quotient of resources before it is rounded down. Judgement: above the rounding errors of the division,
+#: below any share that a user asks for.
+ROUNDING = 1e-9
 #: Seconds that a job's start waits for each further device once the first is there. Judgement: a group that is not
 #: created by then has no room now, and `Reservation.poll` finds it when it comes.
 OTHER_GROUPS_WAIT_S = 0.1
@@ -32,14 +35,22 @@ OTHER_GROUPS_WAIT_S = 0.1
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """``kind`` "cpu", "gpu" or "emulated"; ``count`` how many the job takes, None for all of the cluster's."""
+    """The user's device setting.
+
+    ``kind``: "cpu", "gpu" or "emulated". ``count``: how many CPUs, GPUs or emulated devices the job takes; None: all
+    of the cluster's.
+    """
 
     kind: str
     count: int | None = None
 
     @classmethod
     def parse(cls, text: str | None) -> DeviceSpec | None:
-        """Read "cpu", "cpu:4", "gpu:2" or "emulated:8"; None (the user left it to us) stays None."""
+        """Read "cpu", "cpu:4", "gpu:2" or "emulated:8". None stays None: `layout` follows the trials' request then.
+
+        Raises:
+            FluidTuneError: the text is not such a setting.
+        """
         if text is None:
             return None
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
@@ -55,8 +66,9 @@ class DeviceSpec:
 class Layout:
     """How a job's trials sit on its devices, derived from what the script asks for one trial.
 
-    ``bundle``: resources of one device. ``share``: what one trial asks of one device (1.0, less, or several
-    whole ones). ``packing``: how many workers one device may hold. ``worker``: resources of one worker.
+    ``kind``: see `DeviceSpec`. ``count``: the number of devices. ``bundle``: Ray's resources of one device.
+    ``share``: what one trial asks for, in devices: a part of one, 1.0, or several whole ones. ``packing``: how many
+    workers one device may hold. ``worker``: Ray's resources of one worker.
     """
 
     kind: str
@@ -67,9 +79,10 @@ class Layout:
     worker: dict[str, float]
 
     def share_of(self, request: Mapping[str, float]) -> float:
-        """What a trial with a request of its own asks of one device.
+        """What a trial with this request asks for, in devices.
 
-        Devices and workers are cut to the job's first trial: one that asks for less gets as much as that one.
+        The first trial of the job has set the sizes of devices and workers: a trial that asks for less than that one
+        gets as much as that one.
         """
         asked = float(request.get("CPU" if self.kind == "cpu" else "GPU", 0.0))
         if self.kind == "cpu":
@@ -93,100 +106,147 @@ def layout(
     """Work out a job's devices from its trials' request.
 
     Args:
-        spec: the user's setting, None to follow the request: a trial that asks for GPUs runs on GPUs.
-        request: the resources of one trial, one bundle, Ray's names ("CPU", "GPU", custom ones).
+        spec: the user's setting. None: a trial that asks for GPUs runs on GPUs, any other on CPUs.
+        request: the resources of one trial, in one bundle, by Ray's names ("CPU", "GPU", custom ones).
         cluster: the cluster's total resources.
-        max_packing: the executor's c.
-        concurrency: how many trials the script wants in flight, if it says so.
-        leased: devices are leases of whole GPUs or cores; emulated ones then stand for GPUs that Ray believes to have.
-        nodes: the total resources of every node, () for a cluster of one. Fewer workers share a device where the nodes
-            could not hold all devices else.
+        max_packing: the most trials that may share a device, the packing limit c.
+        concurrency: how many trials the script wants to run at the same time; None: it does not say.
+        leased: devices are leases of whole GPUs or cores. An emulated device then takes a GPU of the Ray cluster.
+        nodes: the total resources of every node; (): the cluster is one node. Where the nodes could not hold all
+            devices otherwise, fewer workers share a device.
 
     Raises:
-        FluidTuneError: the cluster cannot hold it.
+        FluidTuneError: the cluster cannot hold the devices or one trial.
     """
-    gpus, cpus = float(request.get("GPU", 0.0)), float(request.get("CPU", 0.0))
     if spec is None:
-        spec = DeviceSpec("gpu" if gpus > 0 else "cpu")
-    extra = {k: float(v) for k, v in request.items() if k not in ("CPU", "GPU") and v}
+        spec = DeviceSpec("gpu" if request.get("GPU", 0.0) > 0 else "cpu")
+    extra = _custom_resources(request, cluster)
+    if spec.kind == "cpu":
+        count, share = _cpu_devices(spec, request, cluster)
+    else:
+        count, share = _gpu_devices(spec, request, cluster, leased)
+    packing = max(max_packing, int(1 / share) if share < 1 else 1)
+    if concurrency is not None:
+        packing = max(packing, -(-concurrency // count))
+    if share > 1:
+        packing = 1
+    per_worker, per_device = _division(spec, request, extra, share, leased)
+    nodes = nodes or [cluster]
+    packing = _packing_with_room(packing, count, share, request, nodes, per_worker, per_device)
+    if share < 1:
+        share = max(share, 1 / packing)
+    # Emulated workers compute nothing: what the device has is not divided among them.
+    of_device = {} if spec.kind == "emulated" else {name: amount / packing for name, amount in per_device.items()}
+    return Layout(
+        kind=spec.kind,
+        count=count,
+        bundle=_bundle(packing, per_worker, per_device),
+        share=share,
+        packing=packing,
+        worker={name: amount for name, amount in {**per_worker, **of_device}.items() if amount},
+    )
+
+
+def _custom_resources(request: Mapping[str, float], cluster: Mapping[str, float]) -> dict[str, float]:
+    """What one trial asks for besides CPUs and GPUs. FluidTuneError if the whole cluster has less."""
+    extra = {name: float(amount) for name, amount in request.items() if name not in ("CPU", "GPU") and amount}
     for name, amount in extra.items():
         if amount > cluster.get(name, 0.0):
             raise FluidTuneError(
                 f"a trial asks for {amount:g} of the resource {name!r}, the Ray cluster has {cluster.get(name, 0):g}; "
                 "ask for less, or start Ray with it"
             )
-    if spec.kind != "cpu":
-        free = spec.count if spec.kind == "emulated" and not leased else None
-        there = free or int(cluster.get("GPU", 0))
-        _enough(spec, there, "GPU")
-        if 1 < gpus != int(gpus):
-            raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
-        share = gpus or 1.0
-        count = spec.count or there
-        if share > count:
-            raise FluidTuneError(
-                f"a trial asks for {gpus:g} GPUs, the job has {count}; "
-                "ask for fewer GPUs per trial or give the job more devices"
-            )
-    else:
-        there = int(cluster.get("CPU", 0))
-        _enough(spec, there, "CPU")
-        cores = max(1.0, cpus)
-        share = cpus if 0 < cpus < 1 else 1.0
-        count = int((spec.count or there) // cores)
-        if count < 1:
-            raise FluidTuneError(
-                f"a trial asks for {cpus:g} CPUs, the job has {spec.count or there}; "
-                "ask for fewer CPUs per trial or give the job more devices"
-            )
-    packing = max(max_packing, int(1 / share) if share < 1 else 1)
-    if concurrency is not None:
-        packing = max(packing, -(-concurrency // count))
-    if share > 1:
-        packing = 1
-    # What every worker brings to its device, and what the device has however many there are. A trial over several
-    # GPUs is one process: what it asks for is divided over the devices that it holds.
-    over = max(share, 1.0)
-    each, fixed = {k: v / over for k, v in extra.items()}, {}
+    return extra
+
+
+def _gpu_devices(
+    spec: DeviceSpec, request: Mapping[str, float], cluster: Mapping[str, float], leased: bool
+) -> tuple[int, float]:
+    """The number of GPU or emulated devices, and how many of them (or what part of one) a trial asks for."""
+    unlimited = spec.count if spec.kind == "emulated" and not leased else None
+    there = unlimited or int(cluster.get("GPU", 0))
+    _check_enough(spec, there, "GPU")
+    gpus = float(request.get("GPU", 0.0))
+    if 1 < gpus != int(gpus):
+        raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
+    share = gpus or 1.0
+    count = spec.count or there
+    if share > count:
+        raise FluidTuneError(
+            f"a trial asks for {gpus:g} GPUs, the job has {count}; "
+            "ask for fewer GPUs per trial or give the job more devices"
+        )
+    return count, share
+
+
+def _cpu_devices(spec: DeviceSpec, request: Mapping[str, float], cluster: Mapping[str, float]) -> tuple[int, float]:
+    """The number of CPU devices, and what part of one a trial asks for."""
+    there = int(cluster.get("CPU", 0))
+    _check_enough(spec, there, "CPU")
+    cpus = float(request.get("CPU", 0.0))
+    count = int((spec.count or there) // max(1.0, cpus))
+    if count < 1:
+        raise FluidTuneError(
+            f"a trial asks for {cpus:g} CPUs, the job has {spec.count or there}; "
+            "ask for fewer CPUs per trial or give the job more devices"
+        )
+    return count, cpus if 0 < cpus < 1 else 1.0
+
+
+def _division(
+    spec: DeviceSpec, request: Mapping[str, float], extra: Mapping[str, float], share: float, leased: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The resources that every worker brings to its device, and those that a device has however many workers it holds.
+
+    A trial over several GPUs is one process: what it asks for is divided over the devices that it holds.
+    """
+    cpus, over = float(request.get("CPU", 0.0)), max(share, 1.0)
+    per_worker = {name: amount / over for name, amount in extra.items()}
     if spec.kind == "emulated":
-        each["CPU"], fixed["GPU"] = EMULATED_CPUS, 1.0 if leased else 0.0
-    elif spec.kind == "gpu":
-        each["CPU"], fixed["GPU"] = cpus / over, 1.0
-    else:
-        fixed["CPU"] = cores
+        return {**per_worker, "CPU": EMULATED_CPUS}, {"GPU": 1.0 if leased else 0.0}
+    if spec.kind == "gpu":
+        return {**per_worker, "CPU": cpus / over}, {"GPU": 1.0}
+    return per_worker, {"CPU": max(1.0, cpus)}
 
-    def bundle(workers: int) -> dict[str, float]:
-        return {k: v for k, v in {**{k: v * workers for k, v in each.items()}, **fixed}.items() if v}
 
-    nodes = nodes or [cluster]
-    room = [_held(bundle(1), node) for node in nodes]
-    if max(room) < over:
-        asked = ", ".join(f"{v:g} {k}" for k, v in request.items() if v)
+def _packing_with_room(
+    packing: int,
+    count: int,
+    share: float,
+    request: Mapping[str, float],
+    nodes: Sequence[Mapping[str, float]],
+    per_worker: Mapping[str, float],
+    per_device: Mapping[str, float],
+) -> int:
+    """The most workers per device, at most ``packing``, with which the nodes hold as many devices as with one each.
+
+    A device that no node can hold would wait for ever. FluidTuneError if no node holds one trial's devices.
+    """
+    room = [_devices_held(_bundle(1, per_worker, per_device), node) for node in nodes]
+    if max(room) < max(share, 1.0):
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in request.items() if amount)
         raise FluidTuneError(
             f"a trial asks for {asked}, and no node of the Ray cluster has that; ask for less, or start Ray with it"
         )
-    # A device that no node can hold would wait for ever.
-    while sum(_held(bundle(packing), node) for node in nodes) < min(count, sum(room)):
+    wanted = min(count, sum(room))
+    while sum(_devices_held(_bundle(packing, per_worker, per_device), node) for node in nodes) < wanted:
         packing -= 1
-    if share < 1:
-        share = max(share, 1 / packing)
-    worker = dict(each) if spec.kind == "emulated" else {**each, **{k: v / packing for k, v in fixed.items()}}
-    return Layout(
-        kind=spec.kind,
-        count=count,
-        bundle=bundle(packing),
-        share=share,
-        packing=packing,
-        worker={k: v for k, v in worker.items() if v},
-    )
+    return packing
 
 
-def _held(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
-    """How many devices of this bundle a node can hold."""
-    return int(min(node.get(name, 0.0) / amount + 1e-9 for name, amount in bundle.items()))
+def _bundle(workers: int, per_worker: Mapping[str, float], per_device: Mapping[str, float]) -> dict[str, float]:
+    """The resources of one device that holds this many workers."""
+    bundle = {**{name: amount * workers for name, amount in per_worker.items()}, **per_device}
+    return {name: amount for name, amount in bundle.items() if amount}
 
 
-def _enough(spec: DeviceSpec, there: int, name: str) -> None:
+def _devices_held(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
+    """How many devices with this bundle a node can hold."""
+    return int(min(node.get(name, 0.0) / amount + ROUNDING for name, amount in bundle.items()))
+
+
+def _check_enough(spec: DeviceSpec, there: int, name: str) -> None:
+    """FluidTuneError if the user's setting asks for more CPUs or GPUs than there are."""
     if (spec.count or 1) > there:
         wanted = f'devices="{spec.kind}:{spec.count}"' if spec.count else f'devices="{spec.kind}"'
         raise FluidTuneError(
