@@ -28,12 +28,12 @@ from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import Baseline
 from fluidtune.cluster.result_replay import Reports, brief
-from fluidtune.elastic import DormantSession, GroupLost, Left, LoopThread, Reform, await_call
+from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, wake_on_first_use
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
-    from fluidtune.elastic import ElasticSession
+    from fluidtune.elastic import ElasticSession, FollowerSession, LeaderSession
     from fluidtune.engine.messages import Kind
     from salus_share.telemetry import DeviceSample
 
@@ -58,7 +58,7 @@ class LoadSpec:
 
 
 @dataclass
-class Outcome:
+class IterationReply:
     """One iteration's result and what the worker learned on the way.
 
     ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
@@ -102,35 +102,50 @@ class Info:
     why: str = ""
 
 
-def _session(spec: LoadSpec, worker: str, leader: bool, **resuming: Any) -> ElasticSession:
-    """This worker's part in the trial, in use by the process from now on.
+def _leader_session(spec: LoadSpec, worker: str, **resuming: Any) -> LeaderSession:
+    """The session of a trial's first worker, in use by this process from now on.
 
-    Of a leader that begins anew it is dormant until the loop asks for it.
+    ``resuming``: arguments of `ElasticSession`. A trial that begins anew gets a `LazySession`.
     """
     if spec.emulation is not None:
-        device = int(os.environ[DEVICE_VARIABLE])
-        emulating = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
-        emulated.use(emulating)
-        return emulating  # type: ignore[return-value]  # it has all that is used of one here
-    host = ray.util.get_node_ip_address()
+        return _emulated_session(spec, worker, leader=True)
+    if resuming["resume"] is None:
+        lazy = LazySession(lambda: _elastic_session(spec, worker, leader=True, **resuming))
+        wake_on_first_use(lazy)
+        return lazy
+    return _in_use(_elastic_session(spec, worker, leader=True, **resuming))
 
-    def make() -> ElasticSession:
-        # Here and not above: a worker whose trials are not elastic needs no torch.
-        from fluidtune.elastic import ElasticSession
-        from fluidtune.elastic.backends import backend_class
 
-        backend = backend_class(spec.backend)(host=host, device=spec.device)
-        return ElasticSession(
-            trial=spec.trial, worker=worker, leader=leader, backend=backend, device=spec.device, **resuming
-        )
+def _follower_session(spec: LoadSpec, worker: str, **committing: Any) -> FollowerSession:
+    """The session of another worker of a trial, in use by this process from now on.
 
-    if leader and resuming["resume"] is None:
-        dormant = DormantSession(make)
-        await_call(dormant)
-        return dormant  # type: ignore[return-value]  # it has all that is used of one that is not elastic
+    ``committing``: arguments of `ElasticSession`.
+    """
+    if spec.emulation is not None:
+        return _emulated_session(spec, worker, leader=False)
+    return _in_use(_elastic_session(spec, worker, leader=False, **committing))
+
+
+def _emulated_session(spec: LoadSpec, worker: str, leader: bool) -> emulated.EmulatedSession:
+    assert spec.emulation is not None
+    device = int(os.environ[DEVICE_VARIABLE])
+    session = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
+    emulated.use(session)
+    return session
+
+
+def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> ElasticSession:
+    # Imported here: a worker whose trials are not elastic needs no torch.
+    from fluidtune.elastic import ElasticSession
+    from fluidtune.elastic.backends import backend_class
+
+    backend = backend_class(spec.backend)(host=ray.util.get_node_ip_address(), device=spec.device)
+    return ElasticSession(trial=spec.trial, worker=worker, leader=leader, backend=backend, device=spec.device, **more)
+
+
+def _in_use(session: ElasticSession) -> ElasticSession:
     from fluidtune.elastic import use
 
-    session = make()
     use(session)
     return session
 
@@ -144,7 +159,7 @@ def _use_none(emulating: bool) -> None:
     if emulating:
         emulated.use(None)
         return
-    await_call(None)
+    wake_on_first_use(None)
     if "fluidtune.elastic.session" in sys.modules:
         from fluidtune.elastic import use
 
@@ -161,7 +176,9 @@ class Worker:
         self._name = name
         self._baseline = Baseline()
         self._trainable: Trainable | None = None
-        self._session: ElasticSession | None = None
+        #: Set while the worker leads, or follows in, a trial; never both.
+        self._session: LeaderSession | None = None
+        self._following: FollowerSession | None = None
         self._spec: LoadSpec | None = None
         self._reports: Reports | None = None
         self._has_checkpoint = False
@@ -192,10 +209,9 @@ class Worker:
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
         storage = _storage(spec)
         stores = [] if storage is None else commit_stores(storage)
-        self._session = _session(
+        self._session = _leader_session(
             spec,
             self._name,
-            leader=True,
             commits=stores[0] if stores else None,
             resume=reports.newest(stores),
             fingerprint=mark,
@@ -222,7 +238,7 @@ class Worker:
         reports.go_on()
         return None
 
-    def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> Outcome:
+    def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> IterationReply:
         """Run until the next iteration that Tune has not seen, and return it.
 
         ``reform``: the group to become at the next boundary. ``ticket``: set if the device is shared now.
@@ -233,10 +249,10 @@ class Worker:
             session.direct(reform)
         missed = reports.missed()
         if missed is not None:
-            return Outcome(missed, self._kind(), missed["time_this_iter_s"])
+            return IterationReply(missed, self._kind(), missed["time_this_iter_s"])
         lack = self._lane.settle(ticket) if self._lane is not None else None
         if lack is not None:
-            return Outcome({}, self._kind(), 0.0, lack=lack)
+            return IterationReply({}, self._kind(), 0.0, lack=lack)
         before = session.last_reform
         while True:
             started = time.perf_counter()
@@ -244,12 +260,12 @@ class Worker:
                 with self._lane.iteration() if self._lane is not None else _FREE:
                     result = self._iterate()
             except GroupLost as error:
-                return Outcome({}, self._kind(), 0.0, lost=str(error))
+                return IterationReply({}, self._kind(), 0.0, lost=str(error))
             except Exception as error:
                 lack = self._lacking(error)
                 if lack is None:
                     raise
-                return Outcome({}, self._kind(), 0.0, lack=lack)
+                return IterationReply({}, self._kind(), 0.0, lack=lack)
             seconds = time.perf_counter() - started
             if not reports.seen(result):
                 break
@@ -257,7 +273,7 @@ class Worker:
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
             seconds = max(0.0, seconds - reformed[1])
-        outcome = Outcome(
+        outcome = IterationReply(
             result=result,
             kind=self._kind(),
             seconds=seconds,
@@ -362,10 +378,9 @@ class Worker:
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = _storage(spec)
-        session = self._session = _session(
+        session = self._following = _follower_session(
             spec,
             self._name,
-            leader=False,
             commits=None if storage is None else heirs_store(storage, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
@@ -374,7 +389,7 @@ class Worker:
         if isinstance(trainable, FunctionTrainable):
             loop = LoopThread(session, ray_trainable.training_function(trainable), trainable.config)
         else:
-            loop = LoopThread(session, _step_for_ever, trainable, session)
+            loop = LoopThread(session, _step_for_ever, trainable)
         self._follower = loop.start()
         while loop.outcome is None:
             if session.wait_ready(timeout=0.2):
@@ -384,8 +399,8 @@ class Worker:
 
     def enter(self, reform: Reform) -> str | None:
         """Enter the group and follow until told to leave. Returns what its loop raised, None when it left in order."""
-        assert self._session is not None and self._follower is not None
-        self._session.enter(reform)
+        assert self._following is not None and self._follower is not None
+        self._following.enter(reform)
         outcome = self._follower.join()
         assert outcome is not None
         return repr(outcome.error) if outcome.kind == "failed" else None
@@ -408,17 +423,17 @@ class Worker:
                 lane.leave()
 
     def _unload(self) -> str | None:
-        trainable, session = self._trainable, self._session
-        self._session = self._reports = trouble = None
+        trainable, leading, following = self._trainable, self._session, self._following
+        self._session = self._following = self._reports = trouble = None
         if self._follower is not None:
-            if session is not None:
-                session.leave()
+            if following is not None:
+                following.leave()
             if self._follower.join(timeout=5.0) is None:
                 trouble = "the follower's loop did not end"
             self._follower = None
         if trainable is not None:
-            if session is not None and session.leader and session.is_elastic:
-                _leave_in_order(trainable, session)  # it notes in its last commit what was reported
+            if leading is not None and leading.is_elastic:
+                _leave_in_order(trainable, leading)  # it notes in its last commit what was reported
             self._trainable = None
             runner = ray_trainable.training_thread()
             try:
@@ -429,24 +444,29 @@ class Worker:
                 runner.join(timeout=2.0)
                 if runner.is_alive():
                     trouble = trouble or "the training function did not end"
+        session = leading or following
         if session is not None and trouble is None:
             session.close()
         if self._spec is not None:
             _use_none(self._spec.emulation is not None)
         self._spec = None
-        del trainable, session
+        del trainable, session, leading, following
         return trouble or self._baseline.restore()
 
 
-def _step_for_ever(trainable: Trainable, session: ElasticSession) -> None:
-    """A class trainable's loop in a follower; it ends with `Left`."""
+def _step_for_ever(trainable: Trainable) -> None:
+    """A class trainable's loop in a follower with an `ElasticSession`; it ends with `Left`."""
+    from fluidtune.elastic import current
+
+    session = current()
+    assert session is not None
     while True:
         session.boundary()
         ray_trainable.set_iteration(trainable, session.iteration)
         trainable.step()
 
 
-def _leave_in_order(trainable: Trainable, session: ElasticSession) -> None:
+def _leave_in_order(trainable: Trainable, session: LeaderSession) -> None:
     """Let an elastic leader's loop go on to its next boundary, where it commits and dismisses its followers."""
     session.leave()
     if isinstance(trainable, FunctionTrainable):

@@ -24,9 +24,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import GroupLost, Left
-from .host import LoopThread, Outcome
-from .lazy_session import DormantSession, await_call
+from .host import LoopOutcome, LoopThread
+from .lazy_session import LazySession, wake_on_first_use
 from .membership import Reform
+from .worker_session import FollowerSession, LeaderSession, WorkerSession
 
 if TYPE_CHECKING:
     from .commits import Commit, CommitStore, Files, LocalFiles
@@ -36,22 +37,25 @@ if TYPE_CHECKING:
 __all__ = [
     "Commit",
     "CommitStore",
-    "DormantSession",
     "ElasticSession",
     "Files",
+    "FollowerSession",
     "GroupLost",
+    "LazySession",
+    "LeaderSession",
     "Left",
     "LocalFiles",
+    "LoopOutcome",
     "LoopThread",
-    "Outcome",
     "Reform",
-    "await_call",
+    "WorkerSession",
     "current",
     "epochs",
     "mean",
     "prepare",
     "samples",
     "use",
+    "wake_on_first_use",
 ]
 
 _HOMES = {

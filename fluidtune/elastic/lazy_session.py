@@ -1,61 +1,104 @@
-"""A leader's session until its loop asks for it. A trial that never does needs neither a session nor torch."""
+"""A leader's session until its loop asks for it: a trial that never does needs no `ElasticSession` and no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .membership import Address, Reform
 
 if TYPE_CHECKING:
     from .session import ElasticSession
 
-#: What a host reads of a session whose loop is not elastic so far.
-_ASLEEP = {"leader": True, "is_elastic": False, "width": 1, "last_reform": None, "address": None, "mends": False}
 
+class LazySession:
+    """A `LeaderSession` that calls ``make`` when the loop first calls `fluidtune.elastic`, and delegates from then on.
 
-class DormantSession:
-    """Stands for the `ElasticSession` that ``make`` makes, when the loop first calls `fluidtune.elastic`."""
+    It is for trials that begin anew: one that goes on from a commit needs its `ElasticSession` at once.
+    """
 
     def __init__(self, make: Callable[[], ElasticSession]) -> None:
         self._make = make
-        self._awake: ElasticSession | None = None
+        self._made: ElasticSession | None = None
 
     def wake(self) -> ElasticSession:
-        """The session itself. In the loop's thread."""
-        if self._awake is None:
-            self._awake = self._make()
-        return self._awake
+        """The session itself, made by the first call. Called in the loop's thread."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @property
+    def is_elastic(self) -> bool:
+        """See `LeaderSession`."""
+        return self._made is not None and self._made.is_elastic
+
+    @property
+    def address(self) -> Address | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.address
+
+    @property
+    def width(self) -> int:
+        """See `LeaderSession`."""
+        return 1 if self._made is None else self._made.width
+
+    @property
+    def last_reform(self) -> tuple[float, float] | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.last_reform
+
+    @property
+    def mends(self) -> bool:
+        """See `LeaderSession`."""
+        return self._made is not None and self._made.mends
+
+    @property
+    def committing(self) -> bool:
+        """See `LeaderSession`."""
+        return self._made is not None and self._made.committing
+
+    def direct(self, reform: Reform) -> None:
+        """See `LeaderSession`. RuntimeError before the session is elastic."""
+        self._elastic().direct(reform)
+
+    def boundary(self, done: int) -> int:
+        """See `LeaderSession`. RuntimeError before the session is elastic."""
+        return self._elastic().boundary(done)
 
     def leave(self) -> None:
-        """See `ElasticSession`; asleep there is nothing to end."""
-        if self._awake is not None:
-            self._awake.leave()
+        """See `WorkerSession`."""
+        if self._made is not None:
+            self._made.leave()
 
     def close(self) -> None:
-        """See `ElasticSession`; asleep there is nothing to end."""
-        if self._awake is not None:
-            self._awake.close()
+        """See `WorkerSession`."""
+        if self._made is not None:
+            self._made.close()
 
     def forget_resume(self) -> None:
-        """See `ElasticSession`; one that goes on from a commit is never dormant."""
+        """Nothing to do: there is no commit."""
 
-    def __getattr__(self, name: str) -> Any:
-        awake = self.__dict__.get("_awake")
-        if awake is not None:
-            return getattr(awake, name)
-        if name in _ASLEEP:
-            return _ASLEEP[name]
-        raise AttributeError(f"the session of a loop that is not elastic so far has no {name!r}")
+    def outrun_resume(self) -> None:
+        """Nothing to do: there is no commit."""
+
+    def recall(self) -> None:
+        """Nothing to do: there is no commit."""
+
+    def _elastic(self) -> ElasticSession:
+        if self._made is None:
+            raise RuntimeError("this trial's loop has not called fluidtune.elastic: it cannot be resized")
+        return self._made
 
 
-_pending: DormantSession | None = None
+_pending: LazySession | None = None
 
 
-def await_call(session: DormantSession | None) -> None:
-    """This process' loop wakes ``session`` when it first asks for it; None: nothing waits any more."""
+def wake_on_first_use(session: LazySession | None) -> None:
+    """Let this process' loop wake ``session`` by its first call of `fluidtune.elastic`; None: no session waits."""
     global _pending
     _pending = session
 
 
-def pending() -> DormantSession | None:
-    """The session that waits for this process' loop."""
+def pending_session() -> LazySession | None:
+    """The session that waits for the first call of this process' loop."""
     return _pending

@@ -23,7 +23,7 @@ from .commits import Commit, CommitStore
 from .control_messages import Order, Position, State, Wishes
 from .errors import GroupLost, Left
 from .in_place_recovery import MENDED, MOST_MENDS, muster
-from .lazy_session import await_call, pending
+from .lazy_session import pending_session, wake_on_first_use
 from .loader import Share
 from .membership import Address, Reform
 from .trial_state import TrialState
@@ -552,9 +552,9 @@ def use(session: ElasticSession | None) -> None:
 
 
 def current() -> ElasticSession | None:
-    """The session in use in this process, or None. A dormant one wakes."""
-    dormant = pending()
-    if dormant is not None:
-        await_call(None)
-        use(dormant.wake())
+    """The session in use in this process, or None. A session that waited for this call (`LazySession`) wakes."""
+    lazy = pending_session()
+    if lazy is not None:
+        wake_on_first_use(None)
+        use(lazy.wake())
     return _session

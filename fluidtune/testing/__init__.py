@@ -2,9 +2,12 @@
 
 | module | what it proves |
 | --- | --- |
+| `collective_backend` | a `fluidtune.elastic.backends.CollectiveBackend` |
 | `device_source` | a `fluidtune.cluster.device_source.DeviceSource` |
+| `worker_session` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
 
-The test file of a new implementation is a fixture and an import; each module shows it in its first lines.
+The test file of a new implementation is a fixture and an import; each module shows it in its first lines. `processes`
+are the real processes that the suites run their sessions and groups in.
 """
 
 from __future__ import annotations
@@ -12,4 +15,6 @@ from __future__ import annotations
 import pytest
 
 # pytest explains a failed assertion only in modules that it has been told of before their import.
-pytest.register_assert_rewrite("fluidtune.testing.device_source")
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{suite}" for suite in ("collective_backend", "device_source", "worker_session"))
+)

@@ -1,13 +1,13 @@
 """The contract of a `DeviceSource`, as tests. The test file of a source is a fixture and an import:
 
-    from fluidtune.testing.device_source import DeviceSourceCase, DeviceSourceContract
+from fluidtune.testing.device_source import DeviceSourceCase, DeviceSourceContract
 
-    class MyCase(DeviceSourceCase): ...
+class MyCase(DeviceSourceCase): ...
 
-    class TestMySource(DeviceSourceContract):
-        @pytest.fixture
-        def case(self) -> MyCase:
-            return MyCase()
+class TestMySource(DeviceSourceContract):
+    @pytest.fixture
+    def case(self) -> MyCase:
+        return MyCase()
 """
 
 from __future__ import annotations

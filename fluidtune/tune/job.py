@@ -35,7 +35,7 @@ from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.cluster.emulated.paced_trainable import Emulation, paced
 from fluidtune.cluster.lanes import LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.worker import Outcome, overrides_checkpointing
+from fluidtune.cluster.worker import IterationReply, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.packing_search import MOST_PACKED
@@ -402,7 +402,7 @@ class Job:
             return None
         return Ticket(view.need, view.height, view.rung, view.least)
 
-    def result(self, run: Run, outcome: Outcome) -> None:
+    def result(self, run: Run, outcome: IterationReply) -> None:
         self.silence.heard(run.id, outcome.seconds)
         metric = self._scheduler.metric
         value = outcome.result.get(metric) if metric else None

@@ -20,7 +20,7 @@ from ray.tune.experiment import Trial
 
 from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import LoadSpec, Outcome
+from fluidtune.cluster.worker import IterationReply, LoadSpec
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.controller import (
     ActorManager,
@@ -342,10 +342,10 @@ class FluidActorManager(ActorManager):
         if isinstance(value, RayActorError):
             self._worker_died(run, run.leader, value)
             return
-        if isinstance(value, Outcome) and value.lost:
+        if isinstance(value, IterationReply) and value.lost:
             self._recover(run, f"its group broke: {value.lost}", alive=run.devices[0])
             return
-        if isinstance(value, Outcome) and value.lack is not None:
+        if isinstance(value, IterationReply) and value.lack is not None:
             self._lacks(run, value.lack)
             return
         if isinstance(value, Exception) and task.on_error is None:
@@ -360,12 +360,12 @@ class FluidActorManager(ActorManager):
         if isinstance(value, Exception):
             self._due.append(lambda: _call(task.on_error, run.tracked, value))
             return
-        if isinstance(value, Outcome):
+        if isinstance(value, IterationReply):
             self._iteration_done(run, value)
             value = value.result
         self._due.append(lambda: _call(task.on_result, run.tracked, value))
 
-    def _iteration_done(self, run: Run, outcome: Outcome) -> None:
+    def _iteration_done(self, run: Run, outcome: IterationReply) -> None:
         run.deaths = run.misses = 0
         run.address, run.mends = outcome.address, outcome.mends
         if outcome.kind != run.kind:

@@ -14,8 +14,8 @@ from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster import worker as worker_module
 from fluidtune.cluster.worker import LoadSpec, Worker
-from fluidtune.elastic import Reform
-from tests.elastic.processes import until, workers
+from fluidtune.elastic import ElasticSession, Reform, current
+from fluidtune.testing.processes import peer_processes, until
 
 
 class Storage:
@@ -73,21 +73,29 @@ def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
     return worker
 
 
+def session_here() -> ElasticSession:
+    """The session of this process' trial."""
+    session = current()
+    assert session is not None
+    return session
+
+
 def train(worker: Worker, iterations: int, commits: bool = True) -> list[dict[str, Any]]:
     """The results of so many iterations, each of which a commit goes before if ``commits``."""
-    assert worker._session is not None and worker._session._commits is not None
-    worker._session._commits._budget = 1e9 if commits else -1.0
+    store = session_here()._commits
+    assert store is not None
+    store._budget = 1e9 if commits else -1.0
     results = []
     for _ in range(iterations):
         results.append(worker.train().result)
-        worker._session._commits.flush()
+        store.flush()
     return results
 
 
 @pytest.fixture
 def in_a_process(tmp_path: Path) -> Any:
     """Run a function there, with a folder for the trial."""
-    with workers(1) as (process,):
+    with peer_processes(1) as (process,):
 
         def call(fn: Callable[..., Any], *args: Any) -> Any:
             return process.call(fn, str(tmp_path), *args)
@@ -154,9 +162,9 @@ def leading(folder: str) -> Any:
 
 def led(reform: Reform, iterations: int) -> None:
     worker = _worker[0]
-    assert worker._session is not None
-    worker._session.direct(reform)
-    until(lambda: worker._session._backend.announced(reform.generation, [1]))  # type: ignore[union-attr]
+    session = session_here()
+    session.direct(reform)
+    until(lambda: session._backend.announced(reform.generation, [1]))
     train(worker, iterations)
 
 
@@ -169,7 +177,7 @@ def entering(reform: Reform) -> str | None:
 
 
 def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
-    with workers(2) as (leader, follower):
+    with peer_processes(2) as (leader, follower):
         reform = Reform(1, ("w", "f"), leader.call(leading, str(tmp_path)))
         assert follower.call(following, str(tmp_path)) is None
         follower.send(entering, reform)

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from fluidtune.elastic import Reform
+from fluidtune.testing.processes import PeerProcess, until
 
 from . import trials
-from .processes import Worker, until
 
 
 class Driver:
     """``pool[0]`` leads; the others are spare followers."""
 
-    def __init__(self, pool: list[Worker], trial: Callable[..., Any], config: dict[str, Any]) -> None:
+    def __init__(self, pool: list[PeerProcess], trial: Callable[..., Any], config: dict[str, Any]) -> None:
         self.pool = pool
         self.trial = trial
         self.config = config
@@ -47,7 +47,7 @@ class Driver:
 
 
 def run(
-    pool: list[Worker], trial: Callable[..., Any], config: dict[str, Any], widths: Sequence[int]
+    pool: list[PeerProcess], trial: Callable[..., Any], config: dict[str, Any], widths: Sequence[int]
 ) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     """The trial with widths[k] workers in turn k + 1, and one in turn 0: (reports, final weights of each)."""
     driver = Driver(pool, trial, config)

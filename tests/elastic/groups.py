@@ -10,8 +10,7 @@ import torch
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.backends import TorchBackend
-
-from .processes import Worker
+from fluidtune.testing.processes import PeerProcess
 
 _backend: list[TorchBackend] = []
 
@@ -41,7 +40,7 @@ def run_rank(address: Any, rank: int, world: int, fn: Callable[..., Any], args: 
         session.close()
 
 
-def on_all(pool: list[Worker], fn: Callable[..., Any], *args: Any) -> list[Any]:
+def on_all(pool: list[PeerProcess], fn: Callable[..., Any], *args: Any) -> list[Any]:
     """What ``fn(*args)`` gives on each rank of a group of the whole pool; random streams start alike."""
     for worker in pool:
         worker.call(open_backend)

@@ -10,14 +10,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
+from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
-from .processes import workers
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with workers(3) as started:
+    with peer_processes(3) as started:
         yield started
 
 

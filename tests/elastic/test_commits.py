@@ -12,10 +12,10 @@ import torch
 from fluidtune import elastic
 from fluidtune.elastic import Commit, CommitStore, ElasticSession, LocalFiles
 from fluidtune.elastic.backends import TorchBackend
+from fluidtune.testing.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver, run
-from .processes import until, workers
 
 
 def commit(iteration, size=10):
@@ -169,7 +169,7 @@ def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
 
 @pytest.fixture(scope="module")
 def pool():
-    with workers(2) as started:
+    with peer_processes(2) as started:
         yield started
 
 
@@ -323,7 +323,7 @@ def test_a_killed_leader_leaves_a_commit_that_can_be_loaded(tmp_path):
 
     reached = 0
     for _ in range(3):
-        with workers(1) as (leader,):
+        with peer_processes(1) as (leader,):
             leader.call(trials.start, trials.mlp, config, True, "w0")
             until(lambda leader=leader: len(leader.call(trials.reports)) > 20)
             # On a busy machine twenty iterations may pass before the thread that writes commits has its turn.

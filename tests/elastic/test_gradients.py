@@ -11,14 +11,14 @@ from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, GroupLost
 from fluidtune.elastic.backends import TorchBackend
 from fluidtune.elastic.gradients import at_end_of_backward, backward_pass
+from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
-from .processes import workers
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with workers(3) as started:
+    with peer_processes(3) as started:
         yield started
 
 

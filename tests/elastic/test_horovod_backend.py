@@ -15,9 +15,17 @@ import pytest
 from fluidtune.elastic.backends import HorovodBackend
 from fluidtune.elastic.backends.rendezvous import Rendezvous
 from fluidtune.errors import FluidTuneError
-
-from .backend_contract import HERE, BackendContract, ask, build, everyone, form, lost_after, summed
-from .processes import workers
+from fluidtune.testing.collective_backend import (
+    HERE,
+    CollectiveBackendContract,
+    ask,
+    build,
+    everyone,
+    form,
+    lost_after,
+    summed,
+)
+from fluidtune.testing.processes import peer_processes
 
 pytestmark = pytest.mark.horovod
 
@@ -26,7 +34,7 @@ def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> HorovodBackend:
     return HorovodBackend(host, form_timeout=form_timeout)
 
 
-class TestHorovodBackend(BackendContract):
+class TestHorovodBackend(CollectiveBackendContract):
     make = staticmethod(make)
 
 
@@ -64,7 +72,7 @@ def die_before_connecting(address: Any, rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("dying", [0, 2])
 def test_a_member_killed_before_it_has_connected(dying):
-    with workers(3) as pool:
+    with peer_processes(3) as pool:
         everyone(pool, build, make)
         address = pool[0].call(ask, "serve")
         pool[dying].send(die_before_connecting, address, dying, 3)

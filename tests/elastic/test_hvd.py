@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fluidtune.elastic import CommitStore
+from fluidtune.testing.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver, run
-from .processes import until, workers
 
 pytestmark = pytest.mark.horovod
 
@@ -65,7 +65,7 @@ def scripted(config: dict[str, Any], report: trials.Report) -> dict[str, Any]:
 
 @pytest.fixture
 def pool():
-    with workers(4) as started:
+    with peer_processes(4) as started:
         yield started
 
 

@@ -7,14 +7,15 @@ from itertools import product
 import pytest
 import torch
 
+from fluidtune.testing.processes import peer_processes
+
 from . import trials
 from .driving import run
-from .processes import workers
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with workers(3) as started:
+    with peer_processes(3) as started:
         yield started
 
 

@@ -9,15 +9,15 @@ import pytest
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
 from fluidtune.elastic.backends import TorchBackend
+from fluidtune.testing.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver
-from .processes import until, workers
 
 
 @pytest.fixture
 def pool():
-    with workers(2) as started:
+    with peer_processes(2) as started:
         yield started
 
 

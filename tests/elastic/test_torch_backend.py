@@ -6,15 +6,14 @@ import pytest
 
 from fluidtune.elastic.backends import TorchBackend
 from fluidtune.elastic.backends.torch_backend import interface_of
-
-from .backend_contract import BackendContract
+from fluidtune.testing.collective_backend import CollectiveBackendContract
 
 
 def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> TorchBackend:
     return TorchBackend(host, form_timeout=form_timeout)
 
 
-class TestTorchBackend(BackendContract):
+class TestTorchBackend(CollectiveBackendContract):
     make = staticmethod(make)
 
 

@@ -1,8 +1,7 @@
 """Trials for the tests, written as users write them, and the host's side of them in a worker process.
 
-The functions below ``Hosted`` are sent to `processes.Worker`. A trial calls ``report(loss)`` at the end of
-each turn; in a leader that waits until the test allows the next turn, so that a test decides at which
-boundary what happens.
+The functions below ``Hosted`` are sent to a `PeerProcess`. A trial calls ``report(loss)`` at the end of each turn; in a
+leader that call waits until the test allows the next turn. So a test decides what happens at which boundary.
 """
 
 from __future__ import annotations

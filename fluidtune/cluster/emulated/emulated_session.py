@@ -32,8 +32,9 @@ class EmulatedSession:
 
     def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation):
         self.trial, self.worker, self.leader = trial, worker, leader
-        self.last_reform: tuple[int, float] | None = None
+        self.last_reform: tuple[float, float] | None = None
         self.mends = False
+        self.committing = False
         self._device = device
         self._profile = emulation.profile
         self._board = Board(emulation.board)
@@ -69,7 +70,13 @@ class EmulatedSession:
         return 1 + len(self._followers)
 
     def forget_resume(self) -> None:
-        """There is nothing to forget."""
+        """Nothing to do: there is no commit."""
+
+    def outrun_resume(self) -> None:
+        """Nothing to do: there is no commit."""
+
+    def recall(self) -> None:
+        """Nothing to do: there is no commit."""
 
     def direct(self, reform: Reform) -> None:
         """Leader: re-form at the next boundary at which all joiners are there."""
@@ -77,12 +84,13 @@ class EmulatedSession:
             self._wish = reform
 
     def wait_ready(self, timeout: float | None) -> bool:
+        """See `FollowerSession`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._closed, timeout)
             return self._ready and not self._closed
 
     def enter(self, reform: Reform) -> None:
-        """Follower: join this generation."""
+        """See `FollowerSession`."""
         self.direct(reform)
         with self._changed:
             self._changed.notify_all()
@@ -117,7 +125,7 @@ class EmulatedSession:
         self._board.close()
 
     def boundary(self, done: int) -> None:
-        """The host's call before a class trainable's step; `begin` does what there is to do."""
+        """Nothing to do: the step of a paced trainable calls `begin`, also in a function."""
 
     # -- a follower's loop
 

@@ -1,7 +1,7 @@
-"""Real worker processes for the tests: each runs functions that the test sends it, one at a time.
+"""Real processes for the contract suites: each runs functions that the test sends it, one at a time.
 
-They come from a fork server that has imported torch, so that one starts in a fraction of a second; nothing
-that torch keeps (threads, groups) exists there yet.
+They come from a fork server that has imported torch, so that one starts in a fraction of a second. No thread and no
+group of torch exists there yet.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.elastic.trials"])
+# torch._dynamo is what the first optimizer of a process would import, which takes seconds.
+_context.set_forkserver_preload(["fluidtune.elastic.session", "torch._dynamo"])
 
 
-class Worker:
+class PeerProcess:
     """A process; ``call`` runs a module-level function in it and gives back what it returned or raised."""
 
     def __init__(self) -> None:
@@ -28,15 +31,19 @@ class Worker:
         self.process = _context.Process(target=_serve, args=(other,))
         self.process.start()
         other.close()
+        self._children: list[psutil.Process] = []
 
     def call(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
+        """``fn(*args)`` in the process. AssertionError with its traceback if it raised, TimeoutError if it is late."""
         self.send(fn, *args)
         return self.result(timeout)
 
     def send(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Let the process run the function; `result` fetches the answer."""
         self._end.send((fn, args, kwargs))
 
     def result(self, timeout: float = 60.0) -> Any:
+        """The answer to the last `send`, awaited for up to ``timeout`` seconds."""
         if not self._end.poll(timeout):
             raise TimeoutError(f"worker {self.process.pid} gave no answer within {timeout} s")
         ok, value = self._end.recv()
@@ -44,23 +51,36 @@ class Worker:
             raise AssertionError(f"in worker {self.process.pid}:\n{value}")
         return value
 
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
     def kill(self) -> None:
-        """SIGKILL, as the kernel would."""
+        """Kill the process alone, with SIGKILL, as the kernel would."""
         assert self.process.pid is not None
+        with suppress(psutil.NoSuchProcess):
+            self._children = psutil.Process(self.process.pid).children(recursive=True)
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
 
+    def close(self) -> None:
+        """Kill the process, if that was not done before, and all processes that it started."""
+        if self.alive:
+            self.kill()
+        for child in self._children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
 
 @contextmanager
-def workers(n: int) -> Iterator[list[Worker]]:
-    """n processes, gone afterwards."""
-    started = [Worker() for _ in range(n)]
+def peer_processes(n: int) -> Iterator[list[PeerProcess]]:
+    """n processes. They and what they started are gone afterwards."""
+    started = [PeerProcess() for _ in range(n)]
     try:
         yield started
     finally:
-        for worker in started:
-            if worker.process.is_alive():
-                worker.kill()
+        for peer in started:
+            peer.close()
 
 
 def until(condition: Callable[[], Any], timeout: float = 30.0) -> None:
@@ -77,7 +97,9 @@ def _serve(end: Connection) -> None:
     import torch
 
     faulthandler.enable()
-
+    # A child of a fork server starts its own processes there by default. Those would outlive it: they end when their
+    # parent has died, and their parent would be the fork server, which lives until the last of them has ended.
+    multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     while True:
         try:

@@ -1,11 +1,12 @@
 """The contract of a collective backend, as tests. A backend's test file is a fixture and an import:
 
-from .backend_contract import BackendContract
+from fluidtune.testing.collective_backend import CollectiveBackendContract
 
-def make(host="127.0.0.1", form_timeout=30.0): return MyBackend(host, form_timeout=form_timeout)
+def make(host="127.0.0.1", form_timeout=30.0):      # of a module, so that it can be sent to the worker processes
+    return MyBackend(host, form_timeout=form_timeout)
 
-class TestMyBackend(BackendContract):
-    make = staticmethod(make)       # a module-level function: it is sent to the worker processes
+class TestMyBackend(CollectiveBackendContract):
+    make = staticmethod(make)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fluidtune.elastic import GroupLost
 from fluidtune.elastic.backends import CollectiveBackend
 from fluidtune.elastic.trial_state import broadcast_tree
 
-from .processes import Worker, workers
+from .processes import PeerProcess, peer_processes
 
 HERE: dict[str, Any] = {}
 
@@ -103,13 +104,13 @@ def quick_resizes(count: int, address: Any, rank: int) -> float:
     return (time.monotonic() - started) / count
 
 
-def everyone(pool: list[Worker], fn: Callable[..., Any], *args: Any) -> list[Any]:
+def everyone(pool: list[PeerProcess], fn: Callable[..., Any], *args: Any) -> list[Any]:
     for worker in pool:
         worker.send(fn, *args)
     return [worker.result() for worker in pool]
 
 
-def form(pool: list[Worker], generation: int) -> None:
+def form(pool: list[PeerProcess], generation: int) -> None:
     address = pool[0].call(ask, "serve")
     for rank, worker in enumerate(pool):
         worker.send(ask, "form", address, generation, rank, len(pool))
@@ -117,12 +118,12 @@ def form(pool: list[Worker], generation: int) -> None:
         worker.result()
 
 
-class BackendContract:
+class CollectiveBackendContract:
     make: Callable[..., CollectiveBackend]
 
     @pytest.fixture
-    def pool(self) -> Iterator[list[Worker]]:
-        with workers(3) as started:
+    def pool(self) -> Iterator[list[PeerProcess]]:
+        with peer_processes(3) as started:
             everyone(started, build, type(self).make)
             yield started
 
@@ -284,7 +285,7 @@ class BackendContract:
             backend.form(("127.0.0.1", 1), 0, 2, 2)
 
 
-def everyone_dissolves(pool: list[Worker], orderly: bool = True) -> list[Any]:
+def everyone_dissolves(pool: list[PeerProcess], orderly: bool = True) -> list[Any]:
     for worker in pool:
         worker.send(dissolve, orderly)
     return [worker.result() for worker in pool]

@@ -1,0 +1,56 @@
+"""The emulated session keeps the contract of a worker's session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fluidtune.cluster import emulated
+from fluidtune.cluster.emulated import EmulatedSession, Emulation
+from fluidtune.cluster.emulated.occupancy_board import Board
+from fluidtune.elastic import FollowerSession, LeaderSession
+from fluidtune.profiles import Profile
+from fluidtune.testing.worker_session import GroupContract, LeaderContract, SessionCase
+
+
+class EmulatedCase(SessionCase):
+    """Worker "w1" is on device 1, and so on. ``widths``: seconds by number of devices."""
+
+    def __init__(self, folder: Path, widths: dict[str, float]) -> None:
+        board = folder / "board"
+        Board.create(board, 3)
+        self._emulation = Emulation(Profile("p", widths, {2: 1.5}, memory=0.4, resize=0.0), str(board))
+
+    def _session(self, worker: str, leader: bool) -> EmulatedSession:
+        session = EmulatedSession("t", worker, leader, int(worker[1:]), self._emulation)
+        emulated.use(session)
+        return session
+
+    def leader(self, worker: str) -> LeaderSession:
+        return self._session(worker, leader=True)
+
+    def follower(self, worker: str) -> FollowerSession:
+        return self._session(worker, leader=False)
+
+    def turn(self, session: LeaderSession, done: int) -> None:
+        super().turn(session, done)
+        # What the step of a paced trainable does.
+        assert isinstance(session, EmulatedSession)
+        session.begin()
+        session.place()
+
+    def put_away(self) -> None:
+        emulated.use(None)
+
+
+class TestEmulatedSession(GroupContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> EmulatedCase:
+        return EmulatedCase(tmp_path, {"1": 1.0, "2": 0.6, "3": 0.4})
+
+
+class TestEmulatedSessionOfOneDevice(LeaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> EmulatedCase:
+        return EmulatedCase(tmp_path, {"1": 1.0})
