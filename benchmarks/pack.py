@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import Turns, device_home, pin, spin, together
+from fluidtune.planning import PACKING_THRESHOLD
 from fluidtune.planning import packing_limit as by_speed
 from salus_share import Need, packing_limit
 from salus_share.client import LaneClient
@@ -32,8 +33,6 @@ STEP_S = 0.010
 KINDS = {"waits": STEP_S, "full": 0.0}
 #: What a copy takes, and what the device has, bytes.
 NEED, CAPACITY = Need(100 << 20, 100 << 20), 1 << 30
-#: What packing must add (eq. 3.1) to be worth it.
-THRESHOLD = 0.05
 
 
 def train(begin: Any, directory: str, name: str, policy: str | None, steps: int, wait: float) -> float:
@@ -110,7 +109,7 @@ def main() -> None:
     memory = packing_limit(NEED, CAPACITY)
     for kind in KINDS:
         times = {1: sides["fifo"][kind] / (options.copies * steps), options.copies: sides["lanes"][kind] / steps}
-        packing[kind] = min(memory, by_speed(times, THRESHOLD))
+        packing[kind] = min(memory, by_speed(times, PACKING_THRESHOLD))
     # Packing switched off is FIFO.
     decided = sides["lanes" if packing["full"] > 1 else "fifo"]["full"]
     ratios = {name: row["waits"] / sides["lanes"]["waits"] for name, row in sides.items() if name != "lanes"}

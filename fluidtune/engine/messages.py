@@ -1,8 +1,8 @@
 """What goes into the engine and what comes out: plain, frozen dataclasses.
 
-Events say what happened; instructions say what a shell must do about it. Neither knows a clock, Ray or
-torch. A *device* is an int that the shell chose; a *node* is a string, equal for devices of one machine.
-All times are seconds, all widths are shares of one device (<= 1) or whole numbers of devices.
+Events say what happened; instructions say what a shell must do about it. A *device* is an int that the shell chose; a
+*node* is a string, equal for devices of one machine. All times are seconds. A width is a share of one device (<= 1) or
+a whole number of devices. A trial is known by its name.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: What can be done to a trial. ``plain``: packed and ordered, never grown or moved. ``checkpointing``: may be
-#: suspended and resumed through its own checkpoint. ``elastic``: resizes in place.
+#: What can be done to a trial. ``plain``: it is started, on a share of a device too, but never resized or moved.
+#: ``checkpointing``: it may also be suspended and resumed through its own checkpoint. ``elastic``: it may also be
+#: resized in place.
 Kind = Literal["plain", "checkpointing", "elastic"]
 
 #: Searched-over hyperparameters of a trial, (name, value).
@@ -41,7 +42,7 @@ class DeviceGained(Event):
 class DeviceLeaving(Event):
     """A device will be lost soon: nothing starts there any more, and what can be moved leaves at its next commit.
 
-    Followed by `DeviceLost`.
+    `DeviceLost` follows.
     """
 
     device: int
@@ -49,20 +50,20 @@ class DeviceLeaving(Event):
 
 @dataclass(frozen=True)
 class DeviceLost(Event):
-    """A device is gone, and with it every worker on it; trials that held it go back to the queue."""
+    """A device is gone, and every worker on it. Trials that held it go back to the queue."""
 
     device: int
 
 
 @dataclass(frozen=True)
 class GroupAnnounced(Event):
-    """A TrialGroup exists.
+    """A TrialGroup exists, or its ``concurrency`` or ``tail`` has changed.
 
-    ``synchronous``: its trials are a batch whose makespan counts (grid, random, a rung); largest first.
-    Otherwise trials join and leave all the time (ASHA): first come, first served, and at most
-    ``concurrency`` of them at once (None: as many as there are whole devices, as stock Tune would).
-    ``tail``: iterations that its best trials will train after this group is over (the rungs to come), which
-    cannot begin before. Trials with the most to do until the end of that go first.
+    ``synchronous``: its trials are a batch whose makespan counts (grid, random, a rung); the largest goes first. If
+    not, trials join and leave all the time (ASHA): first come, first served, and at most ``concurrency`` of them at
+    once (None: as many as there are whole devices, as in stock Ray Tune). ``tail``: iterations that its best trials
+    will do in the rungs to come, which begin when this group is over. Trials with the most to do until the end of these
+    go first.
     """
 
     group: str
@@ -75,10 +76,10 @@ class GroupAnnounced(Event):
 class TrialAdded(Event):
     """Tune wants this trial to run: a new one, a promoted one, or one that was paused.
 
-    ``iterations``: iterations left until the end of its budget, None when nobody knows.
-    ``share``: what the script asked for of one device: 1.0, less, or a whole number of devices; a trial
-    that asks for several gets exactly that many and is never resized. ``traits``: its searched-over
-    hyperparameters, (name, value); trials with the same ones take about as long (`likeness`).
+    ``iterations``: iterations left until the end of its budget; None when nobody knows. ``share``: the share of one
+    device that the script asked for, or a whole number of devices. A trial that asks for several devices, a *gang*,
+    gets exactly as many of one node and is never resized. ``traits``: its searched-over hyperparameters, from which
+    `runtime_prediction` tells how long an iteration will take.
     """
 
     trial: str
@@ -91,7 +92,7 @@ class TrialAdded(Event):
 
 @dataclass(frozen=True)
 class KindFound(Event):
-    """What the trial turned out to be, found while it ran."""
+    """The trial turned out to be of this kind while it, or another trial of the same trainable, ran."""
 
     trial: str
     kind: Kind
@@ -99,7 +100,7 @@ class KindFound(Event):
 
 @dataclass(frozen=True)
 class BudgetChanged(Event):
-    """Iterations left are known anew (a promotion in place, for example)."""
+    """The number of iterations left has changed, for example by a promotion in place."""
 
     trial: str
     iterations: float | None
@@ -107,10 +108,11 @@ class BudgetChanged(Event):
 
 @dataclass(frozen=True)
 class Result(Event):
-    """One iteration was done: in ``seconds``, at ``width`` (what it really ran at).
+    """The trial has done one iteration, in ``seconds``, at ``width``: its workers, or its share of one device.
 
-    ``memory``: the part of its device's memory that the trial needs; None: nobody knows. ``ephemeral``: how much of
-    that lives within an iteration only. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
+    ``memory``: the part of its device's memory that the trial needs, 0 to 1; None: nobody knows. ``ephemeral``: the
+    part of the device's memory that it needs within an iteration only, contained in ``memory``. ``compute``: the part
+    of the time that it kept its device busy, 0 to 1; None: nobody knows.
     """
 
     trial: str
@@ -132,7 +134,7 @@ class NeedFound(Event):
 
 @dataclass(frozen=True)
 class Resized(Event):
-    """The resize that was last instructed has happened; the pause it cost was ``seconds``."""
+    """The last `Resize` of the trial is done: it runs on ``devices``. It paused for ``seconds``."""
 
     trial: str
     devices: tuple[int, ...]
@@ -141,7 +143,7 @@ class Resized(Event):
 
 @dataclass(frozen=True)
 class ResizeFailed(Event):
-    """The resize that was last instructed cannot be done; the trial goes on with ``devices``."""
+    """The last `Resize` of the trial cannot be done; it goes on with ``devices``."""
 
     trial: str
     devices: tuple[int, ...]
@@ -149,10 +151,11 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True)
 class WorkerLost(Event):
-    """A worker process of the trial died, its devices did not: it must start again from its last commit.
+    """A worker process of the trial died; its devices did not.
 
-    ``left``: or it goes on by itself, with the workers on these devices. ``device``: the dead worker's, if known.
-    ``alive``: that of a worker which lives for sure, the one that told of it.
+    ``left``: the devices of the workers with which the trial goes on by itself. If there are none, it must start again
+    from its last commit. ``device``: the dead worker's, if known. ``alive``: the device of a worker that certainly
+    lives, since it told of the death.
     """
 
     trial: str
@@ -163,7 +166,7 @@ class WorkerLost(Event):
 
 @dataclass(frozen=True)
 class TrialEnded(Event):
-    """Tune let go of the trial: what it held is free."""
+    """Tune let go of the trial, so that the devices it held are free."""
 
     trial: str
     ending: Ending
@@ -173,8 +176,8 @@ class TrialEnded(Event):
 class Start(Instruction):
     """Run the trial, for the first time, on these devices. devices[0] is its first worker's.
 
-    ``share`` is the part of each device it gets (1.0, or 1/p when packed). Several devices and an elastic
-    trial: it starts on devices[0] and the shell brings in the others as soon as it can, then says `Resized`.
+    ``share``: the part of each device that it gets, 1.0 or 1/p on a device for p trials. An elastic trial that gets
+    several devices starts on devices[0]; the shell brings in the others as soon as it can, and then says `Resized`.
     """
 
     trial: str
@@ -184,14 +187,14 @@ class Start(Instruction):
 
 @dataclass(frozen=True)
 class Resume(Start):
-    """The same, for a trial that has run before: it continues from its last commit or checkpoint."""
+    """Run a trial that has run before, from its last commit or checkpoint. The fields are those of `Start`."""
 
 
 @dataclass(frozen=True)
 class Resize(Instruction):
-    """Make an elastic trial's workers those of ``devices``; devices[0] stays.
+    """Change the workers of an elastic trial to those of ``devices``; devices[0] stays.
 
-    Answered by Resized or ResizeFailed.
+    The shell answers with `Resized` or `ResizeFailed`.
     """
 
     trial: str
@@ -200,9 +203,9 @@ class Resize(Instruction):
 
 @dataclass(frozen=True)
 class Suspend(Instruction):
-    """Take the trial off its devices at its next commit; it will get a Resume.
+    """Take the trial off its devices at its next commit. It will get a `Resume`.
 
-    Answered by TrialEnded(paused) and, when it waits again, TrialAdded.
+    The shell answers with `TrialEnded` (paused) and, when the trial can run again, `TrialAdded`.
     """
 
     trial: str
@@ -210,7 +213,7 @@ class Suspend(Instruction):
 
 @dataclass(frozen=True)
 class Release(Instruction):
-    """The trial no longer holds these devices; their workers may serve others."""
+    """The trial no longer holds these devices; their workers may serve other trials."""
 
     trial: str
     devices: tuple[int, ...]

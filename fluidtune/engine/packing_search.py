@@ -1,123 +1,221 @@
-"""How many trials may share a device: given, or found out while they train (eq. 3.1, dissertation 3.4.2.2).
+"""How the packing limit c is found while trials train (eq. 3.1; dissertation, 3.4.2.2), and which devices are shared.
 
-Found out: when trials wait and every device has one, *one* device is opened for one more. What iterations there
-then take against alone says whether that pays; if so every device may hold as many and the next number is tried, if
-not the newcomer leaves, or a neighbour where that one cannot be moved, and the search is over. So a wrong try costs
-one device a few iterations. Trials that start together are tried best: their first iterations count already. A share
-that would not fit the memory, or of which that is not known, is not tried.
+When trials wait and no device is idle, *one* device gets one trial more than c: an *attempt*. What iterations there
+take, compared with iterations alone, says whether one more pays. If it pays, c is one larger, every device may hold as
+many, and the next number is tried. If it does not, one trial leaves the device again and the search is over. So a wrong
+attempt costs one device a few iterations. Trials that start together are tried first, since their first iterations
+count already. Nothing is tried that would not fit the memory, nor while no trial's memory is known. docs/engine.md
+explains the terms.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
 from statistics import median
 
+from fluidtune.engine.estimates import current_width
 from fluidtune.engine.messages import Instruction, Start, Suspend
-from fluidtune.engine.placing import start
-from fluidtune.engine.state import Search, State, Stay
-from fluidtune.engine.trial import Trial
+from fluidtune.engine.placing import start_trial
+from fluidtune.engine.speed import TRIALS_REMEMBERED
+from fluidtune.engine.state import State
+from fluidtune.engine.trial import ROUNDING, Trial
+from fluidtune.engine.width_rules import most_sharing
+from fluidtune.planning import PACKING_THRESHOLD, marginal_benefit
 
-#: What one more trial must add, O(p) of eq. 3.1.
-THRESHOLD = 0.05
-#: More than so many on a device are not tried, if the shell does not say less.
-MOST_PACKED = 4
-#: Iterations that a trial must have left to join, or be joined, while it trains: one that is mixed, two that count.
+#: The largest c that is tried if the shell does not say less. Judgement: a fifth trial can add at most a fifth.
+SEARCH_LIMIT = 4
+#: The part of a device's memory that may be given out. Judgement: what a trial needs grows a little while it trains.
+MEMORY = 0.95
+#: Iterations that a trial must have left to take part in an attempt while it trains: the one in which the other one
+#: comes does not count, and two must.
 LONG = 3
-#: Tries that may end before anything is measured, because their trials end.
+#: Attempts that may end before anything is measured, because their trials end. Judgement.
 TRIES = 20
-#: Iterations that say yes, and that say no. Of trials that never were alone more are needed, as they may be dear ones.
-YES, NO, NO_OF_STRANGERS = 2, 3, 6
-#: So many times slower than p trials in turn would be: one iteration ends the try. (Of a stranger twice that.)
+#: Measured iterations that are enough to accept a number of trials.
+ENOUGH_TO_ACCEPT = 2
+#: Measured iterations that are enough to reject it, of trials that were timed alone, and of any trials: one that was
+#: never timed alone may be slower by itself. Judgement: a wrong rejection ends the search, a wrong acceptance costs
+#: some seconds until widths are computed again.
+ENOUGH_TO_REJECT, ENOUGH_OF_ANY_TO_REJECT = 3, 6
+#: One iteration among p trials that takes longer than HOPELESS * p times one alone ends the attempt at once; twice as
+#: long if the trial was never timed alone. p trials that take turns need p times as long. Judgement: half above that.
 HOPELESS = 1.5
-#: Tries that end so; one may be a single slow iteration.
+#: Attempts that may end in this way before the search is over. One of them may have had a single slow iteration.
 LAST_HOPELESS = 2
-#: An iteration counts if its company was the same for all of it but this part.
+#: An iteration counts if the same trials were on the device for all of it but this part. Judgement.
 MIXED = 0.1
 
 
-def seek(state: State, now: float) -> list[Instruction]:
-    """Opens devices for trials that wait, up to what is known to pay, and one device beyond it for a try."""
+@dataclass
+class Stay:
+    """The time of one trial on the device of an attempt, in engine time."""
+
+    #: Begin of its first iteration there, and when it left; None: not yet.
+    began: float | None = None
+    left: float | None = None
+    #: It was there before the attempt, so that its iteration under way began without the newcomer.
+    before: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An iteration on the device of an attempt: it took ``seconds`` until ``end``, and alone would take ``alone``."""
+
+    trial: str
+    end: float
+    seconds: float
+    alone: float
+    #: ``alone`` was measured of the trial itself, not of others.
+    timed_alone: bool
+
+
+@dataclass
+class Attempt:
+    """One more trial than c on one device."""
+
+    #: How many trials that makes.
+    tried: int
+    device: int
+    #: The trial that came last.
+    newcomer: str
+    #: Every trial that was on the device during the attempt.
+    stays: dict[str, Stay]
+    #: Iterations of which it is not known yet who was there meanwhile.
+    samples: list[Sample] = field(default_factory=list)
+
+
+class PackingSearch:
+    """The books of the search for c."""
+
+    def __init__(self, limit: int) -> None:
+        #: The largest c that may be tried.
+        self.limit = limit
+        #: The largest part of a device's memory that a trial was seen to need; None while none was.
+        self.memory: float | None = None
+        #: The attempt under way; None between two.
+        self.attempt: Attempt | None = None
+        #: Nothing more is tried.
+        self.over = False
+        #: By number of trials on a device, what their iterations took divided by what they take alone: of trials that
+        #: were timed alone, and of others.
+        self.ratios: dict[int, list[float]] = {}
+        self.estimated_ratios: dict[int, list[float]] = {}
+        #: Seconds of trials' first iterations, alone on a device.
+        self.first_seconds: deque[float] = deque(maxlen=TRIALS_REMEMBERED)
+        #: Attempts that ended before anything was measured, and those that ended at a hopeless iteration.
+        self.unmeasured = 0
+        self.hopeless = 0
+
+    @property
+    def ceiling(self) -> int:
+        """How many trials a device may hold by ``limit`` and by the largest memory seen; 1 while none is known."""
+        if self.memory is None:
+            return 1
+        if not self.memory:
+            return self.limit
+        return max(1, min(self.limit, int(MEMORY / self.memory + ROUNDING)))
+
+    def record_memory(self, memory: float) -> None:
+        """A trial needs this part of a device's memory."""
+        self.memory = max(self.memory or 0.0, memory)
+
+
+def open_devices(state: State, now: float) -> list[Instruction]:
+    """Lets waiting trials join trials that run: up to c on every device, and beyond c on one device for an attempt."""
     out: list[Instruction] = []
-    search, count = state.search, state.max_packing
+    search, slots = state.search, state.c
     if search is not None:
-        count = min(count, state.fits)
-    if state.devices.idle or (search is None and count == 1):
+        slots = min(slots, search.ceiling)
+    if state.devices.idle or (search is None and slots == 1):
         return out
-    while (trial := _next(state)) is not None and state.packing_limit(trial) >= count:
-        device = _candidate(state, trial, count)
+    while (trial := _next_trial(state)) is not None and most_sharing(state, trial) >= slots:
+        device = _find_device(state, trial, slots)
         if device is None:
             break
-        out.append(_join(state, trial, device, count, now))
-    count += 1
-    if search is None or search.over or search.count or count > state.fits:
-        return out
-    trial = _next(state)
-    device = None
-    if trial is not None and trial.kind != "plain" and search.firsts:
-        device = _candidate(state, trial, count, together=now)
-    if trial is not None and device is None and not out and _long(trial):
-        device = _candidate(state, trial, count, measured=True)
-    if trial is not None and device is not None:
-        search.count, search.device, search.newcomer = count, device, trial.name
-        before = (state.trials[name] for name in state.devices.tenants[device])
-        search.stays = {one.name: Stay(now, before=True) if one.settled else Stay() for one in before}
-        search.stays[trial.name] = Stay()
-        out.append(_join(state, trial, device, count, now))
+        out.append(_join(state, trial, device, slots, now))
+    if search is not None and not search.over and search.attempt is None and slots < search.ceiling:
+        out += _begin_attempt(state, search, slots + 1, now, joined=bool(out))
     return out
 
 
-def note(state: State, trial: Trial, seconds: float, now: float) -> None:
-    """Takes one iteration; ``trial.settled`` still says whether there was one before it since the trial started."""
+def _begin_attempt(state: State, search: PackingSearch, tried: int, now: float, *, joined: bool) -> list[Instruction]:
+    """Starts the next trial on a device that then holds ``tried``, if there is a suitable one.
+
+    ``joined``: trials have just joined devices; then only trials that start together are tried.
+    """
+    trial = _next_trial(state)
+    if trial is None:
+        return []
+    device = None
+    if trial.kind != "plain" and search.first_seconds:
+        device = _find_device(state, trial, tried, started=now)
+    if device is None and not joined and _is_long(trial):
+        device = _find_device(state, trial, tried, timed=True)
+    if device is None:
+        return []
+    stays = {}
+    for name in state.devices.tenants[device]:
+        stays[name] = Stay(now, before=True) if state.trials[name].settled else Stay()
+    stays[trial.name] = Stay()
+    search.attempt = Attempt(tried, device, trial.name, stays)
+    return [_join(state, trial, device, tried, now)]
+
+
+def note_iteration(state: State, trial: Trial, seconds: float, now: float) -> None:
+    """``trial`` has just done an iteration; ``trial.settled`` still says whether it had done one since it started."""
     search = state.search
     if search is None or search.over:
         return
-    stay = search.stays.get(trial.name) if search.count else None
-    if stay is None or stay.left is not None:
-        if not trial.settled and state.width(trial) == 1 and len(trial.devices) == 1:
-            search.firsts.append(seconds)
+    attempt = search.attempt
+    stay = attempt.stays.get(trial.name) if attempt is not None else None
+    if attempt is None or stay is None or stay.left is not None:
+        if not trial.settled and len(trial.devices) == 1 and current_width(state, trial) == 1:
+            search.first_seconds.append(seconds)
         return
     if stay.before:
         stay.before = False
         return
     if stay.began is None:
         stay.began = now - seconds
-    own = trial.speed.base()
-    others = trial.group.pool.base() if trial.settled or not search.firsts else median(search.firsts)
-    alone = own if own is not None and (trial.settled or trial.speed.count(1)) else others
+    own = trial.speed.base_seconds()
+    first = not trial.settled
+    others = median(search.first_seconds) if first and search.first_seconds else trial.group.speed.base_seconds()
+    alone = own if own is not None and (not first or trial.speed.count(1)) else others
     if alone:
-        search.pending.append((trial.name, now, seconds, alone, own is not None))
+        attempt.samples.append(Sample(trial.name, now, seconds, alone, own is not None))
 
 
-def judge(state: State, now: float) -> list[Instruction]:
-    """Ends a try when enough is measured, or when its trials went."""
+def judge_attempt(state: State, now: float) -> list[Instruction]:
+    """Ends the attempt when enough is measured, or when its trials have gone. A rejected trial is told to leave."""
     search = state.search
-    if search is None or not search.count:
+    if search is None or search.attempt is None:
         return []
-    here = state.devices.tenants.get(search.device, [])
-    for name, stay in search.stays.items():
+    attempt = search.attempt
+    here = state.devices.tenants.get(attempt.device, [])
+    for name, stay in attempt.stays.items():
         if stay.left is None and name not in here:
             stay.left = now
-    _weigh(search)
-    hopeless = _hopeless(search)
-    verdict = None if hopeless else _verdict(search)
-    if verdict is None and not hopeless:
-        if sum(stay.left is None for stay in search.stays.values()) < search.count:
-            _end(search)
+    _weigh_samples(search, attempt)
+    hopeless = _is_hopeless(search, attempt.tried)
+    accepted = None if hopeless else _accepted(search, attempt.tried)
+    if accepted is None and not hopeless:
+        if sum(stay.left is None for stay in attempt.stays.values()) < attempt.tried:
+            _end_attempt(search, attempt)
         return []
-    count, newcomer = search.count, search.newcomer
-    stays = search.stays[newcomer].left is None
-    _end(search)
-    if verdict:
-        state.max_packing = count
+    _end_attempt(search, attempt)
+    if accepted:
+        state.c = attempt.tried
         return []
     if hopeless:
-        search.ratios.pop(count, None)
-        search.strangers.pop(count, None)
+        search.ratios.pop(attempt.tried, None)
+        search.estimated_ratios.pop(attempt.tried, None)
         search.hopeless += 1
     search.over = not hopeless or search.hopeless == LAST_HOPELESS
-    if not stays or state.trials[newcomer].status != "running":
+    if attempt.stays[attempt.newcomer].left is not None or state.trials[attempt.newcomer].status != "running":
         return []
-    # The newcomer if it can be moved, else one of those that it joined.
-    for name in (newcomer, *(name for name in here if name != newcomer)):
+    # The newcomer leaves if it can be moved, else one of those that it joined.
+    for name in (attempt.newcomer, *(name for name in here if name != attempt.newcomer)):
         trial = state.trials[name]
         if trial.kind != "plain" and trial.steady:
             state.suspend(trial, now)
@@ -125,105 +223,111 @@ def judge(state: State, now: float) -> list[Instruction]:
     return []
 
 
-def _end(search: Search) -> None:
-    if not (search.ratios.get(search.count) or search.strangers.get(search.count)):
-        search.spoilt += 1
-        search.over = search.spoilt >= TRIES
-    search.count = 0
-    search.stays.clear()
-    search.pending.clear()
+def _end_attempt(search: PackingSearch, attempt: Attempt) -> None:
+    if not (search.ratios.get(attempt.tried) or search.estimated_ratios.get(attempt.tried)):
+        search.unmeasured += 1
+        search.over = search.unmeasured >= TRIES
+    search.attempt = None
 
 
-def _weigh(search: Search) -> None:
-    """Iterations of whose company all is known by now are taken as figures, or dropped."""
-    left = []
-    for sample in search.pending:
-        name, end, seconds, alone, own = sample
-        company: int | None = 1
-        begin = end - seconds
-        for other, stay in search.stays.items():
-            if other == name or company is None:
-                continue
-            if stay.began is None and stay.left is None:
-                left.append(sample)  # it may have been loading, or training already
-                company = None
-                continue
-            since = stay.began if stay.began is not None else end
-            until = stay.left if stay.left is not None else end
-            shared = min(until, end) - max(since, begin)
-            if shared >= (1 - MIXED) * seconds:
-                company += 1
-            elif shared > MIXED * seconds:
-                company = None
-        if company == search.count:
-            (search.ratios if own else search.strangers).setdefault(search.count, []).append(seconds / alone)
-    search.pending = left
+def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
+    """Turns samples into ratios where it is known by now who was there, and drops those that were mixed."""
+    undecided = []
+    for sample in attempt.samples:
+        present = _trials_present(attempt, sample)
+        if present is None:
+            undecided.append(sample)
+        elif present == attempt.tried:
+            ratios = search.ratios if sample.timed_alone else search.estimated_ratios
+            ratios.setdefault(present, []).append(sample.seconds / sample.alone)
+    attempt.samples = undecided
 
 
-def _hopeless(search: Search) -> bool:
-    p = search.count
-    own, strange = search.ratios.get(p, []), search.strangers.get(p, [])
-    return max(own, default=0) > HOPELESS * p or max(strange, default=0) > 2 * HOPELESS * p
+def _trials_present(attempt: Attempt, sample: Sample) -> int | None:
+    """How many trials were there during the whole sample; 0 if one came or went meanwhile, None if nobody knows yet."""
+    present = 1
+    begin = sample.end - sample.seconds
+    for other, stay in attempt.stays.items():
+        if other == sample.trial:
+            continue
+        if stay.began is None and stay.left is None:
+            return None  # it may have been loading then, or training already
+        since = stay.began if stay.began is not None else sample.end
+        until = stay.left if stay.left is not None else sample.end
+        shared = min(until, sample.end) - max(since, begin)
+        if shared >= (1 - MIXED) * sample.seconds:
+            present += 1
+        elif shared > MIXED * sample.seconds:
+            return 0
+    return present
 
 
-def _verdict(search: Search) -> bool | None:
-    p = search.count
-    own, strange = search.ratios.get(p, []), search.strangers.get(p, [])
-    found = own if len(own) >= YES else own + strange
-    if len(found) < YES:
+def _is_hopeless(search: PackingSearch, tried: int) -> bool:
+    """Whether one iteration was so slow that no more are needed."""
+    slowest = max(search.ratios.get(tried, []), default=0)
+    slowest_estimated = max(search.estimated_ratios.get(tried, []), default=0)
+    return slowest > HOPELESS * tried or slowest_estimated > 2 * HOPELESS * tried
+
+
+def _accepted(search: PackingSearch, tried: int) -> bool | None:
+    """Whether ``tried`` trials on a device pay (eq. 3.1); None: not enough is measured."""
+    own, estimated = search.ratios.get(tried, []), search.estimated_ratios.get(tried, [])
+    found = own if len(own) >= ENOUGH_TO_ACCEPT else own + estimated
+    if len(found) < ENOUGH_TO_ACCEPT:
         return None
-    below = search.ratios.get(p - 1) or search.strangers.get(p - 1) or [1.0]
-    # Eq. 3.1 for the last step alone: those before it were found to pay.
-    if 1 - (p - 1) / p * median(found) / median(below) > THRESHOLD:
+    fewer = search.ratios.get(tried - 1) or search.estimated_ratios.get(tried - 1) or [1.0]
+    # Only the last step is asked: those before it were found to pay.
+    if marginal_benefit(tried, median(found), median(fewer)) > PACKING_THRESHOLD:
         return True
-    return False if len(own) >= NO or len(own) + len(strange) >= NO_OF_STRANGERS else None
+    return False if len(own) >= ENOUGH_TO_REJECT or len(own) + len(estimated) >= ENOUGH_OF_ANY_TO_REJECT else None
 
 
-def _next(state: State) -> Trial | None:
-    """The trial that would start next if there were a device, unless it asks for something special."""
+def _next_trial(state: State) -> Trial | None:
+    """The trial that would start next if there were a device, unless it asks for more or less than one device."""
     line = state.waiting.next_line([], 1 << 30)
-    if line is None or line.gang > 1 or state.hold is not None or state.may_start(line.group) <= 0:
+    if line is None or line.gang > 1 or state.held_node is not None or line.group.places <= 0:
         return None
-    trial = state.trials[line.entries[0][2]]
+    trial = state.trials[line.next_trial]
     return trial if trial.asked_share == 1 else None
 
 
-def _candidate(
-    state: State, newcomer: Trial, count: int, measured: bool = False, together: float | None = None
+def _find_device(
+    state: State, newcomer: Trial, slots: int, timed: bool = False, started: float | None = None
 ) -> int | None:
-    """A device that holds fewer than ``count`` trials and has room for one more.
+    """A device with fewer than ``slots`` trials that ``newcomer`` may join; None if there is none.
 
-    For a try it must hold one fewer. ``measured``: their speeds are known. ``together``: they start at this very time.
+    For an attempt it must hold exactly one fewer, and its trials must be ``timed`` (how fast such trials are alone is
+    known), or have ``started`` at this very time.
     """
-    least = count - 1 if measured or together is not None else 1
+    least = slots - 1 if timed or started is not None else 1
     found: dict[int, list[Trial]] = {}
     for device, tenants in state.devices.tenants.items():
-        if not least <= len(tenants) < count or device in state.devices.leaving:
+        if not least <= len(tenants) < slots or device in state.devices.leaving:
             continue
         trials = [state.trials[name] for name in tenants]
-        if not all(map(_stays, trials)) or (measured and not all(map(_measured, trials))):
+        if not all(map(_may_be_joined, trials)) or (timed and not all(map(_is_timed, trials))):
             continue
-        if together is not None and not all(trial.since == together and not trial.settled for trial in trials):
+        if started is not None and not all(trial.since == started and not trial.settled for trial in trials):
             continue
         if state.sharing is None:
             return device
         found[device] = trials
-    return None if state.sharing is None else state.sharing.choose(newcomer, found)
+    return None if state.sharing is None else state.sharing.choose_device(newcomer, found)
 
 
-def _stays(trial: Trial) -> bool:
+def _may_be_joined(trial: Trial) -> bool:
     return trial.steady and len(trial.held) == 1 and trial.asked_share == 1
 
 
-def _measured(trial: Trial) -> bool:
+def _is_timed(trial: Trial) -> bool:
     """It can be moved, will be there for long enough, and how fast such trials are alone is known."""
-    return trial.kind != "plain" and _long(trial) and trial.group.pool.base() is not None
+    return trial.kind != "plain" and _is_long(trial) and trial.group.speed.base_seconds() is not None
 
 
-def _long(trial: Trial) -> bool:
+def _is_long(trial: Trial) -> bool:
     return trial.iterations is None or trial.iterations >= LONG
 
 
-def _join(state: State, trial: Trial, device: int, count: int, now: float) -> Start:
-    state.open(device, count)
-    return start(state, trial, (device,), count, now)
+def _join(state: State, trial: Trial, device: int, slots: int, now: float) -> Start:
+    state.divide_device(device, slots)
+    return start_trial(state, trial, (device,), slots, now)

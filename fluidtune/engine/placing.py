@@ -1,8 +1,8 @@
-"""Decides what starts now, on which devices: StaticFluid's widths, placed in queue order.
+"""Decides what starts now and on which devices: StaticFluid's widths, placed in the order of the queue.
 
-Never takes a device from a running trial (that is `resizing`), never packs while a device is idle, never
-leaves a device idle that the next trial could use. A trial that needs several whole devices of one node and
-is next holds back the idle devices of one node until there are enough.
+It never takes a device from a running trial (that is `resizing`), never lets trials share a device while one is idle,
+and never leaves a device idle that the next trial could use. If the next trial needs several whole devices of one node,
+the idle devices of one node are held back until there are enough.
 """
 
 from __future__ import annotations
@@ -10,143 +10,164 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from fluidtune.engine.estimates import path, planning_load
 from fluidtune.engine.messages import Resume, Start
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
 from fluidtune.engine.wait_queue import Line
+from fluidtune.engine.width_rules import asked_slots, change_pays, most_sharing, planned_c, widest
 from fluidtune.planning import TrialLoad, static_fluid
 
-#: Everything is planned anew when this part of it is new; in between, the new are planned against the whole.
+#: StaticFluid is computed again for all when more than this part of the batch is new. Until then each new trial is
+#: planned against the whole. Judgement: planning all again for every trial would cost trials squared.
 NEW_PART = 0.1
-#: A group that was passed over for this many starts per device comes first.
+#: A group that was passed over for this many starts per device goes first. Judgement: every device has then served
+#: others a few times.
 PATIENCE = 4
 
 
-def place(state: State, now: float) -> list[Start]:
-    """Starts everything that can start."""
+def start_waiting(state: State, now: float) -> list[Start]:
+    """Starts every waiting trial that can start."""
     out: list[Start] = []
     if not state.waiting or not (state.devices.idle or state.devices.has_open()):
         return out
-    _plan(state)
-    spare = _spare(state)
+    _plan_batch(state)
+    spare = _spare_devices(state)
     stuck: list[Line] = []
-    hold: str | None = None
+    held_node: str | None = None
     held_for: Group | None = None
     while state.devices.idle or state.devices.has_open():
         line = state.waiting.next_line(stuck, PATIENCE * max(1, len(state.devices)))
         if line is None:
             break
-        trial = state.trials[line.entries[0][2]]
+        trial = state.trials[line.next_trial]
         devices: tuple[int, ...] = ()
-        packing = 1
+        slots = 1
         # The trial that devices are held back for keeps its place in its group's concurrency, too.
-        if state.may_start(line.group) > (line.group is held_for):
+        if line.group.places > (line.group is held_for):
             if line.gang > 1:
-                devices = tuple(state.devices.pick_node(line.gang, hold) or ())
-                if not devices and hold is None:
-                    hold = state.node_to_hold(line.gang)
-                    held_for = line.group if hold is not None else None
+                devices = tuple(state.devices.pick_on_one_node(line.gang, held_node) or ())
+                if not devices and held_node is None:
+                    held_node = _node_to_hold(state, line.gang)
+                    held_for = line.group if held_node is not None else None
             else:
-                devices, packing = _single(state, trial, hold, spare)
+                devices, slots = _pick_devices(state, trial, held_node, spare)
         if not devices:
             stuck.append(line)
             continue
         if line.gang == 1:
             spare -= len(devices) - 1
-        out.append(start(state, trial, devices, packing, now))
-    state.hold = hold
+        out.append(start_trial(state, trial, devices, slots, now))
+    state.held_node = held_node
     return out
 
 
-def hungry(state: State) -> int:
-    """How many devices the waiting trials could use at once, if they were free.
+def devices_wanted(state: State) -> int:
+    """How many devices the waiting trials could use at once if they were free.
 
-    Trials that wait for their group's concurrency, or for a node larger than any there is, are not counted.
+    Trials that wait for their group's concurrency, or for more devices of one node than any node has, do not count.
     """
     total = 0
-    allowed: dict[str, int] = {}
+    places: dict[str, int] = {}
     for line in state.waiting.lines():
-        if line.gang > 1 and state.devices.node_to_hold(line.gang) is None:
+        if line.gang > 1 and state.devices.node_to_empty(line.gang) is None:
             continue
-        left = allowed.setdefault(line.group.name, state.may_start(line.group))
+        left = places.setdefault(line.group.name, line.group.places)
         count = max(0, min(len(line.entries), left))
-        allowed[line.group.name] -= count
+        places[line.group.name] -= count
         total += count * line.gang
     return total
 
 
-def start(state: State, trial: Trial, devices: tuple[int, ...], packing: int, now: float) -> Start:
-    """A waiting trial starts on ``devices``, as one of up to ``packing`` on the first."""
+def start_trial(state: State, trial: Trial, devices: tuple[int, ...], slots: int, now: float) -> Start:
+    """A waiting trial starts on ``devices``. If the first is idle, it is divided into ``slots``."""
     instruction = Resume if trial.has_run else Start
-    state.occupy(trial, devices, packing, now)
-    state.waiting.count_started(trial.group)
+    state.occupy_devices(trial, devices, slots, now)
+    state.waiting.count_start(trial.group)
     return instruction(trial.name, devices, trial.share)
 
 
-def _single(state: State, trial: Trial, hold: str | None, spare: int) -> tuple[tuple[int, ...], int]:
-    """Devices for a trial that is not a gang, and the packing of the first; () if there are none."""
-    packing = _packing(state, trial)
+def _node_to_hold(state: State, gang: int) -> str | None:
+    """The node to empty for ``gang`` devices: the one that is being emptied already, if it has as many."""
+    if state.held_node is not None and state.devices.size.get(state.held_node, 0) >= gang:
+        return state.held_node
+    return state.devices.node_to_empty(gang)
+
+
+def _pick_devices(state: State, trial: Trial, held_node: str | None, spare: int) -> tuple[tuple[int, ...], int]:
+    """Devices for a trial that is not a gang, and the slots of the first; no devices if none are there.
+
+    ``spare``: how many devices the trial may get beyond the first.
+    """
+    slots = _slots(state, trial)
     extra = 0
-    if packing == 1 and spare > 0 and planned(state, trial) >= 2 and state.is_worth_growing(trial):
-        wanted = min(int(planned(state, trial)), state.widest(trial), 1 + spare)
-        if state.change_pays(trial, 1, wanted):
+    if slots == 1 and spare > 0 and _planned_width(state, trial) >= 2 and trial.worth_growing:
+        wanted = min(int(_planned_width(state, trial)), widest(state, trial), 1 + spare)
+        if change_pays(state, trial, 1, wanted):
             extra = wanted - 1
-    device = state.devices.pick_idle(hold, state.hold, roomiest=extra > 0, homes=trial.homes)
+    device = state.devices.pick_idle(held_node, state.held_node, roomiest=extra > 0, homes=trial.homes)
     if device is not None:
-        return (device, *state.devices.pick_near(device, extra, hold)), packing
-    device = state.pick_share(trial, hold)
-    return (() if device is None else (device,)), packing
+        return (device, *state.devices.pick_near(device, extra, held_node)), slots
+    device = _pick_open(state, trial, held_node)
+    return (() if device is None else (device,)), slots
 
 
-def _packing(state: State, trial: Trial) -> int:
-    """Into how many shares an idle device is divided for it: c if StaticFluid packs it, else as asked."""
-    if planned(state, trial) < 1:
-        return min(state.packing_limit(trial), max(state.fitting_packing, state.asked_packing(trial)))
-    return state.asked_packing(trial)
+def _pick_open(state: State, trial: Trial, forbid: str | None) -> int | None:
+    """A shared device with a free slot for ``trial``, not on node ``forbid``; None if there is none."""
+    open_devices = state.devices.open_devices(most_sharing(state, trial), forbid)
+    if state.sharing is None:
+        return next(open_devices, None)
+    there = {device: [state.trials[name] for name in state.devices.tenants[device]] for device in open_devices}
+    return state.sharing.choose_device(trial, there)
 
 
-def _spare(state: State) -> int:
-    """Idle devices that remain when everything that waits has got what it was planned, one device at most."""
+def _slots(state: State, trial: Trial) -> int:
+    """Into how many slots an idle device is divided for it: c if StaticFluid gives it a share, else as it asked."""
+    if _planned_width(state, trial) < 1:
+        return min(most_sharing(state, trial), max(planned_c(state), asked_slots(state, trial)))
+    return asked_slots(state, trial)
+
+
+def _spare_devices(state: State) -> int:
+    """Idle devices that are left when every waiting trial has got its slots, and one device at most."""
     idle = len(state.devices.idle) - len(state.claims)
-    if len(state.waiting) > idle * state.max_packing:
+    if len(state.waiting) > idle * state.c:
         return 0  # not worth counting, and most often true
-    shares: Counter[int] = Counter()
+    trials: Counter[int] = Counter()  # by slots of their device
     for line in state.waiting.lines():
-        shares[1] += line.gang * len(line.entries) if line.gang > 1 else 0
-        if line.gang == 1:
-            shares.update(_packing(state, state.trials[name]) for *_, name in line.entries)
-    return max(0, idle - sum(-(-count // packing) for packing, count in shares.items()))
+        if line.gang > 1:
+            trials[1] += line.gang * len(line.entries)
+        else:
+            trials.update(_slots(state, state.trials[name]) for *_, name in line.entries)
+    return max(0, idle - sum(-(-count // slots) for slots, count in trials.items()))
 
 
-def _plan(state: State) -> None:
+def _plan_batch(state: State) -> None:
     """Gives every waiting trial of a synchronous group its planned width and its place in the queue.
 
-    All these groups are planned as one: the rungs of several brackets share the devices, and each alone would be
-    given all of them.
+    All synchronous groups are planned as one. The rungs of several brackets share the devices, and StaticFluid for each
+    alone would give it all of them.
     """
     batch = state.batch
-    if not batch or (state.added is not None and state.added <= NEW_PART * len(batch)):
+    if not batch or (state.new_in_batch is not None and state.new_in_batch <= NEW_PART * len(batch)):
         return
     trials = [trial for trial in map(state.trials.__getitem__, batch) if trial.gang == 1]
-    loads = [state.load(trial) for trial in trials]
-    d = max((state.widest(trial) for trial in trials), default=1)
-    widths = static_fluid(loads, len(state.devices), c=state.fitting_packing, d=d)
+    loads = [planning_load(state, trial) for trial in trials]
+    d = max((widest(state, trial) for trial in trials), default=1)
+    widths = static_fluid(loads, len(state.devices), c=planned_c(state), d=d)
     for trial in trials:
         if trial.status == "waiting":
             trial.planned = float(widths[trial.name])
-            state.waiting.remove(trial.name)
-            state.waiting.put(trial, state.path(trial))
-    state.added, state.planned_height = 0, math.fsum(load.height for load in loads)
+            state.requeue(trial, path(state, trial))
+    state.new_in_batch, state.batch_height = 0, math.fsum(load.height for load in loads)
 
 
-def planned(state: State, trial: Trial) -> float:
-    """Its StaticFluid width; 1 in a group that is no batch."""
+def _planned_width(state: State, trial: Trial) -> float:
+    """Its StaticFluid width; 1 in an asynchronous group."""
     if not trial.group.synchronous:
         return 1.0
     if trial.planned is None:
-        rest = TrialLoad("", state.planned_height)
-        widths = static_fluid(
-            [state.load(trial), rest], len(state.devices), c=state.fitting_packing, d=state.widest(trial)
-        )
+        loads = [planning_load(state, trial), TrialLoad("", state.batch_height)]
+        widths = static_fluid(loads, len(state.devices), c=planned_c(state), d=widest(state, trial))
         trial.planned = float(widths[trial.name])
     return trial.planned

@@ -1,8 +1,9 @@
-"""How long an iteration of a trial that has not run will take, from trials that share hyperparameters with it.
+"""How long an iteration of a trial that has not run will take, predicted from trials with like hyperparameters.
 
-A network of the same width with the same batch size takes as long; the learning rate says nothing. Which is which
-is read off what was measured: log seconds = mean + one effect for each value of each hyperparameter, shrunk towards
-none where few trials stand behind it. A hyperparameter that most trials have a value of their own for is left out.
+Two networks of the same width with the same batch size take equally long; their learning rates do not matter. Which
+hyperparameters matter is fitted to the measured times: log(seconds) = mean + one effect for each value of each
+hyperparameter. An effect is shrunk towards 0 where few trials stand behind it. A hyperparameter of which most trials
+have a value of their own is left out.
 """
 
 from __future__ import annotations
@@ -11,42 +12,46 @@ import math
 from collections import Counter, defaultdict
 
 from fluidtune.engine.messages import Traits
+from fluidtune.engine.speed import TRIALS_REMEMBERED
 
-#: An effect is taken to stand behind so many more trials that show none.
+#: Each effect is fitted as if this many more trials of the value were measured and showed no effect (ridge regression).
+#: Judgement: a single trial's effect then counts by two thirds.
 SHRINK = 0.5
-#: Fitted anew when so many times as many trials were measured.
+#: The effects are fitted again when this many times as many trials were measured. Judgement: a fit takes milliseconds,
+#: and one for every trial would add up.
 GROWTH = 1.5
-#: Trials remembered; the one heard of longest ago goes first.
-REMEMBERED = 101
+#: Rounds in which the effects of one hyperparameter after the other are fitted. Judgement: later rounds change little.
 _SWEEPS = 4
 
 
-class Likeness:
+class RuntimePredictor:
     """Seconds per iteration on one worker by hyperparameters, over one tuning job."""
 
     def __init__(self) -> None:
-        #: By hyperparameter: how many trials have each value.
+        #: By hyperparameter: the number of trials that have each value.
         self._values: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        #: Log seconds of the trials measured last.
+        #: Traits and log(seconds) of the trials measured last, by trial; at most TRIALS_REMEMBERED.
         self._measured: dict[str, tuple[Traits, float]] = {}
+        #: Trials measured in all, and the number of them at which the effects are fitted next.
         self._heard = 0
         self._next_fit = 2.0
         self._mean = 0.0
+        #: By hyperparameter and value, what is added to the mean.
         self._effects: dict[str, dict[str, float]] = {}
 
-    def add(self, traits: Traits) -> None:
-        """A trial of the job has these."""
+    def add_trial(self, traits: Traits) -> None:
+        """A trial of the job has these hyperparameters."""
         for name, value in traits:
             self._values[name][value] += 1
 
-    def record(self, trial: str, traits: Traits, seconds: float) -> bool:
-        """``trial`` takes so long. True if estimates changed."""
+    def record_seconds(self, trial: str, traits: Traits, seconds: float) -> bool:
+        """An iteration of ``trial`` takes ``seconds`` on one worker. Returns whether predictions changed."""
         if not traits or seconds <= 0:
             return False
         self._heard += trial not in self._measured
         self._measured.pop(trial, None)
         self._measured[trial] = (traits, math.log(seconds))
-        if len(self._measured) > REMEMBERED:
+        if len(self._measured) > TRIALS_REMEMBERED:
             del self._measured[next(iter(self._measured))]
         if self._heard < self._next_fit:
             return False
@@ -54,8 +59,8 @@ class Likeness:
         self._fit()
         return True
 
-    def estimate(self, traits: Traits) -> float | None:
-        """Seconds per iteration; None while nothing is known about any of these values."""
+    def predict(self, traits: Traits) -> float | None:
+        """Seconds per iteration on one worker; None while nothing is known about any of these values."""
         known = [effects[value] for name, value in traits if value in (effects := self._effects.get(name, {}))]
         return math.exp(self._mean + sum(known)) if known else None
 

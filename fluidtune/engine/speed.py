@@ -1,8 +1,8 @@
-"""What is known about how fast trials are: seconds per iteration at each width, and how that scales.
+"""What is known about the speed of trials: seconds per iteration at each width, and how they scale.
 
-Decides nothing about devices. A `Speed` belongs to one trial, a `Pool` to one TrialGroup; what one trial of a
-group has found out about widths serves the others through the pool. A pool that knows nothing asks its
-parent (the whole tuning job), so that a new rung does not try again what the rung before it found useless.
+Nothing is decided about devices. A `TrialSpeed` belongs to one trial, a `GroupSpeed` to one TrialGroup, and one more to
+the whole tuning job. What a trial has found out about a width serves the others of its group. A group that knows
+nothing asks the job, so that a new rung does not try again what the rung before it found useless.
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import math
 from collections import deque
 from statistics import median
 
-#: How many recent results at one width the median is taken over.
+#: Recent results at one width that the median is taken over. Judgement: four slow results in a row correct an estimate,
+#: three do not.
 RECENT = 7
-#: How many trials a pool remembers for each figure; the one heard of longest ago goes first.
+#: Trials that are remembered for each figure; the one heard of longest ago is forgotten first. Judgement: a median over
+#: about a hundred moves little, and odd numbers have a middle one.
 TRIALS_REMEMBERED = 101
-#: Results at a width, past the warm-up and over all trials, before the pool's ratio counts: a single bad
-#: sample must not keep a whole group from growing.
+#: Results at a width, after the warm-up and over all trials, from which on a group's ratio counts. Judgement: a single
+#: bad sample must not keep a whole group from growing.
 ENOUGH = 3
-#: Results past the warm-up before a trial's own speed at a width is held against others.
+#: Results after the warm-up from which on a trial's own speed at a width is compared with others. Judgement: as for
+#: ENOUGH, and one trial alone should not pay for three slow iterations.
 TRUSTED = 2
-#: A median that moved by this part since it was news is news again.
+#: A median is news again when it has moved by this part since it was news. Judgement: less than what makes the next
+#: width pay or not.
 CHANGED = 1 / 3
 
 
 def overhead(ratio: float, width: float, to: float = 1) -> float:
-    """Eq. 3.2 solved for the overhead, at least 1: alpha for a width below 1, beta for one above ``to``.
+    """Eq. 3.2 solved for the overhead, at least 1: alpha for a width below 1, beta for a width above ``to``.
 
-    ``ratio`` is h(width)/h(to), and h(w)/h(1) is alpha**(1/w - 1) on a share, beta**(w - 1)/w on several.
+    ``ratio`` is h(width) / h(to), and h(w) / h(1) is alpha**(1/w - 1) on a share and beta**(w - 1) / w on w devices.
     """
     if width < 1:
         return max(1.0, ratio ** (1 / (1 / width - 1)))
@@ -35,7 +39,7 @@ def overhead(ratio: float, width: float, to: float = 1) -> float:
 
 
 def scaled(beta: float, width: float) -> float:
-    """h(width)/h(1) for a width of 1 or more (eq. 3.2)."""
+    """h(width) / h(1) for a width of 1 or more (eq. 3.2)."""
     try:
         return beta ** (width - 1) / width
     except OverflowError:
@@ -43,24 +47,24 @@ def scaled(beta: float, width: float) -> float:
 
 
 def widest_paying(beta: float) -> float:
-    """The largest width at which, with this beta, one more worker still pays; infinity for beta 1.
+    """The largest width at which one more worker still pays with this beta (eq. 3.2); infinity for beta 1.
 
     beta**(w-1)/w < beta**(w-2)/(w-1)  <=>  w < beta/(beta-1)
     """
     return math.inf if beta <= 1 else max(1, math.ceil(beta / (beta - 1)) - 1)
 
 
-class Speed:
+class TrialSpeed:
     """Seconds per iteration of one trial, by width."""
 
     def __init__(self) -> None:
-        #: Recent results by width, the warm-up left out. No list is empty.
+        #: Recent results by width, without the warm-up. No list is empty.
         self._samples: dict[float, deque[float]] = {}
-        #: The warm-up result by width: serves until there is a second; no key is also in _samples.
+        #: The warm-up result by width, which serves until there is a second one. No key is also in _samples.
         self._warm_up: dict[float, float] = {}
-        #: By width, the figure that was news last.
-        self._told: dict[float, float] = {}
-        #: What `seconds` answered and `beta` computed since the last result: asked more often than changed.
+        #: By width, the median that was news last.
+        self._news: dict[float, float] = {}
+        #: What `seconds` and `beta` have answered since the last result; they are asked more often than results come.
         self._medians: dict[float, float | None] = {}
         self._beta: float | None = None
         self._beta_known = True
@@ -68,11 +72,11 @@ class Speed:
         self._last_width: float | None = None
 
     def restart(self) -> None:
-        """The next result is a warm-up, whatever its width: workers were started or exchanged."""
+        """Workers were started or exchanged, so that the next result is a warm-up whatever its width."""
         self._last_width = None
 
-    def record(self, width: float, seconds: float) -> bool:
-        """Takes one result. True if it is news: one of the first ENOUGH at this width, or the median has moved."""
+    def record_result(self, width: float, seconds: float) -> bool:
+        """Adds a result. Returns whether it is news: among the first ENOUGH at this width, or the median has moved."""
         self._medians.pop(width, None)
         self._beta_known = False
         warm_up = width != self._last_width
@@ -86,21 +90,21 @@ class Speed:
         samples = self._samples.setdefault(width, deque(maxlen=RECENT))
         samples.append(seconds)
         found = self._medians[width] = median(samples)
-        told = self._told.get(width, found)
-        news = len(samples) <= ENOUGH or abs(found - told) > CHANGED * told
+        before = self._news.get(width, found)
+        news = len(samples) <= ENOUGH or abs(found - before) > CHANGED * before
         if news:
-            self._told[width] = found
+            self._news[width] = found
         return news
 
     def seconds(self, width: float) -> float | None:
-        """Median seconds per iteration at ``width``, the warm-up's before there is more, None before that."""
+        """Median seconds per iteration at ``width``: the warm-up's until there are others, None before any."""
         if width not in self._medians:
             samples = self._samples.get(width)
             self._medians[width] = median(samples) if samples else self._warm_up.get(width)
         return self._medians[width]
 
     def count(self, width: float) -> int:
-        """Recent results at ``width``, the warm-up not counted."""
+        """Number of recent results at ``width``, without the warm-up."""
         return len(self._samples.get(width, ()))
 
     def widths(self) -> list[float]:
@@ -108,9 +112,9 @@ class Speed:
         return sorted({*self._samples, *self._warm_up})
 
     def beta(self) -> float | None:
-        """Scaling overhead between the narrowest whole width measured and the widest with TRUSTED results.
+        """Scaling overhead between the narrowest whole width measured and the widest one with TRUSTED results.
 
-        None as long as these are not two.
+        None while these are not two widths.
         """
         if not self._beta_known:
             self._beta_known, self._beta = True, None
@@ -121,8 +125,8 @@ class Speed:
                 self._beta = overhead(after / before, widest, narrowest)
         return self._beta
 
-    def base(self) -> float | None:
-        """Seconds per iteration on one worker, measured or by eq. 3.2 from wider; None if unknown."""
+    def base_seconds(self) -> float | None:
+        """Seconds per iteration on one worker, measured or by eq. 3.2 from a larger width; None if unknown."""
         measured, beta = self.seconds(1), self.beta()
         if measured is not None or beta is None:
             return measured
@@ -135,12 +139,12 @@ class Speed:
 
 
 class _Figures:
-    """One figure for each of the trials heard of last, and their median."""
+    """One figure for each of the trials that were heard of last, and the median of these."""
 
     def __init__(self) -> None:
         #: The latest figure of each trial, least recently updated first; at most TRIALS_REMEMBERED.
         self._by_trial: dict[str, float] = {}
-        #: Median of _by_trial's values, None when it must be computed anew.
+        #: Median of the values of _by_trial; None when it must be computed again.
         self._median: float | None = None
 
     def put(self, trial: str, value: float) -> None:
@@ -156,33 +160,33 @@ class _Figures:
         return self._median
 
 
-class Pool:
-    """What the trials of a group have in common: seconds on one worker, and other widths' ratios to it."""
+class GroupSpeed:
+    """What the trials of a group have in common: seconds per iteration on one worker, and ratios at other widths."""
 
-    def __init__(self, parent: Pool | None = None) -> None:
-        #: Asked when this pool has no answer of its own; None for the pool of the whole job.
-        self._parent = parent
+    def __init__(self, job: GroupSpeed | None = None) -> None:
+        #: The figures of the whole job, asked where the group has no answer of its own; None if these are the job's.
+        self._job = job
         #: Seconds per iteration on one worker, by trial.
         self._base = _Figures()
-        #: By width: seconds per iteration over those on one worker, by trial. Never width 1.
+        #: By width: seconds per iteration divided by those on one worker, by trial. Width 1 is not among them.
         self._ratios: dict[float, _Figures] = {}
-        #: By width: how many results past the warm-up stand behind _ratios; a width counts from ENOUGH on.
+        #: By width: results after the warm-up that stand behind _ratios. A width counts from ENOUGH results on.
         self._counts: dict[float, int] = {}
-        #: Iterations that finished trials had done in all.
+        #: Iterations that trials had done in all when they finished.
         self._totals = _Figures()
-        #: Cached alpha and beta (None: not known), dropped with every new ratio.
+        #: The fitted alpha and beta (None: not known); emptied with every new ratio.
         self._overheads: dict[str, float | None] = {}
 
-    def record(self, trial: str, speed: Speed, width: float) -> None:
-        """Takes over what ``speed`` says after a result of ``trial`` at ``width``."""
-        if self._parent is not None:
-            self._parent.record(trial, speed, width)
-        base = speed.base()
+    def record_result(self, trial: str, speed: TrialSpeed, width: float) -> None:
+        """Takes over what ``speed`` says after ``trial`` has reported a result at ``width``."""
+        if self._job is not None:
+            self._job.record_result(trial, speed, width)
+        base = speed.base_seconds()
         if width != 1 and speed.count(width):
             self._counts[width] = self._counts.get(width, 0) + 1
         if base is None and width < 1:
-            # A trial that was never alone: its like were.
-            base = self.base()
+            # This trial never ran alone, but others of its group did.
+            base = self.base_seconds()
         if base is None:
             return
         if width == 1:
@@ -193,28 +197,28 @@ class Pool:
                 self._ratios.setdefault(other, _Figures()).put(trial, seconds / base)
                 self._overheads.clear()
 
-    def finished(self, trial: str, iterations: float) -> None:
-        """``trial`` came to its end after ``iterations``, all told."""
+    def record_end(self, trial: str, iterations: float) -> None:
+        """``trial`` came to its end after ``iterations`` in all."""
         self._totals.put(trial, iterations)
 
-    def base(self) -> float | None:
+    def base_seconds(self) -> float | None:
         """Median seconds per iteration on one worker."""
         own = self._base.median()
-        return own if own is not None or self._parent is None else self._parent.base()
+        return own if own is not None or self._job is None else self._job.base_seconds()
 
-    def total(self) -> float | None:
-        """Median iterations of the group's finished trials; rungs differ, so the parent is not asked."""
+    def total_iterations(self) -> float | None:
+        """Median iterations of the group's finished trials. Rungs differ, so that the job is not asked."""
         return self._totals.median()
 
     def measured_ratio(self, width: float) -> float | None:
-        """Seconds per iteration at ``width`` over those at 1, once ENOUGH results stand behind it."""
+        """Seconds per iteration at ``width`` divided by those at 1; None before ENOUGH results stand behind it."""
         figures = self._ratios.get(width)
         if figures is not None and self._counts.get(width, 0) >= ENOUGH:
             return figures.median()
-        return self._parent.measured_ratio(width) if self._parent is not None else None
+        return self._job.measured_ratio(width) if self._job is not None else None
 
     def ratio(self, width: float) -> float:
-        """The measured ratio if there is one, else eq. 3.2 with the fitted alpha and beta."""
+        """The measured ratio if there is one, else that of eq. 3.2 with the fitted alpha and beta."""
         if width == 1:
             return 1.0
         measured = self.measured_ratio(width)
@@ -223,26 +227,17 @@ class Pool:
         return self.alpha ** (1 / width - 1) if width < 1 else scaled(self.beta, width)
 
     def knows_scaling(self) -> bool:
-        """Was beta measured?"""
+        """Whether beta was measured."""
         return self._fitted("beta") is not None
-
-    def by_width(self) -> dict[float, float]:
-        """Seconds per iteration by width: the median at 1, times the measured ratio elsewhere; ascending."""
-        base = self.base()
-        if base is None:
-            return {}
-        ratios = {width: self.measured_ratio(width) for width in self._ratios}
-        seconds = {width: base * ratio for width, ratio in ratios.items() if ratio is not None}
-        return dict(sorted({1: base, **seconds}.items()))
 
     @property
     def alpha(self) -> float:
-        """Packing overhead fitted to the measured ratios, at least 1, and 1 before anything was measured."""
+        """Packing overhead (eq. 3.2) fitted to the measured ratios; at least 1, and 1 before anything was measured."""
         return self._fitted("alpha") or 1.0
 
     @property
     def beta(self) -> float:
-        """Scaling overhead fitted to the measured ratios, at least 1, and 1 (optimistic) before any."""
+        """Scaling overhead (eq. 3.2) fitted to the measured ratios; at least 1, and 1 (optimistic) before any."""
         return self._fitted("beta") or 1.0
 
     def _fitted(self, name: str) -> float | None:
@@ -255,4 +250,4 @@ class Pool:
                 fits.append(overhead(ratio, width))
             self._overheads[name] = median(fits) if fits else None
         own = self._overheads[name]
-        return own if own is not None or self._parent is None else self._parent._fitted(name)
+        return own if own is not None or self._job is None else self._job._fitted(name)

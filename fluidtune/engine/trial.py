@@ -1,6 +1,6 @@
-"""The records that the engine keeps about a trial and a TrialGroup, and what it shows of them.
+"""The records that the engine keeps of a trial and of a TrialGroup, and the copy of a trial that it shows to others.
 
-Decides nothing: `State` changes the records, the modules beside it read them.
+Nothing is decided here: `State` and `event_handlers` change the records, the other modules of the room read them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,33 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fluidtune.engine.messages import Kind, Traits
-from fluidtune.engine.speed import Pool, Speed
+from fluidtune.engine.speed import GroupSpeed, TrialSpeed
 
-#: ``suspending``: still on its device, told to leave. ``paused``: Tune took it, and may add it again.
+#: ``waiting``: it is in the queue. ``running``: it holds devices. ``suspending``: it still holds its device and was
+#: told to leave. ``paused``: Tune let go of it and may add it again. ``ended``: Tune is done with it.
 Status = Literal["waiting", "running", "suspending", "paused", "ended"]
+
+#: Every change of status that there is, with the events and instructions that cause it. A trial is ``waiting`` at
+#: first. docs/engine.md shows the same as a diagram, and a test holds the two equal.
+TRANSITIONS: dict[tuple[Status, Status], str] = {
+    ("waiting", "running"): "Start, Resume",
+    ("waiting", "paused"): "TrialEnded(paused)",
+    ("waiting", "ended"): "TrialEnded(stopped, failed)",
+    ("running", "suspending"): "Suspend",
+    ("running", "waiting"): "WorkerLost, DeviceLost",
+    ("running", "paused"): "TrialEnded(paused)",
+    ("running", "ended"): "TrialEnded(stopped, failed)",
+    ("suspending", "waiting"): "WorkerLost, DeviceLost",
+    ("suspending", "paused"): "TrialEnded(paused)",
+    ("suspending", "ended"): "TrialEnded(stopped, failed)",
+    ("paused", "waiting"): "TrialAdded",
+    ("paused", "ended"): "TrialEnded(stopped, failed)",
+    ("ended", "waiting"): "TrialAdded",
+}
+
+#: Added to a quotient before it is cut to a whole number, so that 1 / (1 / 3) counts as 3. Judgement: far above the
+#: rounding of a float, far below any share that a script asks for.
+ROUNDING = 1e-9
 
 
 class EngineError(ValueError):
@@ -24,73 +47,81 @@ class Group:
     """A TrialGroup: the unit of scheduling."""
 
     name: str
-    #: Largest first, and StaticFluid's widths; else first come, first served.
+    #: Its trials are a batch: the largest goes first, at StaticFluid's widths. Otherwise first come, first served.
     synchronous: bool
-    #: How many of an asynchronous group may run at once; None: as many as there are devices over share.
+    #: Trials of an asynchronous group that may run at once; None: as many as there are devices or shares asked for.
     concurrency: int | None
-    #: Iterations that follow for its best trials when it is over; synchronous groups with more go first.
+    #: Iterations that its best trials will do in later groups. Synchronous groups with a longer path go first.
     tail: float
     #: What its trials have found out about speeds.
-    pool: Pool
-    #: Its trials that wait, run or are suspending, in the order added (values are unused).
+    speed: GroupSpeed
+    #: Its trials that wait, run or are suspending, in the order in which they were added. The values are unused.
     live: dict[str, None] = field(default_factory=dict)
-    #: How many of ``live`` do not wait.
+    #: Number of trials in ``live`` that hold devices.
     running: int = 0
-    #: Starts that other groups got since the last one of this, while it had something waiting.
+    #: Starts of other groups' trials since the last start of its own, while a trial of it waited.
     passed: int = 0
+
+    @property
+    def places(self) -> int:
+        """How many more of its trials may run at once if there are devices; in a synchronous group all of them."""
+        if self.synchronous or self.concurrency is None:
+            return len(self.live)
+        return self.concurrency - self.running
 
 
 @dataclass(eq=False)
 class Trial:
-    """One trial, for as long as the engine lives: it may come back."""
+    """One trial. It is kept for as long as the engine lives, since Tune may add it again."""
 
     name: str
     group: Group
     kind: Kind
-    #: What the script asked of one device, or a whole number of devices.
+    #: The share of one device that the script asked for, or a whole number of devices.
     asked_share: float
-    #: Iterations left; None: nobody knows. Never negative.
+    #: Iterations left, never negative; None: nobody knows.
     iterations: float | None
-    #: Order of adding, over all trials and anew each time it is added.
+    #: Order of adding over all trials. It is new each time that the trial is added or goes to the front.
     number: int
     status: Status = "waiting"
     #: Engine time at which ``status`` began.
     since: float = 0.0
-    #: Devices it runs on, the first worker's first. Empty iff status not in (running, suspending).
+    #: Devices that it runs on, the first worker's first. Empty if and only if it is neither running nor suspending.
     devices: tuple[int, ...] = ()
-    #: Devices it was told to change to and has not answered yet, else None. What it holds is both together.
+    #: Devices that it was told to change to and has not answered for yet, else None. It holds both these and
+    #: ``devices``.
     resizing_to: tuple[int, ...] | None = None
-    #: The part of each device that it was given: 1.0, or 1/p on a device for p. 0.0 iff it has no devices.
+    #: The part of each device that it was given: 1.0, or 1 / slots of a shared device. 0.0 if and only if it has none.
     share: float = 0.0
     #: Its searched-over hyperparameters.
     traits: Traits = ()
-    #: Width that StaticFluid gave it, None before; only read while it waits in a synchronous group.
+    #: The width that StaticFluid gave it, None before. Read only while it waits in a synchronous group.
     planned: float | None = None
-    #: It waits before all others, since it lost its worker or was told to suspend.
+    #: It goes before all others when it waits, since it lost its worker or was told to suspend.
     first: bool = False
-    #: Where workers of it may still live since it lost one, likeliest first: it goes on at once there. Empty again
-    #: when it has done an iteration.
+    #: Devices where a worker of it may still live since it lost one, likeliest first; there it goes on at once. Empty
+    #: again when it has done an iteration.
     homes: tuple[int, ...] = ()
-    #: It has done an iteration since it last started: until then it may still be loading, and nobody feels it.
+    #: It has done an iteration since it last started. Before that it may still be loading, and slows no neighbour down.
     settled: bool = False
-    #: It was started at least once, so that it gets Resume and late answers about it are possible.
+    #: It was started at least once. From then on it gets `Resume`, and late answers about it are possible.
     has_run: bool = False
-    #: It lost a worker or a device at least once, so that an answer to an older resize is possible.
+    #: It lost a worker or a device at least once, so that an answer to an earlier resize is possible.
     has_lost: bool = False
-    #: Results to come before the next resize may be tried; > 0 only after one that did not do what was asked.
+    #: Results to come before the next resize may be tried. Above 0 only after a resize that did not do what was asked.
     cooldown: int = 0
-    #: Iterations done, all told.
+    #: Iterations done in all.
     done: int = 0
     #: Seconds that widths above 1 saved against one worker, less the pauses of its resizes.
     gained: float = 0.0
     #: How often Tune has given it a longer budget.
     rung: int = 0
-    #: Iterations, all told, at which its budget ends; None: nobody knows.
+    #: Number of iterations, from its first on, at which its budget ends; None: nobody knows.
     target: float | None = None
-    speed: Speed = field(default_factory=Speed)
+    speed: TrialSpeed = field(default_factory=TrialSpeed)
 
     def set_budget(self, iterations: float | None) -> None:
-        """So many iterations are left. More in all than before: it was promoted."""
+        """``iterations`` are left. A budget that ends later than the one before counts as a promotion."""
         target = None if iterations is None else self.done + iterations
         if target is not None and self.target is not None and target > self.target:
             self.rung += 1
@@ -98,23 +129,33 @@ class Trial:
 
     @property
     def gang(self) -> int:
-        """How many whole devices of one node it needs; 1 for any other trial."""
+        """How many whole devices of one node it needs at once; 1 for a trial that is not a gang."""
         return max(1, int(self.asked_share))
 
     @property
-    def width(self) -> float:
-        """Workers it has now: its share if it has but one device, 0 while it waits."""
+    def slots_by_share(self) -> int:
+        """How many such trials fit a device by the share that the script asked for; 1 if it asked for a whole one."""
+        return int(1 / self.asked_share + ROUNDING) if self.asked_share < 1 else 1
+
+    @property
+    def granted_width(self) -> float:
+        """The width that it was given: its share if it has one device, 0 while it waits."""
         return len(self.devices) * self.share
 
     @property
     def held(self) -> list[int]:
-        """The devices it runs on and, after them, those it was promised."""
+        """The devices that it runs on, and after them those that it was promised."""
         return list(dict.fromkeys(self.devices + (self.resizing_to or ())))
 
     @property
     def steady(self) -> bool:
         """It runs, and no resize is under way."""
         return self.status == "running" and self.resizing_to is None
+
+    @property
+    def worth_growing(self) -> bool:
+        """At least two iterations are left, as far as is known."""
+        return self.iterations is None or self.iterations >= 2
 
 
 @dataclass(frozen=True)
@@ -127,31 +168,32 @@ class TrialView:
     status: Status
     #: Engine time at which ``status`` began.
     since: float
-    #: Devices it runs on, the first worker's first; empty while it does not run.
+    #: Devices that it runs on, the first worker's first; empty while it does not run.
     devices: tuple[int, ...]
     #: Devices of a resize that is not answered yet, else None.
     resizing_to: tuple[int, ...] | None
-    #: Part of each device that it was given, 0.0 while it does not run.
+    #: Part of each device that it was given; 0.0 while it does not run.
     share: float
-    #: Workers: a share below 1, or a whole number; 0 while it does not run. Under a lane policy the share that
-    #: this gives it beside those that are there.
+    #: Workers: a share below 1, or a whole number; 0 while it does not run. Under a lane policy it is the share that
+    #: the policy gives it beside the trials that are there.
     width: float
-    #: Iterations left, None if unknown.
+    #: Iterations left; None if unknown.
     iterations: float | None
-    #: Iterations done, all told.
+    #: Iterations done in all.
     done: int
-    #: Seconds left on one worker, an estimate while nothing is measured.
+    #: Seconds left on one worker; an estimate while nothing is measured.
     height: float
-    #: Seconds per iteration on one worker, likewise.
+    #: Seconds per iteration on one worker; an estimate while nothing is measured.
     base: float
-    #: Seconds per iteration at every width measured.
+    #: Seconds per iteration at every width that was measured.
     seconds: dict[float, float]
     #: Seconds that growing saved so far, less what its resizes cost.
     gained: float
     #: How often Tune has given it a longer budget.
     rung: int
-    #: Parts of a device's memory that it needs, (persistent, ephemeral): its own, else what others of its job need.
+    #: (persistent, ephemeral) memory that it needs, as parts of a device's: its own, else what others of its job need.
     #: None if nobody knows, and where devices are shared by count.
     need: tuple[float, float] | None
-    #: What it must not be promised less than, likewise: it lacked that much before.
+    #: (persistent, ephemeral) memory that it lacked before and must be promised at least, as parts of a device's; else
+    #: None.
     least: tuple[float, float] | None

@@ -1,10 +1,10 @@
-"""The waiting queue: who is next.
+"""The waiting queue: which trial is next.
 
-Trials that lost their worker come first, then those of synchronous groups by *path*, what is left to do until the
-end of all that follows their group, then asynchronous ones by arrival; a group that was passed over too often
-comes before both, so that none starves. Decides the order only; whether there is a device for the next trial is
-`placing`'s business. Trials of a group that need the same lie in one *line*: when the first of a line cannot start,
-neither can the others, and nobody looks.
+The order is: trials that lost their worker or were told to suspend; trials of a group that was passed over too often,
+so that no group starves; trials of synchronous groups by *path*, the seconds to the end of all that follows their
+group, longest first; trials of asynchronous groups by arrival. This module decides the order only. Whether a device is
+there for the next trial is decided by `placing`. The waiting trials of one group that need the same lie in one *line*:
+if the first of a line cannot start, neither can the others, and `placing` need not look at them.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ from fluidtune.engine.trial import Group, Trial
 
 @dataclass(eq=False)
 class Line:
-    """Waiting trials of one group with one need, in order."""
+    """Waiting trials of one group that need the same, in order."""
 
-    #: All of them waited before and lost their place by no fault of theirs.
+    #: These trials ran before and lost their place by no fault of their own, so that they go first.
     first: bool
     group: Group
-    #: Whole devices of one node that each of them needs, if more than 1.
+    #: Whole devices of one node that each trial needs; 1 for a trial that is not a gang.
     gang: int
-    #: (order, number, name), ascending; order is -path in a synchronous group and 0 otherwise.
+    #: (order, number, name), ascending. ``order`` is -path in a synchronous group and 0 otherwise.
     entries: list[tuple[float, int, str]] = field(default_factory=list)
 
+    @property
+    def next_trial(self) -> str:
+        """Name of the trial that starts first."""
+        return self.entries[0][2]
 
-class Waiting:
-    """All lines."""
+
+class WaitQueue:
+    """All waiting trials, in lines."""
 
     def __init__(self) -> None:
-        #: By (first, group, gang, share asked); no line is empty.
+        #: By (first, group, gang, share asked for). No line is empty.
         self._lines: dict[tuple[bool, str, int, float], Line] = {}
-        #: Where each waiting trial is: its line's key and its entry.
+        #: The key of each waiting trial's line, and the trial's entry there.
         self._where: dict[str, tuple[tuple[bool, str, int, float], tuple[float, int, str]]] = {}
 
     def __len__(self) -> int:
@@ -45,7 +50,7 @@ class Waiting:
         return trial in self._where
 
     def put(self, trial: Trial, path: float) -> None:
-        """``trial`` waits; ``path``, seconds, orders it if its group is synchronous and it is not ``first``."""
+        """Adds ``trial``. ``path``, seconds, orders it if its group is synchronous and it is not ``first``."""
         group = trial.group
         key = (trial.first, group.name, trial.gang, trial.asked_share)
         line = self._lines.get(key)
@@ -57,7 +62,7 @@ class Waiting:
         self._where[trial.name] = (key, entry)
 
     def remove(self, trial: str) -> None:
-        """``trial`` waits no more."""
+        """Takes ``trial`` out, which must be in the queue."""
         key, entry = self._where.pop(trial)
         line = self._lines[key]
         del line.entries[bisect_left(line.entries, entry)]
@@ -69,7 +74,10 @@ class Waiting:
         return iter(self._lines.values())
 
     def next_line(self, stuck: list[Line], patience: int) -> Line | None:
-        """The line whose first trial is next, leaving out those in ``stuck``."""
+        """The line whose first trial is next, other than those in ``stuck``; None if there is none.
+
+        A group that was passed over ``patience`` times comes before the other groups.
+        """
         best: Line | None = None
         best_rank: tuple[int, float, int] | None = None
         for line in self._lines.values():
@@ -87,7 +95,7 @@ class Waiting:
         return best
 
     def in_order(self) -> list[str]:
-        """Everything that waits, next first, as far as it can be told now. Sorts: not for every event."""
+        """All waiting trials, next first, but for groups that were passed over. Sorts: not for every event."""
         keyed = []
         for line in self._lines.values():
             for order, number, name in line.entries:
@@ -95,14 +103,14 @@ class Waiting:
                 keyed.append((rank, order, number, name))
         return [name for *_, name in sorted(keyed)]
 
-    def count_started(self, started: Group) -> None:
-        """A trial of ``started`` got devices: other groups with something waiting were passed over once."""
+    def count_start(self, started: Group) -> None:
+        """A trial of ``started`` got devices, so that every other group in the queue was passed over once."""
         for group in {line.group.name: line.group for line in self._lines.values()}.values():
             group.passed += 1
         started.passed = 0
 
     def validate(self) -> None:
-        """Asserts what the attributes' comments say."""
+        """Asserts what the comments of the attributes say."""
         seen = 0
         for key, line in self._lines.items():
             assert line.entries and line.entries == sorted(line.entries), key

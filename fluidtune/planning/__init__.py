@@ -7,12 +7,13 @@ Pure: no Ray, no torch, no clock, no randomness. It starts and measures nothing.
 
 from fluidtune.planning.bounds import lower_bound
 from fluidtune.planning.fluid import dynamic_fluid, static_fluid
-from fluidtune.planning.loads import TrialLoad, Width, packing_limit, runtime
+from fluidtune.planning.loads import PACKING_THRESHOLD, TrialLoad, Width, marginal_benefit, packing_limit, runtime
 from fluidtune.planning.placement import place
 from fluidtune.planning.planner import plan
 from fluidtune.planning.schedule import Schedule, Segment, check
 
 __all__ = [
+    "PACKING_THRESHOLD",
     "Schedule",
     "Segment",
     "TrialLoad",
@@ -20,6 +21,7 @@ __all__ = [
     "check",
     "dynamic_fluid",
     "lower_bound",
+    "marginal_benefit",
     "packing_limit",
     "place",
     "plan",

@@ -20,10 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.planning.loads import packing_limit
-
-#: An overhead O(p) (eq. 3.1) below this is not worth another neighbour.
-THRESHOLD = 0.05
+from fluidtune.planning import PACKING_THRESHOLD, packing_limit
 
 
 class ProfileError(FluidTuneError):
@@ -153,7 +150,7 @@ class Profile:
         top = sum((w - 1) * math.log(ratio * w) for w, ratio in points)
         return max(1.0, math.exp(top / sum((w - 1) ** 2 for w, _ in points)))
 
-    def packing(self, threshold: float = THRESHOLD) -> int:
+    def packing(self, threshold: float = PACKING_THRESHOLD) -> int:
         """c (eq. 3.1): how many trials one device should hold, and no more than its memory holds."""
         times = {p: self.iteration((1,), p) for p in range(1, max(self.packed, default=1) + 1)}
         fitting = math.floor(1 / self.memory + 1e-9) if self.memory else len(times)

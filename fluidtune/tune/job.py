@@ -38,7 +38,7 @@ from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import IterationReply, overrides_checkpointing
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.engine.packing_search import MOST_PACKED
+from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
 from fluidtune.ray_compat.controller import max_pending_trials, pending_again, storage
@@ -87,7 +87,7 @@ class Job:
             spec,
             request,
             ray.cluster_resources(),
-            max_packing=MOST_PACKED if search else settings.max_packing or 1,
+            max_packing=SEARCH_LIMIT if search else settings.max_packing or 1,
             concurrency=self._concurrency if packs else None,
             leased=settings.arbiter is not None,
             nodes=[node["Resources"] for node in ray.nodes() if node["Alive"]],
@@ -115,7 +115,7 @@ class Job:
         self.engine = Engine(
             lanes=self.lanes,
             max_packing=None if search else min(settings.max_packing or 1, self.layout.packing),
-            most_packed=self.layout.packing,
+            search_limit=self.layout.packing,
             concurrent_packing=self.layout.packing if packs else 1,
             max_workers=settings.max_workers,
         )

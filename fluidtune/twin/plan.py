@@ -26,7 +26,7 @@ def forecast(job: Job, devices: int) -> Forecast:
     twin = Twin(job, devices)
     makespan = twin.run()
     hours = makespan * devices / 3600
-    return Forecast(devices, makespan, hours, twin.utilisation, twin.resizes, twin.engine.packing)
+    return Forecast(devices, makespan, hours, twin.utilisation, twin.resizes, twin.engine.c)
 
 
 def forecasts(job: Job, sizes: Iterable[int]) -> list[Forecast]:

@@ -48,9 +48,9 @@ def test_packing_that_pays_is_tried_on_one_device_and_then_given_to_all():
     for _ in range(5):
         devices.turn()
         shared.append(sorted(len(tenants) for tenants in devices.bench.engine.devices.values()))
-        if devices.bench.engine.packing == 2:
+        if devices.bench.engine.c == 2:
             break
-    assert devices.bench.engine.packing == 2
+    assert devices.bench.engine.c == 2
     assert [1, 2] in shared, "both devices were opened at once, before anything was known"
     assert min(shared[-1]) == 2
 
@@ -64,7 +64,7 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
         if gone:
             break
     assert [i.trial for i in gone] == ["t2"]
-    assert devices.bench.engine.packing == 1
+    assert devices.bench.engine.c == 1
     devices.move("t2")
     if slower > 3:
         devices.move(devices.until_suspended())  # one very slow iteration may be a chance: it is tried once more
@@ -83,12 +83,12 @@ def test_one_very_slow_iteration_is_not_the_last_word():
     devices.move(gone)
     for _ in range(12):
         devices.turn()
-    assert devices.bench.engine.packing >= 2
+    assert devices.bench.engine.c >= 2
 
 
 def test_shares_are_no_larger_than_the_largest_memory_seen_allows_later_too():
     devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, devices=1, trials=3, memory=0.3)
-    while devices.bench.engine.packing < 3:
+    while devices.bench.engine.c < 3:
         devices.turn()
     for k in range(3):
         devices.bench(TrialEnded(f"t{k}", "stopped"))
@@ -113,7 +113,7 @@ def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
     devices.said += devices.bench(plain("p", 40))
     for _ in range(8):
         devices.turn()
-    assert devices.bench.engine.packing == 1
+    assert devices.bench.engine.c == 1
     assert [i.trial for i in devices.said if isinstance(i, Suspend)] == ["t0"]
 
 
@@ -127,9 +127,9 @@ def test_trials_of_one_iteration_that_start_together_show_that_packing_pays():
     for one, two in (("t2", "t3"), ("t5", "t6")):
         bench(Result(one, 1.05, 0.5, 0.1), TrialEnded(one, "stopped"), Result(two, 1.05, 0.5, 0.1))
         bench(TrialEnded(two, "stopped"))
-        if bench.engine.packing == 2:
+        if bench.engine.c == 2:
             break
-    assert bench.engine.packing == 2
+    assert bench.engine.c == 2
 
 
 def test_what_was_mixed_is_no_verdict():
@@ -142,7 +142,7 @@ def test_what_was_mixed_is_no_verdict():
         bench(Result(f"t{k}", 4.0, 0.5, 0.1), TrialEnded(f"t{k}", "stopped"))
         bench.at += 4
         bench(Result(f"t{k + 1}", 8.0, 0.5, 0.1), TrialEnded(f"t{k + 1}", "stopped"))
-        assert bench.engine.packing == 1
+        assert bench.engine.c == 1
 
 
 def test_hopeless_is_seen_after_one_iteration():
@@ -189,7 +189,7 @@ def test_while_a_newcomer_loads_its_neighbours_times_say_nothing():
         pass
     for _ in range(6):
         bench(Result("a", 1.0, 0.5, 0.1))  # alone still: b's process is starting
-    assert bench.engine.packing == 1
+    assert bench.engine.c == 1
     assert bench.engine.trial("a").seconds == {1: 1.0}
 
 
@@ -200,7 +200,7 @@ def test_a_try_whose_trials_end_is_not_a_verdict():
     devices.bench(TrialEnded("t0", "stopped"), TrialEnded("t2", "stopped"))
     for _ in range(12):
         devices.turn()
-    assert devices.bench.engine.packing == 2
+    assert devices.bench.engine.c == 2
 
 
 def test_memory_must_be_a_number():

@@ -167,7 +167,8 @@ def test_one_trials_bad_experience_keeps_the_others_from_trying_but_one_sample_d
     assert bench(TrialAdded("d", "rung2", "elastic", 100)) == [Start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
     assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
-    assert bench.engine.group_seconds("g") == pytest.approx({1: 1.0, 2: 2.0})
+    speed = bench.engine._state.groups["g"].speed
+    assert (speed.base_seconds(), speed.measured_ratio(2)) == pytest.approx((1.0, 2.0))
 
 
 def test_scaling_limit_by_what_was_measured():

@@ -1,4 +1,4 @@
-"""Seconds per iteration foretold from hyperparameters."""
+"""Seconds per iteration are predicted from hyperparameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, Start, TrialAdded, TrialEnded
-from fluidtune.engine.runtime_prediction import GROWTH, REMEMBERED, Likeness
+from fluidtune.engine.runtime_prediction import GROWTH, RuntimePredictor
+from fluidtune.engine.speed import TRIALS_REMEMBERED
 
 COST = {"width": {"32": 0.2, "64": 0.6, "96": 1.1}, "batch": {"64": 1.0, "128": 0.8}}
 
@@ -21,30 +22,30 @@ def trial(k: int, rng: random.Random) -> tuple[tuple[tuple[str, str], ...], floa
 
 
 def test_what_makes_trials_slow_is_found_among_what_does_not() -> None:
-    rng, likeness = random.Random(0), Likeness()
+    rng, predictor = random.Random(0), RuntimePredictor()
     trials = [trial(k, rng) for k in range(40)]
     for traits, _ in trials:
-        likeness.add(traits)
-    assert likeness.estimate(trials[0][0]) is None
+        predictor.add_trial(traits)
+    assert predictor.predict(trials[0][0]) is None
     for k, (traits, seconds) in enumerate(trials[:20]):
-        likeness.record(f"t{k}", traits, seconds)
+        predictor.record_seconds(f"t{k}", traits, seconds)
     for traits, seconds in trials[20:]:
-        assert likeness.estimate(traits) == pytest.approx(seconds, rel=0.25)
-    # An own learning rate says nothing, nor does what all have in common.
-    assert likeness.estimate((("lr", trials[0][0][0][1]), ("epochs", "9"))) is None
+        assert predictor.predict(traits) == pytest.approx(seconds, rel=0.25)
+    # A learning rate that no other trial has says nothing, nor does a value that all trials have.
+    assert predictor.predict((("lr", trials[0][0][0][1]), ("epochs", "9"))) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("abc"), st.floats(1e-6, 1e6)), max_size=400))
-def test_it_forgets_and_is_computed_anew_seldom(heard: list[tuple[int, str, float]]) -> None:
-    likeness = Likeness()
+def test_it_forgets_old_trials_and_is_seldom_fitted_again(heard: list[tuple[int, str, float]]) -> None:
+    predictor = RuntimePredictor()
     for name in "abc" * 2:
-        likeness.add((("kind", name),))
-    news = sum(likeness.record(str(k), (("kind", kind),), seconds) for k, kind, seconds in heard)
-    assert len(likeness._measured) <= REMEMBERED
+        predictor.add_trial((("kind", name),))
+    news = sum(predictor.record_seconds(str(k), (("kind", kind),), seconds) for k, kind, seconds in heard)
+    assert len(predictor._measured) <= TRIALS_REMEMBERED
     assert GROWTH ** (news - 2) <= max(1, len(heard))
     for kind in "abc":
-        estimate = likeness.estimate((("kind", kind),))
-        assert estimate is None or 1e-7 < estimate < 1e7
+        seconds = predictor.predict((("kind", kind),))
+        assert seconds is None or 1e-7 < seconds < 1e7
 
 
 def test_the_longest_go_first_once_that_is_known() -> None:

@@ -1,0 +1,330 @@
+"""What each event changes in the books: one function per event, called `_on_` and the name of the event.
+
+`apply_event` finds the function for an event. A function checks its event before it changes anything, and raises
+EngineError for an event that cannot be true. It decides nothing but what follows from the event at once: a `Release` of
+devices that the trial gave back. All else is decided after the last event of a batch, in `Engine.handle`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import singledispatch
+
+from fluidtune.engine.estimates import base_seconds, current_width, path
+from fluidtune.engine.messages import (
+    BudgetChanged,
+    DeviceGained,
+    DeviceLeaving,
+    DeviceLost,
+    Event,
+    GroupAnnounced,
+    Instruction,
+    KindFound,
+    NeedFound,
+    Release,
+    Resized,
+    ResizeFailed,
+    Result,
+    TrialAdded,
+    TrialEnded,
+    WorkerLost,
+)
+from fluidtune.engine.packing_search import note_iteration
+from fluidtune.engine.speed import GroupSpeed
+from fluidtune.engine.state import State
+from fluidtune.engine.trial import EngineError, Group, Trial
+
+
+@singledispatch
+def apply_event(event: Event, state: State, now: float) -> Iterable[Instruction]:
+    """Changes the books for one event and returns what follows from it at once. Raises EngineError; see above."""
+    raise EngineError(f"{event!r} is not an event the engine knows; see fluidtune.engine.messages")
+
+
+# Devices
+
+
+@apply_event.register
+def _on_device_gained(event: DeviceGained, state: State, now: float) -> Iterable[Instruction]:
+    state.devices.add_device(event.device, event.node)
+    state.reconsider = True
+    return ()
+
+
+@apply_event.register
+def _on_device_leaving(event: DeviceLeaving, state: State, now: float) -> Iterable[Instruction]:
+    devices = state.devices
+    if event.device not in devices.node or event.device in devices.leaving:
+        raise EngineError(f"device {event.device} is said to leave but is not there to stay; gain it first, once")
+    devices.mark_leaving(event.device)
+    return ()
+
+
+@apply_event.register
+def _on_device_lost(event: DeviceLost, state: State, now: float) -> Iterable[Instruction]:
+    devices = state.devices
+    if event.device not in devices.node:
+        raise EngineError(f"device {event.device} was lost but is not known; gain it first, lose it once")
+    out: list[Instruction] = []
+    for name in list(devices.tenants[event.device]):
+        out += _send_to_front(state, state.trials[name], now, gone=event.device)
+    devices.remove_device(event.device)
+    return out
+
+
+# Groups and trials
+
+
+@apply_event.register
+def _on_group_announced(event: GroupAnnounced, state: State, now: float) -> Iterable[Instruction]:
+    group = state.groups.get(event.group)
+    if event.concurrency is not None and event.concurrency < 1:
+        raise EngineError(f"group {event.group!r}: concurrency {event.concurrency}, expected >= 1 or None")
+    if group is None:
+        speed = GroupSpeed(state.job_speed)
+        state.groups[event.group] = Group(event.group, event.synchronous, event.concurrency, event.tail, speed)
+    elif group.synchronous != event.synchronous:
+        raise EngineError(f"group {event.group!r} cannot change synchronous; announce a new group")
+    else:
+        group.concurrency, group.tail = event.concurrency, event.tail
+    return ()
+
+
+@apply_event.register
+def _on_trial_added(event: TrialAdded, state: State, now: float) -> Iterable[Instruction]:
+    group = known_group(state, event.group)
+    share = event.share
+    if not (share > 0 and math.isfinite(share)) or (share > 1 and share != int(share)):
+        raise EngineError(f"trial {event.trial!r}: share is {share!r}, expected (0, 1] or a whole number")
+    _check_iterations(event.trial, event.iterations)
+    trial = state.trials.get(event.trial)
+    number = state.next_number()
+    if trial is None:
+        trial = Trial(event.trial, group, event.kind, share, event.iterations, number, target=event.iterations)
+        trial.traits = event.traits
+        state.predictor.add_trial(event.traits)
+        state.trials[event.trial] = trial
+    elif trial.status in ("paused", "ended"):
+        trial.group, trial.asked_share = group, share
+        trial.set_budget(event.iterations)
+        trial.number = number
+        # The shell may add it as plain again. What was found while it ran is known better here.
+        trial.kind = event.kind if event.kind != "plain" else trial.kind
+    else:
+        raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
+    trial.planned = None
+    state.enqueue(trial, path(state, trial), now)
+    return ()
+
+
+@apply_event.register
+def _on_kind_found(event: KindFound, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    trial.kind = event.kind
+    state.update_wide(trial)
+    state.reconsider = True
+    return ()
+
+
+@apply_event.register
+def _on_budget_changed(event: BudgetChanged, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    _check_iterations(event.trial, event.iterations)
+    trial.set_budget(event.iterations)
+    if trial.status == "waiting":
+        state.requeue(trial, path(state, trial))
+    state.reconsider = True
+    return ()
+
+
+@apply_event.register
+def _on_trial_ended(event: TrialEnded, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    if trial.status == "ended":
+        return ()
+    out: list[Instruction] = []
+    if trial.status in ("running", "suspending"):
+        out.append(Release(trial.name, tuple(state.vacate_devices(trial))))
+    if event.ending == "stopped" and trial.done:
+        trial.group.speed.record_end(trial.name, trial.done)
+    state.retire(trial, now, "paused" if event.ending == "paused" else "ended")
+    return out
+
+
+# Results
+
+
+@apply_event.register
+def _on_result(event: Result, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    if not (math.isfinite(event.seconds) and event.seconds > 0 and event.width > 0):
+        raise EngineError(f"{event!r}: expected finite seconds > 0 and a width > 0")
+    if _is_late(trial, event):
+        return ()
+    if event.memory is not None:
+        _record_memory(state, trial, event)
+    note_iteration(state, trial, event.seconds, now)
+    trial.settled = True
+    news = _record_seconds(state, trial, event)
+    trial.done += 1
+    trial.homes = ()
+    if trial.iterations is not None:
+        trial.iterations = max(0.0, trial.iterations - 1)
+    if trial.name in state.wide:
+        trial.gained += base_seconds(state, trial) - event.seconds
+        state.check_back[trial.name] = None
+    if trial.iterations is None and trial.done & (trial.done - 1) == 0:
+        news = True  # it is now taken to go on for twice as long as when this was asked last
+    if trial.cooldown:
+        trial.cooldown -= 1
+        news = news or not trial.cooldown
+    if news and trial.kind != "plain" and trial.worth_growing:
+        state.reconsider = True
+    return ()
+
+
+def _record_memory(state: State, trial: Trial, event: Result) -> None:
+    _check_memory(event)
+    assert event.memory is not None
+    if state.search is not None:
+        state.search.record_memory(event.memory)
+    if state.sharing is not None:
+        compute = event.compute if state.is_alone(trial) else None
+        state.sharing.record_need(trial, event.memory, event.ephemeral, compute)
+
+
+def _record_seconds(state: State, trial: Trial, event: Result) -> bool:
+    """Adds the result to the figures of its width. Returns whether it is news for the trial's speed."""
+    # Which trials share the device is known best here: alone on a shared device a trial runs at width 1.
+    on_one = event.width <= 1 and len(trial.devices) == 1
+    width = current_width(state, trial) if on_one else event.width
+    if on_one:
+        # While a neighbour loads, or where the policy lets others go first, nobody knows at which width it ran.
+        neighbours = state.devices.tenants[trial.devices[0]]
+        if width <= 0 or not all(state.trials[name].settled for name in neighbours):
+            return False
+    news = trial.speed.record_result(width, event.seconds)
+    trial.group.speed.record_result(trial.name, trial.speed, width)
+    seconds = trial.speed.seconds(1) if width == 1 and trial.speed.count(1) else None
+    if seconds is not None and state.predictor.record_seconds(trial.name, trial.traits, seconds):
+        state.new_in_batch = None  # the heights of trials that have not run have changed
+    return news
+
+
+@apply_event.register
+def _on_need_found(event: NeedFound, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    _check_memory(event)
+    if state.sharing is not None:
+        state.sharing.record_lack(trial, event.memory, event.ephemeral)
+    return ()
+
+
+# Resizes and losses
+
+
+@apply_event.register
+def _on_resized(event: Resized, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    if not (math.isfinite(event.seconds) and event.seconds >= 0):
+        raise EngineError(f"{event!r}: expected finite seconds >= 0")
+    if _is_late_answer(trial, event):
+        return ()
+    trial.gained -= event.seconds
+    state.record_resize(event.seconds)
+    return state.end_resize(trial, event.devices)
+
+
+@apply_event.register
+def _on_resize_failed(event: ResizeFailed, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    return () if _is_late_answer(trial, event) else state.end_resize(trial, event.devices)
+
+
+@apply_event.register
+def _on_worker_lost(event: WorkerLost, state: State, now: float) -> Iterable[Instruction]:
+    trial = known_trial(state, event.trial)
+    if _is_late(trial, event):
+        return ()
+    devices = state.devices
+    if event.left and (not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]):
+        raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
+    if event.device in devices.node:
+        devices.cold.add(event.device)
+    if not event.left:
+        return _send_to_front(state, trial, now, alive=event.alive)
+    trial.has_lost = True
+    return state.end_resize(trial, event.left)
+
+
+def _send_to_front(
+    state: State, trial: Trial, now: float, *, gone: int | None = None, alive: int | None = None
+) -> list[Instruction]:
+    """The trial gives up its devices and waits at the front of the queue.
+
+    ``gone``: a device that is no longer there. ``alive``: a device on which a worker of the trial certainly lives.
+    """
+    cold = state.devices.cold
+    homes = dict.fromkeys((alive, *trial.devices, *trial.homes))
+    trial.homes = tuple(device for device in homes if device is not None and device not in cold)
+    devices = tuple(device for device in state.vacate_devices(trial) if device != gone)
+    trial.first = trial.has_lost = True
+    trial.number = state.next_number()
+    state.enqueue(trial, path(state, trial), now)
+    return [Release(trial.name, devices)] if devices else []
+
+
+# Checks
+
+
+def known_trial(state: State, name: str) -> Trial:
+    """The trial. Raises EngineError if it was never added."""
+    trial = state.trials.get(name)
+    if trial is None:
+        raise EngineError(f"trial {name!r} is not known; add it first")
+    return trial
+
+
+def known_group(state: State, name: str) -> Group:
+    """The group. Raises EngineError if it was never announced."""
+    group = state.groups.get(name)
+    if group is None:
+        raise EngineError(f"group {name!r} is not known; announce it first")
+    return group
+
+
+def _check_iterations(name: str, iterations: float | None) -> None:
+    if iterations is not None and not (math.isfinite(iterations) and iterations >= 0):
+        raise EngineError(f"trial {name!r}: iterations is {iterations!r}, expected >= 0 or None")
+
+
+def _check_memory(event: Result | NeedFound) -> None:
+    memory, ephemeral = event.memory, event.ephemeral
+    assert memory is not None
+    if not (math.isfinite(memory) and memory >= 0 and 0 <= ephemeral <= memory):
+        raise EngineError(
+            f"{event!r}: expected memory as a part of a device's, finite and >= 0, and ephemeral as a part of it"
+        )
+
+
+def _is_late(trial: Trial, event: Event) -> bool:
+    """Whether the event comes late: the trial has run but does not run now. Raises EngineError if it never ran."""
+    if trial.status in ("running", "suspending"):
+        return False
+    if not trial.has_run:
+        raise EngineError(f"{event!r}: the trial was never started")
+    return True
+
+
+def _is_late_answer(trial: Trial, event: Resized | ResizeFailed) -> bool:
+    """Whether the answer is about a resize that was called off. Raises EngineError if there never was such a resize."""
+    if _is_late(trial, event):
+        return True
+    fits = trial.resizing_to is not None and event.devices and set(event.devices) <= set(trial.held)
+    if not fits and not trial.has_lost:
+        raise EngineError(
+            f"{event!r}: the trial was told to change to {trial.resizing_to} and holds {trial.held}; "
+            "expected devices out of those, and one answer to each resize"
+        )
+    return not fits
