@@ -3,6 +3,8 @@
 Markdown:
 
 - A line has at most 100 columns. Tables, code blocks, and the URLs in a line do not count.
+- A relative link, and a path such as `docs/events.md` in a code span, leads to a file or directory of the repository. A
+  path without a suffix may be that of a module. A path may begin inside `fluidtune`, as in `engine/speed.py`.
 
 Python, in the packages that users install:
 
@@ -38,8 +40,15 @@ EXPLANATION = "One thing:"
 #: Modules that may occur several times in one package tree: their place says whose messages or errors they hold.
 REPEATED_NAMES = {"__init__", "__main__", "messages", "errors"}
 
+#: The first part of a path that must exist.
+ROOTS = (*PACKAGES, "benchmarks", "docs", "examples", "tests", "tools")
+
 _URL = re.compile(r"<?https?://\S+|(?<=\])\([^)\s]+\)")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
+_LINK = re.compile(r"\]\(([^)\s#]+)")
+_SPAN = re.compile(r"`([^`]+)`")
+_PATH = re.compile(rf"(?<![\w./])(?:{'|'.join(ROOTS)})/[\w./-]*\w")
+_INNER_PATH = re.compile(r"(?<![\w./])\w+/[\w/]+\.py\b")
 
 
 class Finding(NamedTuple):
@@ -54,18 +63,34 @@ class Finding(NamedTuple):
         return f"{self.path}:{self.line}: {'note: ' if self.note else ''}{self.text}"
 
 
-def check_markdown(path: Path, text: str) -> Iterator[Finding]:
-    """Lines that are too wide."""
+def _prose(text: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page that are in no code block."""
     fenced = False
     for number, line in enumerate(text.splitlines(), start=1):
         if _FENCE.match(line):
             fenced = not fenced
-            continue
-        if fenced or line.startswith(("    ", "|")):
-            continue
+        elif not fenced and not line.startswith("    "):
+            yield number, line
+
+
+def check_columns(path: Path, text: str) -> Iterator[Finding]:
+    """Lines of a page that are too wide."""
+    for number, line in _prose(text):
         columns = len(_URL.sub("", line))
-        if columns > MARKDOWN_COLUMNS:
+        if columns > MARKDOWN_COLUMNS and not line.startswith("|"):
             yield Finding(path, number, f"{columns} columns; wrap at {MARKDOWN_COLUMNS}")
+
+
+def check_paths(path: Path, text: str, root: Path) -> Iterator[Finding]:
+    """Links and paths of a page that lead nowhere."""
+    for number, line in _prose(text):
+        for target in _LINK.findall(line):
+            if ":" not in target and not (path.parent / target).exists():
+                yield Finding(path, number, f"the link to {target} leads nowhere")
+        for span in _SPAN.findall(line):
+            for name in {*_PATH.findall(span), *_INNER_PATH.findall(span)}:
+                if not any(place.exists() for place in (root / name, root / f"{name}.py", root / "fluidtune" / name)):
+                    yield Finding(path, number, f"there is no {name}")
 
 
 def check_python(path: Path, text: str) -> Iterator[Finding]:
@@ -104,7 +129,8 @@ def check_tree(root: Path) -> list[Finding]:
     """All findings of the repository at ``root``, with paths relative to it."""
     findings: list[Finding] = []
     for page in _pages(root):
-        findings += check_markdown(page, page.read_text())
+        text = page.read_text()
+        findings += [*check_columns(page, text), *check_paths(page, text, root)]
     for package in PACKAGES:
         for module in sorted((root / package).rglob("*.py")):
             findings += check_python(module, module.read_text())

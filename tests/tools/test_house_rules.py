@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.house_rules import check_markdown, check_python, check_tree
+from tools.house_rules import check_columns, check_paths, check_python, check_tree
 
 ROOT = Path(__file__).parents[2]
 PAGE, MODULE = Path("page.md"), Path("module.py")
@@ -35,7 +35,25 @@ def broken(findings) -> list[int]:
     ],
 )
 def test_wide_lines_of_markdown(text: str, lines: list[int]) -> None:
-    assert broken(check_markdown(PAGE, text)) == lines
+    assert broken(check_columns(PAGE, text)) == lines
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("[here](../README.md#start), [there](https://a.b/c), [this](#part)", []),
+        ("[gone](../GONE.md)", ["../GONE.md"]),
+        ("`fluidtune/a/shared.py`, `fluidtune/a/shared`, `fluidtune/a`, `a/shared.py`", []),
+        ("`pytest tests/a.py -k b` and `fluidtune/a/gone`", ["tests/a.py", "fluidtune/a/gone"]),
+        ("`b/shared.py`", ["b/shared.py"]),
+        ("`a/b` of `n/a`, and fluidtune/gone.py without a code span", []),
+        ("    `fluidtune/gone.py`", []),
+    ],
+)
+def test_paths_of_markdown_that_lead_nowhere(tree: Path, text: str, found: list[str]) -> None:
+    findings = list(check_paths(tree / "docs/page.md", text, tree))
+    assert len(findings) == len(found)
+    assert all(name in finding.text for name, finding in zip(found, findings, strict=True))
 
 
 def function(lines: int, docstring: str = "") -> str:
