@@ -1,8 +1,17 @@
-"""Themis for Ray Tune: an arbiter leases whole GPUs to the tuning apps of one Ray cluster.
+"""Themis for Ray Tune: an arbiter leases whole GPUs to the tuning jobs ("apps") of one Ray cluster.
 
-An auction on finish-time fairness decides which app holds which GPU until when; an agent in every app bids and
-hands the leases to the app's executor. What a trial does with a GPU is not decided here (fluidtune does), nor
-whose iteration runs on it (salus_share does). Imports neither; only `themis_bridge.shell` imports ray.
+Decided here: which app holds which GPU until when. The decision is an auction on finish-time fairness, rho = the time
+that an app takes as things are / the time that it would take on its own share of the cluster. The inputs are what apps
+report of their work left, and where the GPUs are.
+
+Start reading with `messages` (all that the arbiter and the apps' agents say to each other), then `arbiter` and `agent`
+(the two state machines). The arbiter consists of `arbiter_state`, `auctioneer` (rounds) and `lease_manager`; it asks
+`policy` which apps bid and who wins, and `policy` asks `auction` and `winner_determination`. `fairness`, `locality` and
+`bids` are an app's side: its rho for any set of GPUs, and its bid. `shell` runs all of this on Ray; `twin` runs it on a
+virtual clock, with baselines and injected faults.
+
+Not decided here: what a trial does with a GPU (fluidtune), and whose iteration runs on it (salus_share). This package
+imports neither of them, and only `themis_bridge.shell` imports ray.
 """
 
 from themis_bridge.auction import Bid, Clearing, clear_auction

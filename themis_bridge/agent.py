@@ -1,8 +1,8 @@
-"""The agent: speaks for one tuning app to the arbiter, and tells the app's executor which GPUs it has.
+"""The agent: speaks to the arbiter for one tuning app, and tells the app's executor which GPUs the app holds.
 
-A state machine like the arbiter. What the app still has to do comes from the app (`Work`); from it the agent
-answers rho and bids. The arbiter always tells the whole of what the app holds, so the agent finds out by itself
-what was gained, what has to be left, and what is lost.
+It is a state machine like the arbiter. The app says what it still has to do (`Work`); from that the agent computes the
+rho and the bids that it sends. The arbiter always sends all leases of the app, and the agent derives from them which
+GPUs were gained, which have to be left and which are lost.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from themis_bridge.locality import Gpu
 
 
 class Work(Protocol):
-    """What the agent has to know of its app."""
+    """What the agent asks its app."""
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        """The work left, as of now. ``contention``: N_avg, ``cluster_gpus``: R_C, both for T_id."""
+        """The work left now. ``contention`` (N_avg) and ``cluster_gpus`` (R_C) are needed for T_id."""
 
     def facts(self) -> Any:
-        """What the twin's baselines go by; None in an app that only meets Themis."""
+        """What the baselines of the twin need to know; None in an app that is never run under them."""
 
 
 class Notice:
-    """What the executor is told."""
+    """Something that the executor is told."""
 
 
 @dataclass(frozen=True)
 class Gained(Notice):
-    """Trials may run on the GPU, under this token."""
+    """From now on trials may run on the GPU, under this token."""
 
     gpu: Gpu
     token: int
@@ -42,7 +42,7 @@ class Gained(Notice):
 
 @dataclass(frozen=True)
 class Leave(Notice):
-    """The lease ends in ``within`` seconds and is not renewed: commit, move away, then say `vacated`."""
+    """The lease ends in ``within`` seconds and is not renewed: commit, leave the GPU, then call `Agent.vacated`."""
 
     gpu: Gpu
     token: int
@@ -51,65 +51,69 @@ class Leave(Notice):
 
 @dataclass(frozen=True)
 class Lost(Notice):
-    """The GPU is not the app's any more; what still runs there is killed."""
+    """The app does not hold the GPU any more; what still runs there is killed."""
 
     gpu: Gpu
     token: int
 
 
 class Agent:
-    """Of one app. ``session``: unique to this run of its driver."""
+    """The agent of one app. ``session``: a name that is unique to this run of the app's driver."""
 
     def __init__(self, app: str, session: str, work: Work):
         self.app, self.session = app, session
         self.work = work
-        #: GPU id -> its lease, as last told.
+        #: GPU id -> its lease, by the arbiter's last message.
         self.leases: dict[str, m.LeaseView] = {}
         self.fence = Fence()
-        #: Why the arbiter does not want this app, None as long as it does.
+        #: Why the arbiter refused this app for good; None if it did not.
         self.refused: str | None = None
-        #: GPU id -> token of the last lease that the executor left by itself.
+        #: GPU id -> token of the last lease that the executor gave up by itself.
         self._left: dict[str, int] = {}
+        #: Version of the newest `messages.Leases`; older ones are ignored.
         self._version = (0, 0)
-        #: The last bid, as long as it may speak for leftovers, and the GPUs that were sure then.
+        #: The last bid, reused to value leftovers; None once the leftovers that it was made for have ended.
         self._bid: Bid | None = None
-        self._sure: set[str] = set()
+        #: Ids of the GPUs that were guaranteed to the app when it made that bid.
+        self._guaranteed: set[str] = set()
 
     def handle(self, instruction: m.Instruction) -> tuple[list[m.AppEvent], list[Notice]]:
-        """Take one instruction of the arbiter. Returns what to send it and what to tell the executor."""
+        """Handle one instruction. Returns the answers to the arbiter and the notices to the executor."""
         if isinstance(instruction, m.AskRho):
-            return [self._rho(instruction)], []
+            return [self._answer_rho(instruction)], []
         if isinstance(instruction, m.Offer):
-            return [self._offer(instruction)], []
+            return [self._answer_offer(instruction)], []
         if isinstance(instruction, m.Leases):
-            return self._told(instruction)
+            return self._update_leases(instruction)
         if isinstance(instruction, m.Refused):
             if instruction.final:
                 self.refused = instruction.why
-                return [], self._drop(self.leases)
+                return [], self._drop_leases(self.leases)
             if instruction.unknown:
-                # The arbiter may have started anew, by a clock that was set back: what it says counts from now on.
+                # The arbiter may be a new one whose clock was set back, so its versions and tokens may be smaller than
+                # those known here. From now on they count.
                 self._version, self.fence = (0, 0), Fence()
                 return [m.AppJoined(self.app, self.session)], []
         return [], []
 
     def vacated(self, gpu: str) -> list[m.AppEvent]:
-        """The executor has left the GPU for good; it needs no answer."""
+        """The executor has left the GPU for good. Returns what to send to the arbiter, which does not answer it."""
         view = self.leases.pop(gpu, None)
         if view is None:
             return []
         self._left[gpu] = view.token
         return [m.Release(self.app, self.session, gpu, view.token)]
 
-    def _rho(self, ask: m.AskRho) -> m.RhoAnswer:
+    def _answer_rho(self, ask: m.AskRho) -> m.RhoAnswer:
         value = self.work.valuation(ask.contention, ask.gpus)
         held = [view.gpu for view in self.leases.values()]
         tokens = tuple(sorted(view.token for view in self.leases.values()))
         rho = value.rho(held)
         own = {gpu for gpu, view in self.leases.items() if not view.leftover}
         leftover = len(self.leases) - len(own)
-        if leftover and self._bid is not None and own == self._sure:
-            # Leftovers were not bid for: what was said in the last auction stands until they end.
+        if leftover and self._bid is not None and own == self._guaranteed:
+            # The app did not bid for its leftovers; the rho that it bid for as many GPUs stands until they end, so that
+            # bidding the truth pays over several rounds (section 3.3.2).
             rho = min(known for row, known in self._bid.rho.items() if len(row) <= leftover)
             tokens = ()
         most = min(value.useful, ask.gpus)
@@ -119,13 +123,13 @@ class Agent:
         report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
-    def _offer(self, offer: m.Offer) -> m.BidAnswer:
+    def _answer_offer(self, offer: m.Offer) -> m.BidAnswer:
         value = self.work.valuation(offer.contention, offer.gpus)
         self._bid = make_bid(self.app, value, offer.held, offer.offered, offer.most, self.leases)
-        self._sure = {gpu.id for gpu in offer.held}
+        self._guaranteed = {gpu.id for gpu in offer.held}
         return m.BidAnswer(self.app, self.session, offer.round, self._bid)
 
-    def _told(self, told: m.Leases) -> tuple[list[m.AppEvent], list[Notice]]:
+    def _update_leases(self, told: m.Leases) -> tuple[list[m.AppEvent], list[Notice]]:
         if told.session != self.session or told.version <= self._version:
             return [], []
         self._version = told.version
@@ -133,22 +137,23 @@ class Agent:
         again: list[m.AppEvent] = []
         for view in told.leases:
             if self._left.get(view.gpu.id) == view.token:
-                # It was left, and the arbiter has not heard so.
+                # The executor has left it, and the arbiter has not received the release.
                 again.append(m.Release(self.app, self.session, view.gpu.id, view.token))
             elif self.fence.admit_token(view.gpu.id, view.token):
                 new[view.gpu.id] = view
-        out = self._drop(gpu for gpu, view in self.leases.items() if gpu not in new or new[gpu].token != view.token)
+        lost = [gpu for gpu, view in self.leases.items() if gpu not in new or new[gpu].token != view.token]
+        out = self._drop_leases(lost)
         for gpu, view in new.items():
             known = self.leases.get(gpu)
             if known is None:
                 out.append(Gained(view.gpu, view.token))
             elif known.leftover and view.leftover and view.remaining > known.remaining:
-                # A leftover again: the lease that the bid spoke for has ended.
+                # The GPU is a leftover once more: the lease that was valued by the bid has ended.
                 self._bid = None
             if view.ending and not (known is not None and known.ending):
                 out.append(Leave(view.gpu, view.token, view.remaining))
             self.leases[gpu] = view
         return again, out
 
-    def _drop(self, gpus: Iterable[str]) -> list[Notice]:
+    def _drop_leases(self, gpus: Iterable[str]) -> list[Notice]:
         return [Lost(view.gpu, view.token) for view in [self.leases.pop(gpu) for gpu in list(gpus)]]

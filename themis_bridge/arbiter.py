@@ -1,4 +1,4 @@
-"""The arbiter: leases the cluster's GPUs to apps, in rounds of two phases (Themis, section 4.2.2).
+"""The arbiter: leases the cluster's GPUs to apps, in rounds (Themis, section 4.2.2).
 
 It is a state machine: an event goes in, instructions come out. It neither imports Ray nor reads a clock; the time is
 handed in with each event. A round begins when a GPU is free, or its lease ends within the notice or is recalled.

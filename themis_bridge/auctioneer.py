@@ -1,8 +1,9 @@
 """Runs the rounds: begins them, collects reports and bids, and makes leases of what the policy decides.
 
-A round has two phases (Themis, section 4.2.2). In the visibility phase every app is asked for its rho; then the policy
-chooses bidders, which are offered the GPUs, and in the allocation phase their bids become leases. A phase ends when all
-answers are there, or at its deadline without the late ones. Who bids and who wins is decided in `policy`.
+A round has two stages, each of which waits for answers. In the first one every app is asked for its rho. Then the
+policy chooses bidders; in the second stage they are offered the GPUs and send bids. At the end the policy's decision
+becomes leases. A stage ends when all answers are there, or at its deadline without those that are late. (The paper's
+visibility phase, section 4.2.2, is both stages, its allocation phase what follows.) `policy` decides who bids and wins.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Auctioneer:
             times.append(self._next)
         return max(0.0, min(times, default=math.inf) - state.clock)
 
-    # --- the phases of a round
+    # --- the stages of a round
 
     def _begin(self) -> None:
         state = self._state
@@ -155,7 +156,7 @@ class Auctioneer:
             self._out.append(m.AskRho(name, session, state.rounds, state.contention(name), len(state.gpus)))
 
     def _make_offers(self, round_: Round) -> None:
-        """End the first phase: choose the bidders and send them the offer."""
+        """End the first stage: choose the bidders and send them the offer."""
         state = self._state
         round_.narrow(state.offerable())
         situation = self._situation(round_)
@@ -179,7 +180,7 @@ class Auctioneer:
             )
 
     def _clear(self, round_: Round) -> None:
-        """End the second phase: let the policy decide."""
+        """End the second stage: let the policy decide."""
         round_.narrow(self._state.offerable())
         situation = self._situation(round_)
         self._settle(round_, self._policy.decide(situation, round_.bids) if round_.offer else Outcome())

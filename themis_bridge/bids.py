@@ -1,9 +1,9 @@
 """What an app bids: which subsets of an offer it lists, and its rho with each.
 
-Subsets are too many to list: 2^256 of a large offer. Only how many GPUs an app gets and how many of them lie
-together matters to it, so it lists one set for every size of a ladder and every gang that its jobs could run in,
-as dense as the offer allows. What that loses against all subsets is measured by ``benchmarks.auction`` and
-bounded in docs/themis.md. Nothing is decided here about other apps.
+An offer of 256 GPUs has 2^256 subsets, too many to list. To an app it only matters how many GPUs it gets and how many
+of them are on one machine. So it lists one subset for each size of a ladder and each width of gang that its jobs could
+run in, as dense as the offer allows. `benchmarks.auction` measures what is lost against a bid on all subsets;
+docs/themis.md has the figure. Nothing is decided here about other apps.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from themis_bridge.auction import Bid, shape
 from themis_bridge.fairness import JobInfo
 from themis_bridge.locality import Gpu, Phase, Slowdowns
 
+#: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. Judgement: a
+#: shorter table makes the auction faster; `benchmarks.auction` measures what it loses.
+ALL_SIZES_TO = 8
+
 
 def ladder(most: int) -> list[int]:
-    """Sizes to list up to ``most``: all up to 8, then four an octave, and ``most`` itself."""
-    sizes = [size for size in range(1, min(8, most) + 1)]
+    """The sizes that a bid lists: all up to `ALL_SIZES_TO`, then fewer, and ``most`` itself."""
+    sizes = [size for size in range(1, min(ALL_SIZES_TO, most) + 1)]
     step = 2
     while sizes and sizes[-1] < most:
         sizes += [min(size, most) for size in range(sizes[-1] + step, 2 * sizes[-1] + 1, step) if size - step < most]
@@ -29,10 +33,13 @@ def ladder(most: int) -> list[int]:
 
 @dataclass
 class Valuation:
-    """One app's rho for any set of GPUs, from now on and until it is done.
+    """One app's rho for any set of GPUs that it would hold from now until it is done (eq. 1 and 2).
 
-    ``phases``: the jobs left, the running phase first. ``elapsed``: seconds since it arrived. ``independent``: T_id.
-    ``most``: GPUs that it wants at most, None for as many as its jobs can use.
+    phases: the work left, the running phase first.
+    elapsed: seconds since the app arrived.
+    independent: T_id, s.
+    slowdowns: what a placement costs the app.
+    most: how many GPUs the app wants at most; None for as many as its jobs can use.
     """
 
     phases: Sequence[Sequence[JobInfo] | Phase]
@@ -51,7 +58,7 @@ class Valuation:
 
     @property
     def useful(self) -> int:
-        """The most GPUs that the running phase can use: more would idle until the next one."""
+        """The most GPUs that the running phase can use; more would idle until the next phase."""
         useful = next((phase.demand for phase in self._phases if phase.work), 0)
         return useful if self.most is None else min(useful, self.most)
 
@@ -62,7 +69,13 @@ class Valuation:
         return 1 << (width - 1).bit_length()
 
     def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
-        """Seconds from now with the GPUs in ``held`` and pieces apart from them; ``kinds``: one GPU of each kind."""
+        """Seconds from now until the app is done.
+
+        Args:
+            held: the GPUs that it would hold, with their places.
+            pieces: further GPUs: size of a piece that lies on one machine -> number of pieces.
+            kinds: GPUs that show the kinds and the racks of the pieces.
+        """
         held = list(held)
         counts = list(Counter(gpu.machine for gpu in held).values())
         for size, number in (pieces or {}).items():
@@ -73,11 +86,11 @@ class Valuation:
         return sum(phase.time(counts, across, speed) for phase in self._phases)
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
-        """Finish-time fairness with those GPUs until the end."""
+        """Finish-time fairness with those GPUs until the end; arguments as of `finish`."""
         return self.rho_after(self.finish(held, pieces, kinds))
 
     def rho_after(self, seconds: float) -> float:
-        """Finish-time fairness if it ends so many seconds from now."""
+        """Finish-time fairness if the app ends ``seconds`` from now."""
         return (self.elapsed + seconds) / self.independent
 
 
@@ -92,10 +105,12 @@ def make_bid(
     """The app's bid for an offer.
 
     Args:
-        held: GPUs that it keeps whatever the outcome.
-        offer: GPUs on offer.
-        most: a quota, the most GPUs that it may hold in all.
-        own: ids of GPUs on offer that it has until their leases end; it would rather stay than move.
+        app: its name.
+        valuation: its rho for any set of GPUs.
+        held: the GPUs that it keeps whatever the outcome.
+        offer: the GPUs on offer.
+        most: its quota, the most GPUs that it may hold in all; None if it has none.
+        own: ids of the GPUs on offer that it holds until their leases end; it lists these first, so as not to move.
     """
     held, offer = list(held), list(offer)
     near = Counter(gpu.machine for gpu in held)
@@ -111,7 +126,7 @@ def make_bid(
         machines: dict[str, list[Gpu]] = defaultdict(list)
         for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.slot, gpu.id)):
             machines[gpu.machine].append(gpu)
-        # Near what it has, then the emptiest machine; racks together.
+        # First the machines where it has most GPUs, then, rack by rack, those with most GPUs on offer.
         order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))
         kind = [min(of_kind, key=lambda gpu: gpu.id)]
         racks = list({gpu.rack: gpu for gpu in of_kind}.values())
@@ -125,5 +140,5 @@ def make_bid(
                 table[frozenset(gpu.id for gpu in row)] = rho
             gang //= 2
     empty = table[frozenset()]
-    # A set of slow GPUs must not look worse than none: the app would leave them idle.
+    # A set of slow GPUs is never worse than none, because the app could leave them idle.
     return Bid(app, {row: min(rho, empty) for row, rho in table.items()}, valuation.gang)

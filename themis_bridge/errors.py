@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ThemisError(ValueError):
-    """A bid, a figure or a setting that cannot be true. The message names whose it is, the value and the remedy."""
+    """A bid, a number or a setting that cannot be true. The message names its owner, the value and the remedy."""

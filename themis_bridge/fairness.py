@@ -1,9 +1,10 @@
 """Finish-time fairness: rho = T_sh / T_id (Themis, section 4.3).
 
-T_sh is when an app finishes on the GPUs that it gets, T_id when it would on its own share of the cluster. An app
-is a sequence of phases; a phase is a list of jobs that all have to end before the next one begins. A single job
-is one phase of one job; successive halving (HyperBand, ASHA) has a phase a rung; performance-curve stopping is
-one phase of what still runs. Seconds everywhere; a budget is GPU seconds. Nothing is bid or granted here.
+T_sh is the time that an app takes on the GPUs that it gets, T_id the time that it would take on its own share of the
+cluster. An app is a sequence of phases. A phase is a list of jobs that all have to end before the next phase begins: a
+single job is one phase of one job; successive halving (HyperBand, ASHA) has one phase for each rung; performance-curve
+stopping is one phase of all jobs that still run. Times are seconds, budgets are GPU seconds. Nothing is bid or granted
+here.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from statistics import median
 
 from themis_bridge.errors import ThemisError
 
-#: A bidder that would hold nothing values it as this share of one GPU. A bid is finite; by the paper its rho is
-#: unbounded, so that the first GPU is worth more to it than another one to anybody else, however far behind.
+#: An app without any GPU is valued as if it had this fraction of one. By the paper its rho is unbounded, but a bid must
+#: be finite. Judgement: small enough that a first GPU is worth more to an app than another GPU to any other app.
 NOTHING = 0.01
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One training job: the paper's figure 7, and the most GPUs that it can use.
+    """One training job (figure 7 of the paper).
 
-    ``iters_remaining``: iterations left. ``time_per_iter``: seconds of one on one GPU. ``sensitivity``: how much of
-    a placement's slowdown it feels, 0 none, 1 all of it.
+    iters_remaining: iterations left.
+    time_per_iter: seconds of one iteration on one GPU.
+    max_gpus: the most GPUs that it can use.
+    sensitivity: the fraction of a placement's slowdown that it feels, from 0 to 1.
     """
 
     iters_remaining: float
@@ -41,19 +44,19 @@ class JobInfo:
 
     @property
     def work(self) -> float:
-        """GPU seconds left, on one GPU."""
+        """Work left: seconds on one GPU."""
         return self.iters_remaining * self.time_per_iter
 
     def slowdown(self, placement: float) -> float:
-        """This job's S on a placement whose S is ``placement`` for a job of sensitivity 1."""
+        """This job's S on a placement where a job of sensitivity 1 has the S ``placement``."""
         return 1.0 + self.sensitivity * (placement - 1.0)
 
 
 def phase_time(jobs: Sequence[JobInfo], gpus: float, slowdown: float = 1.0) -> float:
-    """Seconds of one phase on ``gpus`` GPUs when the tuner splits them as well as can be (eq. 2: max over jobs).
+    """Seconds of one phase on ``gpus`` GPUs with the best split of them among its jobs (eq. 2: max over jobs).
 
-    Jobs may take turns and be as wide as ``max_gpus``, so no split ends before all GPUs have done all work, nor
-    before the longest job has run at its widest, and one ends then.
+    Jobs may take turns and use up to ``max_gpus`` GPUs. A split ends neither before all GPUs together have done all the
+    work, nor before the longest job has run at its widest; the best one ends at the later of these two times.
     """
     works = [job.work * (job.slowdown(slowdown) if slowdown != 1.0 else 1.0) for job in jobs]
     total = sum(works)
@@ -68,16 +71,16 @@ def phase_time(jobs: Sequence[JobInfo], gpus: float, slowdown: float = 1.0) -> f
 def shared_finish_time(
     phases: Iterable[Sequence[JobInfo]], gpus: float, elapsed: float = 0.0, slowdown: float = 1.0
 ) -> float:
-    """T_sh (eq. 1 and 2): seconds from the app's start to its end if it had ``gpus`` GPUs from now on.
+    """T_sh (eq. 1 and 2): seconds from the app's start to its end if it has ``gpus`` GPUs from now on.
 
     Args:
-        phases: what is left, the running phase first.
-        gpus: how many GPUs; 0 gives infinity while anything is left.
-        elapsed: seconds since the app started, queueing included.
+        phases: the work left, the running phase first.
+        gpus: number of GPUs, >= 0; with 0 the result is infinite while any work is left.
+        elapsed: seconds since the app started, including those in the queue.
         slowdown: S of the placement, >= 1.
 
     Raises:
-        ThemisError: a number that cannot be.
+        ThemisError: an argument is not finite or out of range.
     """
     if not (math.isfinite(gpus) and gpus >= 0):
         raise ThemisError(f"gpus={gpus!r}: expected a finite number >= 0")
@@ -89,34 +92,33 @@ def shared_finish_time(
 
 
 def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float, contention: float) -> float:
-    """T_id = T_cluster * N_avg: seconds on a share of the cluster of one's own.
+    """T_id = T_cluster * N_avg, with T_cluster = B / min(R_C, max_gpus) (eq. 1 and 2): seconds on the app's own share.
 
     Args:
-        budget: B, all GPU seconds of the app, without slowdown.
-        cluster_gpus: R_C.
-        max_gpus: the most GPUs that the app can use.
-        contention: N_avg, the mean over the app's life of the number of apps in the cluster, itself included.
+        budget: B, all work of the app in GPU seconds, without slowdown, > 0.
+        cluster_gpus: R_C, GPUs in the cluster, >= 1.
+        max_gpus: the most GPUs that the app can use, >= 1.
+        contention: N_avg, the number of apps in the cluster (this one included), averaged over the app's life, >= 1.
 
     Raises:
-        ThemisError: a number that cannot be.
+        ThemisError: an argument is not finite or out of range.
     """
     if not (math.isfinite(budget) and budget > 0):
         raise ThemisError(f"budget={budget!r}: expected GPU seconds > 0")
     for name, value in (("cluster_gpus", cluster_gpus), ("max_gpus", max_gpus), ("contention", contention)):
-        # fractions of a GPU or of an app make no sense
         if not (math.isfinite(value) and value >= 1):
             raise ThemisError(f"{name}={value!r}: expected a finite number >= 1")
     return budget / min(cluster_gpus, max_gpus) * contention
 
 
 def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]]) -> list[list[JobInfo]]:
-    """Phases of successive halving: the jobs that run now, then a phase of each later rung.
+    """Phases of successive halving: the jobs that run now, then one phase for each later rung.
 
-    ``rungs``: of each later rung how many jobs it has and for how many iterations. Nobody knows yet which jobs
-    those will be: they count as the median one (section 4.3.3).
+    ``rungs``: (number of jobs, iterations of each) for every later rung. Nobody knows yet which jobs will get there, so
+    each counts as the median of those that run now (section 4.3.3). Raises ThemisError if no job runs.
     """
     if not running:
-        raise ThemisError("successive halving without a running job; leave the app out once it has none")
+        raise ThemisError("successive halving without a running job; call it only while a job runs")
     typical = JobInfo(
         0,
         median(job.time_per_iter for job in running),
@@ -131,9 +133,9 @@ def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]
 
 
 def curve_phases(forecasts: Iterable[Sequence[JobInfo]]) -> list[list[JobInfo]]:
-    """Performance-curve stopping: one phase of what still runs.
+    """Performance-curve stopping: one phase of all jobs that still run.
 
-    ``forecasts``: of each running job, one JobInfo for every curve that fits what was seen of it. The one that
-    lets it run longest counts (section 4.3.2), so that the estimate is never too early.
+    ``forecasts``: for each running job, one JobInfo for every curve that fits its results so far. The one that lets the
+    job run longest counts (section 4.3.2), so that the forecast is not too early.
     """
     return [[max(curves, key=lambda job: job.work) for curves in forecasts]]

@@ -1,8 +1,8 @@
 """Where GPUs are, and what a placement costs an app.
 
-S(G) >= 1 is set by the slowest link that a job's GPUs use: nothing inside a machine, more across machines and
-across racks. An app starts with the paper's guesses and replaces them by measured iteration times. Which
-placements to bid on is decided in `bids`.
+The slowest link between a job's GPUs decides its slowdown S(G) >= 1: none inside a machine, more across machines, most
+across racks. An app starts with the paper's guesses and replaces them by measured iteration times. `bids` decides which
+placements to bid on.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from statistics import median
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import NOTHING, JobInfo
 
-#: Links, fastest first, and what they cost before anything was measured (footnote 3).
+#: Link -> S before anything was measured, fastest link first. Source: the paper, footnote 3.
 GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
-#: Iteration times remembered of one width and link.
+#: How many iteration times are remembered for each link. Judgement: the median of nine ignores four outliers.
 MEMORY = 9
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of the cluster. ``kind``: its type; equal kinds are equally fast."""
+    """One GPU of the cluster and its place. ``kind``: its type; GPUs of one kind are equally fast."""
 
     id: str
     machine: str
@@ -49,19 +49,21 @@ def link(gpus: Iterable[Gpu]) -> str:
 
 @dataclass
 class Slowdowns:
-    """One app's S by link, and how fast it is on each kind of GPU; guessed, then measured.
+    """One app's S for each link, guessed or measured, and its speed on each kind of GPU.
 
-    A guess is replaced by the median of (time on the link * width) / (time on one GPU), never below 1.
+    A measured S is the median of (iteration time on the link * number of GPUs) / median iteration time on one GPU, at
+    least 1.
     """
 
+    #: Link -> S until it is measured.
     guesses: Mapping[str, float] = field(default_factory=lambda: dict(GUESSES))
-    #: kind of GPU -> iterations per second over those of the slowest kind; a kind that is not here counts as 1.
+    #: Kind of GPU -> its iterations per second divided by those of the slowest kind; 1 for a kind that is missing.
     speeds: Mapping[str, float] = field(default_factory=dict)
     _serial: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     _seen: dict[str, deque[float]] = field(default_factory=dict)
 
     def measured(self, gpus: Sequence[Gpu], seconds: float) -> None:
-        """One iteration of one job took ``seconds`` on these GPUs."""
+        """Note that one iteration of one job took ``seconds`` on these GPUs. Raises ThemisError if that cannot be."""
         if not gpus or not (math.isfinite(seconds) and seconds > 0):
             raise ThemisError(f"an iteration of {seconds!r} s on {len(gpus)} GPUs; expected seconds > 0 and a GPU")
         spent = seconds * min(self.speed(gpu) for gpu in gpus)
@@ -71,7 +73,7 @@ class Slowdowns:
             self._seen.setdefault(link(gpus), deque(maxlen=MEMORY)).append(spent * len(gpus))
 
     def of(self, name: str) -> float:
-        """S of a link. A slower link is never better than a faster one."""
+        """S of a link, at least that of every faster link. Raises ThemisError for an unknown name."""
         worst = 1.0
         for each in GUESSES:
             seen = self._seen.get(each)
@@ -82,18 +84,22 @@ class Slowdowns:
         raise ThemisError(f"{name!r} is not a link; use one of: {', '.join(GUESSES)}")
 
     def speed(self, gpu: Gpu) -> float:
+        """The app's speed on a GPU of this kind, relative to the slowest kind."""
         return self.speeds.get(gpu.kind, 1.0)
 
 
 class Phase:
-    """The sums over a phase's jobs that its time depends on, taken once: a bid asks for many placements."""
+    """One phase as the sums over its jobs that its time depends on; a bid asks for the times of many placements."""
 
     def __init__(self, jobs: Iterable[JobInfo]):
         self.jobs = 0
-        #: The most GPUs that they can use.
+        #: The most GPUs that all its jobs can use together.
         self.demand = 0
-        self.work = self.felt = 0.0
-        #: (max_gpus, sensitivity) -> work of the longest such job.
+        #: GPU seconds of all jobs.
+        self.work = 0.0
+        #: GPU seconds of all jobs, each multiplied by its sensitivity.
+        self.felt = 0.0
+        #: (max_gpus, sensitivity) -> work of the longest job with these two values.
         self._longest: dict[tuple[int, float], float] = {}
         for job in jobs:
             self.jobs += 1
@@ -105,18 +111,22 @@ class Phase:
         self.widest = max((width for width, _ in self._longest), default=1)
 
     def part(self, share: float) -> Phase:
-        """The same jobs with that share of their work."""
+        """The same jobs with the fraction ``share`` of their work."""
         new = copy.copy(self)
         new.work, new.felt = self.work * share, self.felt * share
         new._longest = {key: work * share for key, work in self._longest.items()}
         return new
 
     def time(self, counts: Sequence[int], across: float, faster: float = 1.0) -> float:
-        """Seconds on GPUs of which ``counts`` lie together, a count for every place.
+        """Seconds that the phase takes with the best width of its jobs on a placement.
 
-        Jobs as wide as fit into a place feel no slowdown; jobs that span places feel ``across``. The tuner takes
-        the better of the two, and the better width, so another GPU never makes the phase later. ``faster``: speed
-        of the GPUs. No GPU at all counts as a share ``NOTHING`` of one.
+        A job that stays inside a machine feels no slowdown; one that spans machines feels ``across``. Because the
+        better of the two and the best width count, another GPU never makes the phase longer.
+
+        Args:
+            counts: number of GPUs on each machine; without any GPU the app counts as having the fraction `NOTHING`.
+            across: S of a job that spans machines.
+            faster: speed of the GPUs, see `Slowdowns.speed`.
         """
         if not self.work:
             return 0.0
@@ -136,7 +146,7 @@ class Phase:
             width = min(2 * width, self.widest)
 
     def _capped(self, usable: int, width: int, slowdown: float) -> float:
-        """Seconds on ``usable`` GPUs when no job is wider than ``width``."""
+        """Seconds on ``usable`` GPUs if no job may use more than ``width`` GPUs."""
         extra = slowdown - 1.0
         longest = max(work * (1.0 + feels * extra) / min(width, most) for (most, feels), work in self._longest.items())
         return max((self.work + self.felt * extra) / usable, longest)

@@ -1,7 +1,7 @@
-"""What goes into the arbiter and what comes out: plain, frozen dataclasses; all times are seconds.
+"""All that goes into the arbiter and comes out of it, as plain frozen dataclasses. All times are seconds.
 
-Events say what happened, instructions what a shell must do. `Leases` is the whole of what an app holds and not a
-change to it, so that a lost, doubled or overtaken message does no harm.
+Events say what happened, instructions what the shell must do. A `Leases` message has all leases of an app instead of a
+change to them, so that a lost, repeated or overtaken message does no harm.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ class Event:
 
 
 class Instruction:
-    """Something that the shell must do, after it has written down the arbiter's state."""
+    """Something that the shell must do, after it has stored the arbiter's books."""
 
 
 @dataclass(frozen=True)
 class GpuJoined(Event):
-    """A GPU can be leased from now on."""
+    """A GPU is in the cluster and can be leased."""
 
     gpu: Gpu
 
 
 @dataclass(frozen=True)
 class GpuLeft(Event):
-    """A GPU is gone, and what was reserved on it."""
+    """A GPU has left the cluster, and with it what was reserved there."""
 
     gpu: str
 
 
 @dataclass(frozen=True)
 class AppEvent(Event):
-    """An app says something. ``session``: of its agent; a driver that starts again has a new one."""
+    """An app sent something. ``session``: names one run of the app's driver; after a restart it is a new one."""
 
     app: str
     session: str
@@ -50,22 +50,26 @@ class AppJoined(AppEvent):
 
 @dataclass(frozen=True)
 class AppLeft(AppEvent):
-    """An app is done: its leases end now."""
+    """An app is done; its leases end now."""
 
 
 @dataclass(frozen=True)
 class Heard(AppEvent):
-    """An app lives. Every other event of it says so too."""
+    """An app is alive. Every other event of the app says so, too."""
 
 
 @dataclass(frozen=True)
 class Report:
     """An app's answer to `AskRho`.
 
-    ``rho``: if nothing changed. ``useful``: the most GPUs that it could use now, those it holds included. ``gang``:
-    GPUs of it that should lie together. ``facts``: what the baselines of the twin go by. ``best``: rho if it had all
-    that it could use from now on, and ``left`` seconds until it ends then. ``whole``: T_cluster, what all its
-    work, done and left, takes then. ``leases``: tokens of those that ``rho`` goes by; none where it is of a past bid.
+    rho: its finish-time fairness if it keeps the GPUs that it holds.
+    useful: the most GPUs that it could use now, including those that it holds.
+    gang: how many of its GPUs should be on one machine.
+    facts: what the baselines of the twin need to know; None otherwise.
+    best: its rho if it had all GPUs that it could use from now on.
+    left: seconds until it would end with all those GPUs.
+    whole: T_cluster, seconds that all its work, done and left, takes with all those GPUs.
+    leases: tokens of the leases that ``rho`` was computed for; empty if ``rho`` is that of an earlier bid.
     """
 
     rho: float
@@ -80,7 +84,7 @@ class Report:
 
 @dataclass(frozen=True)
 class RhoAnswer(AppEvent):
-    """The answer to `AskRho` of that round."""
+    """An app's answer to `AskRho` in the round of that number."""
 
     round: int
     report: Report
@@ -88,7 +92,7 @@ class RhoAnswer(AppEvent):
 
 @dataclass(frozen=True)
 class BidAnswer(AppEvent):
-    """The answer to `Offer` of that round."""
+    """An app's answer to `Offer` in the round of that number."""
 
     round: int
     bid: Bid
@@ -104,7 +108,7 @@ class Release(AppEvent):
 
 @dataclass(frozen=True)
 class Removed(Event):
-    """What was reserved on a GPU for that token is gone; nothing of it runs there."""
+    """The reservation of a GPU under that token is gone, and nothing of it runs there any more."""
 
     gpu: str
     token: int
@@ -112,7 +116,7 @@ class Removed(Event):
 
 @dataclass(frozen=True)
 class Reserved(Event):
-    """The GPU is reserved under that token."""
+    """Ray has reserved the GPU under that token."""
 
     gpu: str
     token: int
@@ -120,7 +124,7 @@ class Reserved(Event):
 
 @dataclass(frozen=True)
 class ReserveFailed(Event):
-    """The GPU could not be reserved for that app (somebody outside has it, or the CPUs beside it): try later."""
+    """The GPU could not be reserved under that token: something else uses it, or the CPUs that the app needs with it."""
 
     gpu: str
     token: int
@@ -128,7 +132,7 @@ class ReserveFailed(Event):
 
 @dataclass(frozen=True)
 class Configured(Event):
-    """An operator changed settings; see `Settings`."""
+    """An operator changed settings. ``changes``: name of a field of `Settings` -> its new value."""
 
     changes: dict[str, Any] = field(default_factory=dict)
 
@@ -140,7 +144,11 @@ class Tick(Event):
 
 @dataclass(frozen=True)
 class AskRho(Instruction):
-    """Step 1: ask an app for its `Report`. ``contention``: N_avg of its life; ``gpus``: R_C."""
+    """Ask an app for its `Report` (step 1 of section 4.2.2).
+
+    contention: N_avg over the app's life.
+    gpus: R_C, GPUs in the cluster.
+    """
 
     app: str
     session: str
@@ -151,7 +159,12 @@ class AskRho(Instruction):
 
 @dataclass(frozen=True)
 class Offer(Instruction):
-    """Steps 2 and 3: offer GPUs to an app. ``held``: what it keeps or was promised; ``most``: its quota, if any."""
+    """Offer GPUs to an app and ask for a bid (steps 2 and 3 of section 4.2.2).
+
+    contention, gpus: as of `AskRho`.
+    held: the GPUs that the app keeps or was promised, whatever comes of this round.
+    most: its quota; None if it has none.
+    """
 
     app: str
     session: str
@@ -165,7 +178,12 @@ class Offer(Instruction):
 
 @dataclass(frozen=True)
 class LeaseView:
-    """One lease as its holder sees it. ``ending``: it will not be renewed; ``remaining``: seconds until its end."""
+    """One lease as its holder is told of it.
+
+    remaining: seconds until its end.
+    ending: it will not be renewed.
+    leftover: the app was given the GPU and did not win it.
+    """
 
     gpu: Gpu
     token: int
@@ -176,7 +194,7 @@ class LeaseView:
 
 @dataclass(frozen=True)
 class Leases(Instruction):
-    """Tell an app all that it holds. ``version`` only grows: a message with a smaller one is out of date."""
+    """Tell an app all leases that it holds. ``version`` only grows: a message with a smaller one is out of date."""
 
     app: str
     session: str
@@ -186,9 +204,11 @@ class Leases(Instruction):
 
 @dataclass(frozen=True)
 class Refused(Instruction):
-    """Tell an app that it, or its answer, is not accepted.
+    """Tell an app that it, or an answer of it, is not accepted.
 
-    ``final``: it must not go on. ``unknown``: the arbiter does not know it, and it has to join again.
+    why: the reason, for people.
+    final: the app must not go on.
+    unknown: the arbiter does not know the app, which has to join again.
     """
 
     app: str
@@ -200,7 +220,7 @@ class Refused(Instruction):
 
 @dataclass(frozen=True)
 class Reserve(Instruction):
-    """Step 5: reserve the GPU for the app under this token. Answered by `Reserved` or `ReserveFailed`."""
+    """Reserve the GPU for the app under this token. The shell answers with `Reserved` or `ReserveFailed`."""
 
     gpu: str
     app: str
@@ -209,7 +229,7 @@ class Reserve(Instruction):
 
 @dataclass(frozen=True)
 class Remove(Instruction):
-    """Kill what runs on the GPU under this token and free it. Answered by `Removed`."""
+    """Kill what runs on the GPU under this token and free it. The shell answers with `Removed`."""
 
     gpu: str
     app: str

@@ -1,7 +1,8 @@
-"""Who bids and who gets what: the one question in which Themis and its baselines differ.
+"""Which apps bid, and which app gets which GPU: the only decisions in which Themis and its baselines differ.
 
-A policy sees the apps' reports, says whom to offer the GPUs to, and, with their bids, who gets which. The arbiter does
-all the rest alike for every policy. Baselines are in `themis_bridge.twin.baselines`.
+A policy sees the apps' reports and chooses the apps that are offered the GPUs; with their bids it decides who gets
+which GPU. Everything else the arbiter does in the same way for every policy. The baselines are in
+`themis_bridge.twin.baselines`.
 """
 
 from __future__ import annotations
@@ -18,75 +19,83 @@ from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA
+from themis_bridge.winner_determination import EQUAL
 
-#: Of what nobody won, an app that would hold nothing gets its gang first if its rho would be this or more even with all
-#: that it could use from now on: a 25th of the time of its own share has passed.
-WAITED = 0.04
+#: An app without any GPU has waited long if its rho would be at least this even if it had all GPUs that it could use
+#: from now on. That is so at the latest when this fraction of its fair time T_id has passed. Judgement: small, because
+#: such an app is starving (bug 92 in docs/bugs.md).
+LONG_WAIT = 0.04
 
 
 @dataclass
 class Situation:
-    """What a policy decides on.
+    """What a policy decides on."""
 
-    ``held``: GPUs that each app keeps, those on offer not among them. ``holder``: who has a GPU on offer until its
-    lease ends. ``quota``: by app.
-    """
-
+    #: App -> its report.
     reports: Mapping[str, Report]
+    #: App -> the GPUs that it keeps whatever is decided; none of them is on offer.
     held: Mapping[str, tuple[Gpu, ...]]
+    #: GPU id -> the GPU, for all on offer.
     offer: Mapping[str, Gpu]
+    #: GPU id -> the app that holds it until its lease ends, for those on offer that are leased.
     holder: Mapping[str, str]
+    #: App -> the most GPUs that it may hold, for apps that have a quota.
     quota: Mapping[str, int]
 
     def wants(self, app: str) -> int:
-        """How many more GPUs the app could use."""
+        """How many GPUs the app could use beyond those that it keeps."""
         return min(self.reports[app].useful, self.quota.get(app, NO_QUOTA)) - len(self.held[app])
 
 
 @dataclass
 class Outcome:
-    """``grants``: GPU -> app. ``leftovers``: those of them that were not won. ``clearing``: of an auction."""
+    """What a policy decided."""
 
+    #: GPU id -> the app that gets it.
     grants: dict[str, str] = field(default_factory=dict)
+    #: The granted GPUs that their app was given without having won them.
     leftovers: frozenset[str] = frozenset()
+    #: The auction, if there was one.
     clearing: Clearing | None = None
 
 
 class Policy(Protocol):
-    """See the module. ``recalls``: leases are recalled for an app that comes."""
+    """See the module. ``recalls``: whether leases are recalled for an app that joins, see `preemption`."""
 
     recalls: ClassVar[bool]
 
     def bidders(self, situation: Situation) -> list[str]:
-        """Apps to offer the GPUs to; empty when it needs no bids."""
+        """The apps to offer the GPUs to; empty if the policy needs no bids."""
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        """Who gets what. ``bids``: of those bidders that answered in time, each one checked."""
+        """Which app gets which GPU. ``bids``: the valid bids of those bidders that answered in time."""
 
 
 @dataclass
 class Themis:
-    """The partial-allocation auction among the worst ``1 - f`` of the apps; of these no more than want all there is.
+    """The partial-allocation auction among the apps with the worst rho.
 
-    Were twenty apps of one GPU each to bid for two, each winner would pay all it won for what the others lose, and the
-    worst would go empty-handed round by round. Whoever wants all that is on offer bids alone: GPUs that lie together
-    stay together. (Of up to five apps that want some, at f = 0.8, the worst bids alone, too.)
+    At most a ``1 - f`` share of the apps that want GPUs bids, and at least one app. In addition, counted from the
+    worst, no app bids after the demands before it cover the offer. If twenty apps of one GPU each bid for two GPUs,
+    each winner would pay with all that it won for what the others lose, and the worst would get nothing, round after
+    round. And an app that wants the whole offer bids alone, so that GPUs on one machine stay together.
     """
 
     recalls: ClassVar[bool] = True
-    f: float = 0.8
+    f: float
 
     def bidders(self, situation: Situation) -> list[str]:
         holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
 
         def behind(app: str) -> tuple[bool, float, str]:
-            # Without any GPU rho is as good as infinite and says nothing: who has waited longest, measured by what it
-            # has to do, is the one whose rho would be worst if it had all that it could use from now on.
+            # Without any GPU rho is practically infinite and says nothing. Of such apps, the one that has waited
+            # longest relative to its work is the one whose rho would be worst if it had all GPUs that it could use from
+            # now on.
             report = situation.reports[app]
             return app in holding, -(report.rho if app in holding else report.best), app
 
         wanting = sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
-        most = max(1, math.ceil((1 - self.f) * len(wanting) - 1e-9))
+        most = max(1, math.ceil((1 - self.f) * len(wanting) - EQUAL))
         wanted = list(accumulate(situation.wants(app) for app in wanting))
         enough = bisect_left(wanted, len(situation.offer)) + 1
         return wanting[: min(most, enough)]
@@ -100,12 +109,14 @@ class Themis:
 
 
 def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
-    """Leave with its holder what would harm it more to lose than it helps the other to get.
+    """Leave a GPU with its holder where the loss would harm the holder more than the gain would help the winner.
 
-    GPUs come up for auction a few at a time and a few apps bid, so most holders do not. Without this rule two equals
-    would take a GPU from each other in turn, for ever. A GPU stays if its holder, with what it keeps, would then be
-    worse off than the other is now; never the holder's last one, so that apps beyond the number of GPUs take turns.
-    Of one machine whole gangs stay or go: half of one is slow for both.
+    Only a few GPUs are auctioned at a time and only a few apps bid, so most holders cannot defend their GPUs. Without
+    this rule two equal apps would take a GPU from each other for ever. A GPU stays if its holder would be worse off
+    without it than the winner is now. The holder's last GPU never stays, so that apps take turns where there are more
+    apps than GPUs. GPUs of one machine stay or go by whole gangs, because half a gang is slow for both apps.
+
+    Returns GPU -> app, as ``grants`` but with the holder where the GPU stays.
     """
     final = dict(grants)
     count = Counter(situation.holder.values())
@@ -138,13 +149,19 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
 
 
 def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:
-    """Leftover GPUs: one gang to each app that has waited long and would hold nothing, worst first; then to apps that
-    did not bid, longest first by what is left; then, worst rho first, to those that did.
+    """Give the GPUs on offer that are in no grant to apps; returns GPU -> app.
 
-    The paper draws lots. By the longest the cluster's last app ends earlier, and the same app has them again next time:
-    fewer moves. To overstate one's work wins leftovers and loses auctions, which costs more (docs/themis.md). But an
-    app that can use one GPU and bids beside a larger one wins it and pays all of it: round by round it would get none.
-    Each turn gives one app as many GPUs as its gang, of one machine where there are so many.
+    They go, one gang at a time and on one machine where possible,
+
+    1. to apps that would hold nothing and have waited long (`LONG_WAIT`): one gang each, worst first. An app that can
+       use a single GPU and bids beside a larger app wins the GPU but pays with all of it, so that without this rule it
+       could stay without a GPU round after round;
+    2. to apps that did not bid: the one with most work left first;
+    3. to apps that did bid: worst rho first.
+
+    The paper draws lots among the apps that did not bid. By work left, the last app of the cluster ends earlier, and
+    the same app gets the GPUs again in the next round, so that less moves. An app that overstates its work wins
+    leftovers but loses auctions, which costs it more (docs/themis.md).
     """
     free: dict[str, list[str]] = defaultdict(list)
     for gpu in sorted(situation.offer.keys() - grants.keys()):
@@ -157,7 +174,8 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
         near = Counter(gpu.machine for gpu in situation.held[app])
         near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
         own = Counter(machine for machine, gpus in free.items() for gpu in gpus if situation.holder.get(gpu) == app)
-        # Where a whole gang fits; near its others: it may move together lease by lease; where it is now; tightest.
+        # Preferred in this order: a machine where a whole gang fits; one that has most of the app's GPUs, so that a
+        # scattered app moves together lease by lease; one where the app holds GPUs on offer; the tightest fit.
         machine = min(
             free, key=lambda m: (len(free[m]) < size, -near[m], -min(size, own[m]), abs(len(free[m]) - size), m)
         )
@@ -169,7 +187,7 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
         if not free[machine]:
             del free[machine]
 
-    waited = [app for app, report in situation.reports.items() if report.best >= WAITED]
+    waited = [app for app, report in situation.reports.items() if report.best >= LONG_WAIT]
     empty = [app for app in waited if not situation.held[app] and not got[app]]
     for app in sorted(empty, key=lambda app: (-situation.reports[app].best, app)):
         if free and situation.wants(app) > 0:

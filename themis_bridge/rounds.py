@@ -1,7 +1,7 @@
 """A round in progress: which apps were asked, what is on offer, and which answers count.
 
-In the first phase the round waits for a `Report` of every app that was asked. When ``bidders`` are chosen the second
-phase begins, in which it waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who
+In its first stage a round waits for a `Report` of every app that was asked. When ``bidders`` are chosen its second
+stage begins, in which it waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who
 bids and who wins.
 """
 
@@ -22,21 +22,21 @@ class Round:
     """See the module."""
 
     number: int
-    #: End of the present phase on the arbiter's clock.
+    #: End of the present stage on the arbiter's clock.
     deadline: float
     #: App -> its session, for every app that was asked for a report.
     asked: dict[str, str]
     #: GPU id -> the GPU, for all on offer.
     offer: dict[str, Gpu]
     reports: dict[str, m.Report] = field(default_factory=dict)
-    #: Apps that are offered the GPUs; empty in the first phase.
+    #: Apps that are offered the GPUs; empty in the first stage.
     bidders: list[str] = field(default_factory=list)
     bids: dict[str, Bid] = field(default_factory=dict)
     #: Apps whose answer was refused; they are not waited for.
     refused: set[str] = field(default_factory=set)
 
     def awaits(self, event: m.RhoAnswer | m.BidAnswer) -> bool:
-        """Whether the present phase waits for this answer; if not, it is late or nobody asked for it."""
+        """Whether the present stage waits for this answer; if not, it is late or nobody asked for it."""
         if event.round != self.number or self.asked.get(event.app) != event.session:
             return False
         if isinstance(event, m.RhoAnswer):
@@ -69,7 +69,7 @@ class Round:
 
     @property
     def awaited(self) -> set[str]:
-        """Apps whose answer the present phase still waits for."""
+        """Apps whose answer the present stage still waits for."""
         if not self.bidders:
             return self.asked.keys() - self.reports.keys() - self.refused
         return set(self.bidders) - self.bids.keys() - self.refused

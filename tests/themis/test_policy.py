@@ -5,7 +5,7 @@ from __future__ import annotations
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import WAITED, Situation, Themis, renew, share_leftover
+from themis_bridge.policy import LONG_WAIT, Situation, Themis, renew, share_leftover
 
 
 def bidders(
@@ -97,8 +97,8 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_longest(
     reports = {
         "long": Report(1.0, 4, left=90.0, best=0.9),
         "worst": Report(90.0, 4, gang=2, left=2.0, best=3.0),
-        "waited": Report(80.0, 4, left=1.0, best=WAITED),
-        "new": Report(99.0, 4, left=1.0, best=WAITED / 2),
+        "waited": Report(80.0, 4, left=1.0, best=LONG_WAIT),
+        "new": Report(99.0, 4, left=1.0, best=LONG_WAIT / 2),
     }
     held = {**dict.fromkeys(reports, ()), "long": (Gpu("of long", "m"),)}
     # One that can use a single GPU bids beside a larger one: it wins one and pays it.
