@@ -124,7 +124,7 @@ class Reserved(Event):
 
 @dataclass(frozen=True)
 class ReserveFailed(Event):
-    """The GPU could not be reserved under that token: something else uses it, or the CPUs that the app needs with it."""
+    """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it."""
 
     gpu: str
     token: int

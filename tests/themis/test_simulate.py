@@ -98,9 +98,9 @@ def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
     agent = Agent("a", "s", app)
     for number, place in enumerate(places, 1):
         for gpu in list(app.held):
-            app.take(gpu)
+            app.lose_gpu(gpu)
         for gpu in place:
-            app.give(gpu)
+            app.gain_gpu(gpu)
         views = tuple(LeaseView(gpu, 10 * number + i, 600.0) for i, gpu in enumerate(place))
         agent.handle(Leases("a", "s", (0, number), views))
         # The first report when the GPUs are already switched to.

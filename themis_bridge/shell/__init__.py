@@ -1,5 +1,5 @@
-"""Arbiter and agents on Ray: thin shells around the state machines, and the only modules here that import ray.
+"""Arbiter and agents on Ray: thin shells around the state machines. Only these modules of the package import ray.
 
-`actor`: the arbiter's process. `tenant`: the agent's side, in a tuning job's driver. `control`: start, watch, stop.
-`reservations`: leases as placement groups.
+`actor` is the arbiter's process, `tenant` the agent in a tuning job's driver. `control` starts, watches and stops the
+arbiter. `reservations` makes leases into placement groups. Nothing is decided here.
 """

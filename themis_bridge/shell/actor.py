@@ -1,7 +1,8 @@
 """The arbiter's process: a named, detached Ray actor that Ray starts again when it dies.
 
-It feeds the state machine: what agents send, which GPUs Ray has, what became of reservations, and time. Books are
-written before anything is carried out, and once a second for the clock. Nothing is decided here.
+It feeds the state machine with what agents send, which GPUs Ray has, what became of reservations, and the time. It
+writes the books before it carries instructions out, and once a second because of the clock in them. Nothing is decided
+here.
 """
 
 from __future__ import annotations
@@ -26,23 +27,31 @@ from themis_bridge.shell import reservations
 logger = logging.getLogger(__name__)
 
 NAME, NAMESPACE = "themis-arbiter", "themis"
-#: Seconds between looks at the clock and at reservations under way; and at the nodes.
-TICK_S, NODES_S = 0.1, 1.0
-#: A reservation that Ray has not created after so long is given up: somebody outside has the GPU.
+#: Seconds between two ticks, each with a look at the reservations under way. Judgement: short beside a round's answers.
+TICK_S = 0.1
+#: Seconds between two looks at Ray's nodes. Judgement: the look lists all nodes, and nodes rarely change.
+NODES_S = 1.0
+#: A reservation that Ray has not made after this many seconds is given up; a removal is asked for again. Judgement: Ray
+#: needs milliseconds if the resources are free; if they are not, something outside Themis uses them.
 CREATE_S = 5.0
 
 
 class ArbiterActor:
-    """See the module. ``settings``: changes to `Settings` if there are no books. ``books``: path of the state file."""
+    """See the module.
+
+    settings: changes to the default `Settings`, used only if there are no books.
+    unit: "GPU" or "CPU", what is leased.
+    books: path of the file in which the state is stored.
+    """
 
     def __init__(self, settings: dict[str, Any], unit: str, books: str):
         self._unit, self._books = unit, Path(books)
         self._lock = threading.RLock()
-        #: Session -> instructions that its agent has not fetched.
+        #: Session -> instructions that its agent has not fetched yet.
         self._mail: dict[str, deque[m.Instruction]] = defaultdict(deque)
-        #: App -> resources of one of its devices.
+        #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
-        #: Reservations that Ray is making or removing, and since when.
+        #: Reservations that Ray is making or removing -> when that was asked for (monotonic clock, s).
         self._making: dict[reservations.Key, float] = {}
         self._removing: dict[reservations.Key, float] = {}
         self._written = ""
@@ -55,14 +64,15 @@ class ArbiterActor:
         found = reservations.states()
         reservations.remove(*(key for key in found if key[1] not in known))
         there = {gpu: (app, token) for app, gpu, token in found if gpu in known}
-        # The first one, too, goes on from a state: its tokens and versions must be above those of any before it.
+        # The first arbiter of a cluster is "restored" as well, so that its tokens and versions are above those of an
+        # arbiter that was stopped.
         self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
         if not data:
             self._arbiter.state.settings = Settings().changed(settings)
         logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.state.apps), len(there))
         self._write()
         self._carry_out(out)
-        # What was being made when the last one died is looked at again.
+        # Some reservations may have been under way when the last arbiter died.
         for lease in self._arbiter.state.leases:
             if not lease.closing:
                 self._making.setdefault((lease.app, lease.gpu, lease.token), time.monotonic())
@@ -77,9 +87,9 @@ class ArbiterActor:
     # --- called by agents and operators
 
     def join(self, app: str, session: str, bundle: dict[str, float]) -> None:
-        """An app wants GPUs. ``bundle``: what one of its devices reserves, Ray's names.
+        """An app wants GPUs. ``bundle``: Ray resource -> amount, what one of its devices reserves.
 
-        Raises ThemisError if that is not one of what is leased here.
+        Raises ThemisError if the bundle does not have exactly one of the unit that is leased here.
         """
         if bundle.get(self._unit) != 1.0:
             raise ThemisError(
@@ -89,29 +99,29 @@ class ArbiterActor:
         with self._lock:
             self._handle(m.AppJoined(app, session))
             if self._arbiter.state.apps[app].session == session:
-                # Not of one that is refused; of a job that starts again, possibly changed, in the place of the old.
+                # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
                 self._write()
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
-        """Take what an agent says; hand it what waits for it."""
+        """Handle what an agent sends, and return the instructions that wait for it."""
         with self._lock:
             for event in events:
                 self._handle(event)
             self._handle(m.Heard(app, session))
             mail = self._mail.pop(session, deque())
-        # Only the last word on leases counts.
+        # Of several messages about leases only the last one counts.
         last = max((i for i, each in enumerate(mail) if isinstance(each, m.Leases)), default=-1)
         return [each for i, each in enumerate(mail) if not isinstance(each, m.Leases) or i == last]
 
     def configure(self, changes: dict[str, Any]) -> None:
-        """Raises ThemisError for a setting that cannot be."""
+        """Change settings. Raises ThemisError for an unknown name or a value that is not allowed."""
         with self._lock:
             self._handle(m.Configured(changes))
             self._write()
 
     def status(self) -> dict[str, Any]:
-        """All that an operator may want to see, as plain data."""
+        """What an operator may want to see, as plain data; times are seconds."""
         with self._lock:
             state, auctioneer = self._arbiter.state, self._arbiter.auctioneer
             return {
@@ -139,7 +149,7 @@ class ArbiterActor:
             }
 
     def close(self) -> None:
-        """End all leases and forget the books; the caller kills the actor then."""
+        """End all leases and delete the books. The caller must kill the actor afterwards."""
         with self._lock:
             reservations.remove(*reservations.states())
             self._books.unlink(missing_ok=True)
@@ -158,7 +168,7 @@ class ArbiterActor:
         if not out:
             return
         if not isinstance(event, m.Heard) or len(out) > 1:
-            # Who is heard is told what it holds; with no more than that, nothing has changed but the clock.
+            # The answer to Heard is one Leases message. If that is all, only the clock in the books has changed.
             self._write()
         self._carry_out(out)
 
@@ -204,13 +214,13 @@ class ArbiterActor:
                     if time.monotonic() >= self._nodes_at:
                         self._look_at_nodes()
                         self._nodes_at = time.monotonic() + NODES_S
-                        self._clear_away()
-                        self._show()
+                        self._forget_gone_apps()
+                        self._set_gauges()
                         self._write()
                     self._handle(m.Tick())
             except Exception:
-                # Ray may be winding up, or a node be half gone; the next look tells.
-                logger.exception("themis: a look at the cluster failed")
+                # Ray may be shutting down, or a node may be half gone; the next look will tell.
+                logger.exception("themis: a look at the cluster failed; it is repeated")
 
     def _look_at_reservations(self) -> None:
         if not self._making and not self._removing:
@@ -226,7 +236,7 @@ class ArbiterActor:
                 reservations.remove(key)
         for key, since in list(self._making.items()):
             if key not in self._making:
-                continue  # called off by what was just handled
+                continue  # An event handled in this loop has called it off.
             state = states.get(key)
             if state == "CREATED":
                 del self._making[key]
@@ -243,22 +253,22 @@ class ArbiterActor:
             if gpu not in there:
                 lease = self._arbiter.state.leases.get(gpu)
                 if lease is not None:
-                    # Ray would make the group anew on another node.
+                    # Ray would make the placement group again on another node.
                     reservations.remove((lease.app, gpu, lease.token))
                 self._handle(m.GpuLeft(gpu))
         for name, place in there.items():
             if name not in self._arbiter.state.gpus:
                 self._handle(m.GpuJoined(place))
 
-    def _clear_away(self) -> None:
-        """Forget what belongs to apps that are gone; whoever is refused has fetched that at once."""
+    def _forget_gone_apps(self) -> None:
+        """Forget the mail and the bundles of apps that are gone; a refusal is fetched in the call that causes it."""
         apps = self._arbiter.state.apps
         sessions = {app.session for app in apps.values()}
         for session in self._mail.keys() - sessions:
             del self._mail[session]
         self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
 
-    def _show(self) -> None:
+    def _set_gauges(self) -> None:
         state = self._arbiter.state
         for gone in self._shown - state.apps.keys():
             self._held.set(0, {"app": gone})
@@ -273,5 +283,6 @@ class ArbiterActor:
 
 
 def check_unit(unit: str) -> None:
+    """Raise ThemisError if ``unit`` cannot be leased."""
     if unit not in ("GPU", "CPU"):
         raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')

@@ -1,4 +1,4 @@
-"""Start the arbiter, look at it, stop it. For operators, and for jobs that find none."""
+"""Starts, watches, changes and stops the arbiter: for operators, and for jobs that find none."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ import ray
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
+from themis_bridge.shell import reservations
 from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
 
-#: Ray's own resource of the head node.
+#: The resource that Ray gives the head node, and only it.
 HEAD = "node:__internal_head__"
+#: Seconds for a call of the arbiter until it counts as failed. Judgement: an order of magnitude above a slow start.
+STATUS_S = 30.0
 
 
 def _books() -> Path:
-    """The state file of this Ray cluster's arbiter, on the head node: a cluster is as old as its head."""
+    """Path of the books of this Ray cluster's arbiter. The head node's id is in it: another head is another cluster."""
     head = next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"])
     return Path(tempfile.gettempdir()) / f"themis-{getpass.getuser()}" / f"{head[:16]}.json"
 
@@ -35,14 +38,14 @@ def find() -> Any | None:
 
 
 def start(unit: str | None = None, **settings: Any) -> Any:
-    """Start the arbiter on the head node, or find the one that runs; its actor.
+    """Return the actor of the arbiter that runs, or start one on the head node.
 
     Args:
-        unit: "GPU" or "CPU"; None for GPUs if the cluster has any.
-        settings: of `Settings`, for a new one.
+        unit: what a new arbiter leases, "GPU" or "CPU"; None for GPUs if the cluster has any, else CPUs.
+        settings: fields of `Settings` for a new arbiter.
 
     Raises:
-        ThemisError: a setting that cannot be.
+        ThemisError: a setting or the unit is not allowed.
     """
     there = find()
     if there is not None:
@@ -56,7 +59,7 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources={HEAD: 0.0001},
+        resources={HEAD: reservations.SLIVER},
         max_restarts=-1,
         max_concurrency=64,
     )
@@ -69,7 +72,7 @@ def change(unit: str | None, changes: Mapping[str, Any]) -> None:
     """Change settings of the arbiter that runs.
 
     Raises:
-        ThemisError: none runs, it leases another unit, or a setting that cannot be beside those that it has.
+        ThemisError: no arbiter runs, it leases another unit, or a setting is not allowed together with the others.
     """
     leased = status()["unit"]
     if unit not in (None, leased):
@@ -81,7 +84,7 @@ def change(unit: str | None, changes: Mapping[str, Any]) -> None:
 
 
 def stop(patience: float = 20.0) -> bool:
-    """End all leases and the arbiter. Returns False if there is none."""
+    """End all leases and the arbiter. Returns False if no arbiter runs. ``patience``: seconds for each of the two."""
     arbiter = find()
     if arbiter is None:
         return False
@@ -99,5 +102,5 @@ def status() -> dict[str, Any]:
     arbiter = find()
     if arbiter is None:
         raise ThemisError("no arbiter runs on this Ray cluster; start one with: fluidtune arbiter start")
-    answer: dict[str, Any] = ray.get(arbiter.status.remote(), timeout=30)
+    answer: dict[str, Any] = ray.get(arbiter.status.remote(), timeout=STATUS_S)
     return answer

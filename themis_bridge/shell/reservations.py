@@ -1,8 +1,8 @@
-"""Leases as Ray sees them: a detached placement group of one bundle for each, on the GPU's node.
+"""Reservations: each lease is a detached placement group of one bundle on the GPU's node.
 
-The group's name says whose it is, ``themis/APP/GPU/TOKEN``, so that an arbiter that lost its books can read them off
-the cluster. Creating one takes what Ray has free and nothing else; removing it kills what runs in it. Names of groups
-belong to a Ray namespace and leases to none, so groups are found in the cluster's table and made from the id there.
+The group is named ``themis/APP/GPU/TOKEN``, so that an arbiter that lost its books can read the leases off the cluster.
+A group is created only from free resources; removing it kills what runs in it. Ray finds a group by name only inside a
+namespace, and leases belong to none: therefore groups are looked up in the table of all groups, and addressed by id.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 
 _PREFIX = "themis"
-#: A sliver of a node's own resource ties a group to the node.
-_SLIVER = 0.0001
+#: How much of a node's own resource an actor or a group asks for, to be placed on that node. Source: Ray's
+#: MIN_RESOURCE_GRANULARITY, the least that can be asked for.
+SLIVER = 0.0001
 #: (app, GPU, token).
 Key = tuple[str, str, int]
 
 
 def check_app_name(app: str) -> None:
-    """Raises ThemisError for a name that cannot be part of a group's."""
+    """Raise ThemisError for a name that cannot be part of a group's name."""
     if not app or "/" in app:
         raise ThemisError(f"app name {app!r}: expected a name without '/'")
 
 
 def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str]]:
-    """What can be leased on the living nodes, and the resource that ties a group to each machine.
+    """The GPUs of all nodes that are alive, and by machine the resource that ties a group to it.
 
-    ``unit``: "GPU" or "CPU". A machine is a Ray node; its rack is the node's label "rack" if it has one; a GPU's kind
-    is the accelerator that Ray found. Nodes are told apart by address: of two on one address only the first counts.
+    A machine is a Ray node; its rack is the node's label "rack", if it has one; a GPU's kind is the accelerator type
+    that Ray found. Nodes are distinguished by address: of two nodes at one address only the first counts.
+
+    ``unit``: "GPU" or "CPU"; for "CPU", each core is a `Gpu`.
     """
     gpus: list[Gpu] = []
     ties: dict[str, str] = {}
@@ -52,7 +55,7 @@ def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str]]:
 
 
 def _groups() -> Iterator[tuple[Key, Mapping[str, Any]]]:
-    """What exists, or is being made, with its entry in Ray's table."""
+    """The groups of leases that exist or are being made, with their entries in Ray's table."""
     for group in placement_group_table().values():
         parts = str(group["name"]).split("/")
         if len(parts) == 4 and parts[0] == _PREFIX and group["state"] != "REMOVED":
@@ -60,23 +63,26 @@ def _groups() -> Iterator[tuple[Key, Mapping[str, Any]]]:
 
 
 def states() -> dict[Key, str]:
-    """Ray's state of every reservation: PENDING, CREATED or RESCHEDULING."""
+    """Reservation -> Ray's state of it: PENDING, CREATED or RESCHEDULING."""
     return {key: str(group["state"]) for key, group in _groups()}
 
 
 def created() -> dict[Key, PlacementGroup]:
-    """The groups in which something can run."""
+    """Reservation -> its group, for those in which something can run now."""
     return {key: _handle(group) for key, group in _groups() if group["state"] == "CREATED"}
 
 
 def reserve(app: str, gpu: Gpu, token: int, bundle: Mapping[str, float], tie: str) -> None:
-    """Ask Ray for the group; it is created some milliseconds later, or stays PENDING."""
+    """Ask Ray for a group. It is created some milliseconds later, or stays PENDING while resources are missing.
+
+    ``bundle``: Ray resource -> amount. ``tie``: the resource that ties the group to the GPU's node.
+    """
     name = f"{_PREFIX}/{app}/{gpu.id}/{token}"
-    placement_group([{**bundle, tie: _SLIVER}], strategy="PACK", name=name, lifetime="detached")
+    placement_group([{**bundle, tie: SLIVER}], strategy="PACK", name=name, lifetime="detached")
 
 
 def remove(*keys: Key) -> None:
-    """Ask Ray to remove those groups that exist."""
+    """Ask Ray to remove these groups; those that do not exist are ignored."""
     for key, group in list(_groups()):
         if key in keys:
             remove_placement_group(_handle(group))

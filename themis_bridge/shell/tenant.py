@@ -1,7 +1,7 @@
-"""A tuning job as the arbiter's tenant: its agent, kept in touch with the arbiter by a thread of the driver.
+"""A tuning job as a tenant of the arbiter: the job's agent, and a thread of the driver that keeps it in touch.
 
-The job's executor asks `poll` what it gained, has to leave, and lost, in its own time. While the arbiter is away, what
-the job holds stays its own: the reservations are Ray's, and only the arbiter removes them.
+The job's executor calls `Tenant.poll` when it likes, and is told which GPUs it gained, has to leave, and lost. While
+the arbiter is away the job keeps all that it holds, because only the arbiter removes reservations.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ import ray
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost, Notice, Work
 from themis_bridge.errors import ThemisError
+from themis_bridge.settings import Settings
 from themis_bridge.shell import control, reservations
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two exchanges, and the longest wait for an answer.
-POLL_S, ANSWER_S = 0.2, 10.0
-#: A job that starts again waits so long for its former self to be given up, seconds; longer than `Settings.patience_s`.
-JOIN_S = 45.0
+#: Seconds between two exchanges with the arbiter. Judgement: a tenth of `Settings.answer_s`, so that answers are in
+#: time.
+POLL_S = Settings.answer_s / 10
+#: Seconds after which a call of the arbiter counts as failed. Judgement: well above an exchange, below the patience.
+ANSWER_S = 10.0
+#: For this many seconds a job tries to join: after a restart of the job the arbiter refuses it until its former session
+#: is given up. Judgement: with a margin of half the arbiter's default patience.
+JOIN_S = 1.5 * Settings.patience_s
+#: Seconds between two attempts to join. Judgement.
+JOIN_PAUSE_S = 1.0
 
 
 class Tenant:
     """See the module.
 
-    ``bundle``: what one device reserves, Ray's names, one GPU (or core) and what goes with it.
+    app: name of the job.
+    work: says what the job still has to do.
+    bundle: Ray resource -> amount, what one device reserves: one GPU (or core) and what it needs beside it.
+    unit: "GPU" or "CPU", what the job wants to lease.
 
     Raises:
-        ThemisError: a name that cannot be, or that another job has, or devices that the arbiter does not lease.
+        ThemisError: the name is not allowed or another job has it, or the arbiter does not lease such devices.
     """
 
     def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str):
@@ -44,7 +54,7 @@ class Tenant:
         self._lock = threading.Lock()
         self._outbox: list[m.AppEvent] = []
         self._notices: list[Notice] = []
-        #: Leases that were told of and that Ray has not made yet.
+        #: Leases that the arbiter has granted and Ray has not reserved yet.
         self._coming: list[Gained] = []
         #: (GPU, token) -> the placement group.
         self._groups: dict[tuple[str, int], Any] = {}
@@ -54,10 +64,10 @@ class Tenant:
         self._thread.start()
 
     def poll(self) -> list[Notice]:
-        """What happened since the last call. A GPU is gained when what reserves it is there.
+        """What happened since the last call. A GPU counts as gained once Ray has reserved it.
 
         Raises:
-            ThemisError: the arbiter does not want this job any more.
+            ThemisError: the arbiter has refused this job for good.
         """
         if self._agent.refused:
             raise ThemisError(self._agent.refused)
@@ -66,22 +76,22 @@ class Tenant:
         return notices
 
     def group(self, gpu: str, token: int) -> Any:
-        """The placement group of a lease. When the lease is over Ray refuses whatever is started in it."""
+        """The placement group of a lease. When the lease is over, Ray refuses to start anything in it."""
         return self._groups[gpu, token]
 
     def vacated(self, gpu: str) -> None:
-        """Nothing of this job runs on the GPU any more; it may go to somebody else."""
+        """Nothing of this job runs on the GPU any more, so another job may have it."""
         with self._lock:
             self._outbox += self._agent.vacated(gpu)
 
     def close(self) -> None:
-        """The job is done: give everything back."""
+        """The job is done: give all its GPUs back."""
         self._over.set()
         self._thread.join(ANSWER_S)
         with contextlib.suppress(ray.exceptions.RayError):
             self._send([m.AppLeft(self.app, self._agent.session)])
 
-    # --- getting in
+    # --- joining
 
     def _register(self) -> None:
         deadline = time.monotonic() + JOIN_S
@@ -101,13 +111,13 @@ class Tenant:
             if time.monotonic() > deadline:
                 raise ThemisError(f"{trouble} (arbiter of this Ray cluster)")
             logger.warning("themis: %s; trying again", trouble)
-            time.sleep(1.0)
+            time.sleep(JOIN_PAUSE_S)
 
     def _join(self) -> None:
         ray.get(self._arbiter.join.remote(self.app, self._agent.session, self._bundle), timeout=ANSWER_S)
 
     def _join_again(self) -> None:
-        """Join an arbiter that does not know the job; if it leases something else now, the job cannot go on."""
+        """Join an arbiter that does not know the job. If it leases other devices than this job's, the job must end."""
         try:
             self._join()
         except ThemisError as error:
@@ -118,18 +128,18 @@ class Tenant:
     def _loop(self) -> None:
         while not self._over.wait(POLL_S) and not self._agent.refused:
             if not ray.is_initialized():
-                return  # the driver has left the cluster; a call would make Ray start another one
+                return  # The driver has left its cluster; a call would make Ray start a new one.
             try:
                 self._exchange()
             except (ray.exceptions.RayError, ValueError) as error:
                 logger.warning("themis: the arbiter does not answer (%s); the job goes on", type(error).__name__)
-                self._find()
+                self._find_arbiter()
             except Exception:
                 # Without this thread the job would lose its leases one by one.
                 logger.exception("themis: the agent of %s failed; it goes on", self.app)
 
-    def _find(self) -> None:
-        """Ray starts a dead arbiter again; one that was stopped is started by whoever needs it."""
+    def _find_arbiter(self) -> None:
+        """Find the arbiter that Ray has restarted, or start one if it was stopped."""
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             self._arbiter = control.start(self._unit)
             self._join_again()
@@ -141,13 +151,13 @@ class Tenant:
         return answer
 
     def _exchange(self) -> None:
-        """Send what waits and take what comes, until nothing has to be answered at once."""
+        """Exchange messages with the arbiter until none of its instructions needs an answer."""
         while True:
             with self._lock:
                 sending = list(self._outbox)
             answer = self._send(sending)
             with self._lock:
-                # Only what was answered is off the list; a message that comes twice does no harm.
+                # Messages stay in the list until the call has returned; one that is sent twice does no harm.
                 del self._outbox[: len(sending)]
                 for instruction in answer:
                     if isinstance(instruction, m.Refused):
@@ -155,7 +165,7 @@ class Tenant:
                     events, notices = self._agent.handle(instruction)
                     self._outbox += events
                     for notice in notices:
-                        self._note(notice)
+                        self._record_notice(notice)
                 due = list(self._outbox)
             if any(isinstance(event, m.AppJoined) for event in due):
                 self._join_again()
@@ -163,7 +173,7 @@ class Tenant:
                 break
         self._look_for_groups()
 
-    def _note(self, notice: Notice) -> None:
+    def _record_notice(self, notice: Notice) -> None:
         if isinstance(notice, Gained):
             self._coming.append(notice)
             return
@@ -189,5 +199,5 @@ class Tenant:
 
 
 def _plain(error: ThemisError) -> str:
-    """What an actor said: Ray wraps it, traceback and all."""
+    """The message of an actor's error, without the traceback into which Ray wraps it."""
     return str(getattr(error, "cause", error))

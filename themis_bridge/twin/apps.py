@@ -1,8 +1,8 @@
-"""Apps of the twin: what they have to do, how fast they do it, and what they say of it.
+"""Apps of the twin: what they have to do, how fast they do it, and what they report.
 
-An app is phases of jobs, one after the other, as in `fairness`. It works as fast as its GPUs and its true
-slowdowns allow, has no use of a new GPU for `SWITCH_S`, gives back what a phase cannot use, and answers its agent
-with estimates that may be wrong or lies. Workloads are made in `workloads`.
+An app is a sequence of phases of jobs, as in `fairness`. It works as fast as its GPUs and its true slowdowns allow. A
+GPU that it gains does no work for `SWITCH_S` seconds, and it gives back GPUs that its phase cannot use. What it reports
+may be wrong or a lie. Workloads are made in `workloads`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns
 
-#: Seconds until a GPU that was gained does work: a change takes 35 to 50 (section 6.2.3).
+#: Seconds until a GPU that was gained does work. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 40.0
 
 
 @dataclass
 class Spec:
-    """One app of a workload. ``links``: its true S by link. ``arrives``: seconds."""
+    """One app of a workload.
+
+    arrives: seconds on the clock of the simulation.
+    phases: its jobs, phase by phase.
+    links: link -> its true S.
+    """
 
     name: str
     arrives: float
@@ -32,17 +37,26 @@ class Spec:
 
     @cached_property
     def budget(self) -> float:
-        """B, GPU seconds."""
+        """B: all its work, GPU seconds."""
         return sum(job.work for jobs in self.phases for job in jobs)
 
     @cached_property
     def demand(self) -> int:
+        """The most GPUs that any of its phases can use."""
         return max(sum(job.max_gpus for job in jobs) for jobs in self.phases)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the baselines go by. ``service``: GPU seconds. ``quality``: loss decrease a second on one GPU."""
+    """What the baselines are told of an app; it is the truth, whatever the app reports.
+
+    arrived: when, s.
+    attained: GPU seconds that it has held so far.
+    service_left: work left, GPU seconds.
+    value: its forecasts with its true slowdowns.
+    sensitivity: its S across the cluster; 1 if no job is wider than a GPU.
+    quality: decrease of its loss in a second on one GPU.
+    """
 
     arrived: float
     attained: float
@@ -53,24 +67,28 @@ class Facts:
 
 
 class TwinApp:
-    """One app as it runs; its agent's `Work`.
+    """One app as it runs; it is the `Work` of its agent.
 
-    ``error``: factor on what it believes to be left and on what it believes that placements cost. ``claim``: what it
-    says that it has to do over what it believes. ``lie``: by what share it overstates the cost of bad placements and
-    understates that of good ones, to win the best machine.
+    error: its estimate of its work, and of what placements cost it, divided by the truth.
+    claim: the work that it reports divided by its estimate.
+    lie: by which fraction it overstates the slowdown of placements across machines, so as to win the best machine.
     """
 
     def __init__(self, spec: Spec, error: float = 1.0, claim: float = 1.0, lie: float = 0.0):
         self.spec = spec
         self.now = spec.arrives
         self.held: dict[str, Gpu] = {}
-        #: GPU seconds held; seconds * GPUs weighted by 1/S.
-        self.attained = self.placed = 0.0
+        #: GPU seconds held so far.
+        self.attained = 0.0
+        #: GPU seconds held so far, each divided by the S of its placement.
+        self.placed = 0.0
         self.finished: float | None = None
         self._phases = [Phase(jobs) for jobs in spec.phases]
-        #: Index of the one that runs.
+        #: Index of the phase that runs.
         self.phase = 0
+        #: The fraction of that phase that is left.
         self._left = 1.0
+        #: Until then it does no work because GPUs were gained.
         self._frozen_until = spec.arrives
         self._claim = error * claim
         self._true = Slowdowns(dict(spec.links))
@@ -82,7 +100,7 @@ class TwinApp:
     # --- running
 
     def _seconds(self) -> float:
-        """How long a whole run of the present phase takes on what is held."""
+        """How long the whole present phase takes on the GPUs that it holds."""
         if not self.held:
             return math.inf
         return self._phases[self.phase].time(*self._placement(self._true))
@@ -93,7 +111,7 @@ class TwinApp:
         return counts, slowdowns.of("cluster" if len(racks) > 1 else "rack")
 
     def advance(self, now: float) -> None:
-        """Work until ``now``; the caller stops at `next_change`."""
+        """Work until ``now``, which must not be after `next_change`."""
         if self.held:
             passed = now - self.now
             self.attained += passed * len(self.held)
@@ -109,22 +127,24 @@ class TwinApp:
                 self.finished = now
 
     def next_change(self) -> float:
-        """When the present phase ends if nothing changes."""
+        """When the present phase ends if its GPUs do not change."""
         if not self.held or self.finished is not None:
             return math.inf
         return max(self.now, self._frozen_until) + self._left * self._seconds()
 
-    def give(self, gpu: Gpu) -> None:
+    def gain_gpu(self, gpu: Gpu) -> None:
+        """It holds one more GPU."""
         self.held[gpu.id] = gpu
-        # The others go on meanwhile: as long as all would have to stand still for the GPU seconds that newcomers lose.
+        # Only the new GPU idles for SWITCH_S. Here all stand still for the time that loses as many GPU seconds.
         count, still = len(self.held), max(0.0, self._frozen_until - self.now)
         self._frozen_until = self.now + (still * (count - 1) + SWITCH_S) / count
 
-    def take(self, gpu: str) -> None:
+    def lose_gpu(self, gpu: str) -> None:
+        """It does not hold the GPU any more."""
         self.held.pop(gpu, None)
 
     def surplus(self) -> list[str]:
-        """GPUs that the present phase cannot use: the most scattered ones."""
+        """The GPUs that the present phase cannot use, chosen from the machines where it has fewest."""
         over = len(self.held) - self._phases[self.phase].demand
         if over <= 0:
             return []
@@ -132,9 +152,10 @@ class TwinApp:
         order = sorted(self.held.values(), key=lambda gpu: (count[gpu.machine], gpu.machine, gpu.id))
         return [gpu.id for gpu in order[:over]]
 
-    # --- what it says
+    # --- what it reports
 
     def _rest(self, factor: float) -> Sequence[Phase]:
+        """The work left, multiplied by ``factor``."""
         rest = [self._phases[self.phase].part(self._left * factor)]
         return rest + [phase.part(factor) if factor != 1 else phase for phase in self._phases[self.phase + 1 :]]
 
@@ -154,17 +175,21 @@ class TwinApp:
             service_left=left,
             value=Valuation(rest, 0.0, 1.0, self._true),
             sensitivity=self.spec.links["cluster"] if self._phases[self.phase].widest > 1 else 1.0,
-            # A loss that falls as 1 / (1 + 9 * progress): the derivative by time on one GPU.
+            # Judgement: the loss is 1 / (1 + 9 * progress), so it falls to a tenth; here its derivative by time on one
+            # GPU.
             quality=9 / (1 + 9 * done) ** 2 / self.spec.budget,
         )
 
 
 def rho(jct: float, spec: Spec, cluster_gpus: int, contention: float) -> float:
-    """The finish-time fairness that an app has got."""
+    """The finish-time fairness of an app that took ``jct`` seconds."""
     return jct / independent_finish_time(spec.budget, cluster_gpus, spec.demand, contention)
 
 
 def average_contention(specs: Iterable[tuple[float, float, float]], start: float, end: float) -> float:
-    """Mean over [start, end] of the sum of weights of what is in the system; ``specs``: (weight, from, until)."""
+    """The sum of the weights of the apps in the system, averaged over [start, end], at least 1.
+
+    ``specs``: (weight, arrival, end) of every app.
+    """
     total = sum(weight * max(0.0, min(end, until) - max(start, begin)) for weight, begin, until in specs)
     return max(1.0, total / (end - start))

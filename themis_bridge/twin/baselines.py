@@ -1,7 +1,7 @@
-"""The schedulers that Themis is compared with, by their rule, as policies of the same arbiter (section 6.1).
+"""The schedulers that Themis is compared with (section 6.1), each by its rule, as policies of the same arbiter.
 
-Each orders the apps and hands GPUs out greedily. Those that know about placement give an app the densest GPUs that
-are free; the others take the first. FIFO never takes a GPU from an app: its leases do not end.
+Each of them orders the apps and hands out GPUs greedily. Those that know about placement give an app the densest GPUs
+that are free, the others the first ones. Under FIFO leases never end, so it takes no GPU from an app.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.twin.apps import Facts
 
 
-class _Hand:
-    """GPUs being handed out."""
+class _Supply:
+    """The GPUs on offer while they are handed out. ``dense``: whether an app gets GPUs that lie close together."""
 
     def __init__(self, situation: Situation, dense: bool):
         self.situation, self.dense = situation, dense
@@ -34,8 +34,8 @@ class _Hand:
                 self.near[app][situation.offer[gpu].machine] += 1
         self.wants = {app: max(0, situation.wants(app)) for app in situation.reports}
 
-    def give(self, app: str, size: int) -> list[str]:
-        """Up to ``size`` GPUs, as many as it wants and as there are."""
+    def give_gpus(self, app: str, size: int) -> list[str]:
+        """Give an app up to ``size`` GPUs: no more than it wants, and no more than there are."""
         size = min(size, self.wants[app])
         self.wants[app] -= size
         picked = self.pick(app, size)
@@ -49,7 +49,7 @@ class _Hand:
         return picked
 
     def pick(self, app: str, size: int) -> list[str]:
-        """The GPUs that it would get."""
+        """The GPUs that the app would be given."""
         free, near = dict(self.free), self.near[app]
         picked: list[str] = []
         if not self.dense:
@@ -61,40 +61,39 @@ class _Hand:
         return picked
 
     def _own_first(self, app: str, gpus: list[str]) -> list[str]:
-        """Nobody moves for the sake of moving."""
+        """The GPUs in order, those that the app holds now first, so that it does not move without need."""
         return sorted(gpus, key=lambda gpu: self.situation.holder.get(gpu) != app)
 
 
 @dataclass
 class Ordered:
-    """Apps in the order of a key; each gets all it wants before the next one gets any."""
+    """Apps in the order of a key; each gets all GPUs that it wants before the next one gets any."""
 
     recalls: ClassVar[bool] = False
+    #: (facts, the most GPUs that it could hold) -> key; the smallest comes first.
     key: Callable[[Facts, int], float]
     dense: bool
-    #: Leases end, so that the order can change.
+    #: Whether leases end, so that another app can get the GPU.
     preempts: bool = True
 
     def bidders(self, situation: Situation) -> list[str]:
         return []
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        hand = _Hand(situation, self.dense)
+        supply = _Supply(situation, self.dense)
         facts = {app: report.facts for app, report in situation.reports.items()}
         room = {app: len(situation.held[app]) + max(0, situation.wants(app)) for app in facts}
         for app in sorted(facts, key=lambda app: (self.key(facts[app], room[app]), facts[app].arrived, app)):
-            hand.give(app, hand.wants[app])
-        return Outcome(hand.grants)
+            supply.give_gpus(app, supply.wants[app])
+        return Outcome(supply.grants)
 
 
 @dataclass
 class Shares:
-    """One gang after the other to the app with the smallest key; of equals, to the one with fewest GPUs.
-
-    ``key``: of its facts, how many GPUs it has by then, and all that it would have with the next gang.
-    """
+    """One gang at a time to the app with the smallest key; of equals, to the one with fewest GPUs."""
 
     recalls: ClassVar[bool] = False
+    #: (facts, number of GPUs that it has so far, the GPUs that it would have with the next gang) -> key.
     key: Callable[[Facts, int, list[Gpu]], float]
     dense: bool
 
@@ -102,35 +101,35 @@ class Shares:
         return []
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        hand = _Hand(situation, self.dense)
+        supply = _Supply(situation, self.dense)
         reports = situation.reports
         held = {app: list(situation.held[app]) for app in reports}
         size = {app: max(1, report.gang) if self.dense else 1 for app, report in reports.items()}
 
         def key(app: str) -> tuple[float, int, float, str]:
             facts, have = reports[app].facts, held[app]
-            more = [situation.offer[gpu] for gpu in hand.pick(app, min(size[app], hand.wants[app]))]
+            more = [situation.offer[gpu] for gpu in supply.pick(app, min(size[app], supply.wants[app]))]
             return self.key(facts, len(have), have + more), len(have), facts.arrived, app
 
-        while hand.free and (wanting := [app for app in reports if hand.wants[app]]):
+        while supply.free and (wanting := [app for app in reports if supply.wants[app]]):
             app = min(wanting, key=key)
-            held[app] += [situation.offer[gpu] for gpu in hand.give(app, size[app])]
-        return Outcome(hand.grants)
+            held[app] += [situation.offer[gpu] for gpu in supply.give_gpus(app, size[app])]
+        return Outcome(supply.grants)
 
 
 def _marginal(facts: Facts, have: int, then: list[Gpu]) -> float:
-    """Optimus: minus the throughput with one gang more over that without."""
+    """Optimus: minus the ratio of the app's throughput with one gang more to that without."""
     if not have:
         return -math.inf
     return -facts.value.finish((), {1: have}) / facts.value.finish((), {1: len(then)})
 
 
 def _slowdown(facts: Facts, have: int, then: list[Gpu]) -> float:
-    """Gandiva: what the placement of all its GPUs costs the app."""
+    """Gandiva: the app's slowdown on the placement of all its GPUs."""
     return facts.value.finish(then) / facts.value.finish((), {len(then): 1})
 
 
-#: Name -> policy.
+#: Name -> how to make the policy.
 BASELINES: dict[str, Callable[[], Ordered | Shares]] = {
     "tiresias": lambda: Ordered(lambda facts, room: facts.attained, dense=False),
     "gandiva": lambda: Shares(_slowdown, dense=True),
@@ -144,5 +143,5 @@ BASELINES: dict[str, Callable[[], Ordered | Shares]] = {
 
 
 def policy(name: str, f: float) -> Policy:
-    """Themis or a baseline by name."""
+    """Themis with this f, or a baseline, by name."""
     return Themis(f) if name == "themis" else BASELINES[name]()

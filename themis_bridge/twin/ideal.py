@@ -1,7 +1,7 @@
-"""What sharing would be if it cost nothing: a yardstick for the schedulers, and none itself.
+"""Equal sharing without any cost: no real scheduler, but what the schedulers are measured against.
 
-Every app in the system has an equal share of the cluster at every moment, and what one cannot use is shared among the
-others. GPUs can be divided, all lie together, and change hands at no cost and without leases.
+At every moment every app in the system has an equal share of the cluster; what an app cannot use is shared among the
+others. GPUs are divisible, all in one place, and change hands at once, without leases and at no cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from themis_bridge.twin.apps import Spec
 
 
 def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:
-    """GPUs by app: as many for each, but for those that can use fewer (max-min fair)."""
+    """App -> GPUs, max-min fair: an equal number for every app, except for those that can use fewer."""
     shares, left = {}, gpus
     waiting = sorted(demands, key=lambda app: (demands[app], app))
     for position, app in enumerate(waiting):
@@ -24,9 +24,9 @@ def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:
 
 
 def ends(specs: Iterable[Spec], gpus: int) -> dict[str, float]:
-    """By app, when it ends; seconds on the clock of ``arrives``."""
+    """App -> when it ends, seconds on the clock of `Spec.arrives`."""
     coming = sorted(specs, key=lambda spec: spec.arrives, reverse=True)
-    #: App -> its spec, the running phase, and what is left of that, from 1 to 0.
+    #: App -> its spec, the index of its running phase, and the fraction of that phase that is left.
     there: dict[str, tuple[Spec, int, float]] = {}
     done: dict[str, float] = {}
     now = 0.0

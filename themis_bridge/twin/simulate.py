@@ -1,7 +1,7 @@
-"""A whole workload on the virtual clock, under one policy: the arbiter and the agents are the real ones.
+"""Runs a whole workload on the virtual clock under one policy, with the real arbiter and the real agents.
 
-Messages take no time here (`faults` is where they do). The clock jumps from event to event: an app arrives, a phase
-ends, a lease is due.
+The clock jumps from event to event: an app arrives, a phase ends, a lease is due. Messages take no time here; in
+`faults` they do.
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ from themis_bridge.settings import Settings
 from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
 from themis_bridge.twin.baselines import policy
 
-#: Seconds before its end at which a lease is auctioned, at most; a GPU that comes free is auctioned at once.
+#: `Settings.pace_s` of the simulation, and the most that its notice is. Judgement: longer than SWITCH_S.
 PACE_S = 60.0
+#: `Settings.patience_s` of the simulation: every app answers at once, so none is ever silent.
+ENDLESS_S = 1e15
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a workload is run. ``error``: estimates are wrong by up to this share.
+    """How a workload is run.
 
-    ``liar``: an app that lies: ``lie``, of placements, see `TwinApp`; ``claim`` is what it says that it has to do over
-    what it has.
-
-    ``contention``: the definition of N(t) in rho: "apps" (how many there are, the paper's) or "demand" (GPUs asked for
-    by all of them over those of the cluster: the fair share of a job that asks for few).
+    policy: "themis" or a name of `BASELINES`.
+    f, lease_s: as of `Settings`.
+    error: estimates are wrong by up to this fraction, drawn with ``seed``.
+    liar: name of an app that lies; None if none does.
+    lie, claim: how that app lies about placements and about its work, see `TwinApp`.
+    contention: what N(t) in rho is: "apps" for the number of apps (the paper's), or "demand" for the GPUs that all apps
+        ask for divided by the GPUs of the cluster, which is fairer to jobs that ask for few.
     """
 
     policy: str = "themis"
-    f: float = 0.8
-    lease_s: float = 600.0
+    f: float = Settings.f
+    lease_s: float = Settings.lease_s
     error: float = 0.0
     liar: str | None = None
     lie: float = 0.0
@@ -53,26 +57,34 @@ class Setup:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it; seconds, and GPU seconds."""
+    """What came of a workload. Times are seconds."""
 
+    #: App -> the finish-time fairness that it got.
     rho: dict[str, float]
+    #: App -> seconds from its arrival to its end.
     jct: dict[str, float]
+    #: Seconds from the first arrival to the last end.
     makespan: float
+    #: GPU seconds that all apps held.
     gpu_time: float
+    #: Placement score: 1 / S, averaged over GPU time.
     placement: float
+    #: Number of rounds of the arbiter.
     rounds: int
 
     @property
     def worst(self) -> float:
+        """The largest rho."""
         return max(self.rho.values())
 
     @property
     def jain(self) -> float:
-        """Jain's index of rho: 1 when all are alike."""
+        """Jain's fairness index of rho, (sum x)^2 / (n * sum x^2): 1 if all are equal."""
         values = list(self.rho.values())
         return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
     def figures(self) -> dict[str, float]:
+        """The figures that `benchmarks.fairness` prints, described there."""
         ordered = sorted(self.rho.values())
         return {
             "worst_rho": self.worst,
@@ -88,7 +100,7 @@ class Result:
 
 
 class Simulation:
-    """One workload on one cluster. ``run`` once."""
+    """One workload on one cluster. Call ``run`` once."""
 
     def __init__(self, specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup):
         self.gpus, self.setup = gpus, setup
@@ -96,9 +108,9 @@ class Simulation:
             raise ThemisError(f'contention={setup.contention!r}: expected "apps" or "demand"')
         chosen = policy(setup.policy, setup.f)
         lease = setup.lease_s if getattr(chosen, "preempts", True) else math.inf
-        # Everything answers at once; nobody is ever silent.
+        # Judgement: a quarter of the lease, where that is shorter than the pace.
         notice = min(PACE_S, lease / 4)
-        settings = Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=1e15)
+        settings = Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=ENDLESS_S)
         self.arbiter = Arbiter(ArbiterState(settings), chosen)
         rng = random.Random(setup.seed)
         self.apps = {
@@ -114,13 +126,14 @@ class Simulation:
         self.now = 0.0
         self._heap: list[tuple[float, int, str, int]] = []
         self._order = itertools.count()
-        #: App -> number of its newest prediction; older ones are void.
+        #: App -> number of its newest prediction in the heap; older ones are void.
         self._newest = dict.fromkeys(self.apps, 0)
         self._changed: set[str] = set()
-        #: Apps of which a phase ended while they took a message: their event is due now.
+        #: Apps of which a phase ended while they handled a message: their event is due now.
         self._ended: set[str] = set()
 
     def run(self) -> Result:
+        """Run the workload to its end. Raises ThemisError if some app never ends."""
         for gpu in self.gpus:
             self._send(m.GpuJoined(gpu))
         for spec in (app.spec for app in self.apps.values()):
@@ -135,7 +148,9 @@ class Simulation:
                 self.now = tick
                 self._send(m.Tick())
             elif not math.isfinite(at):
-                raise ThemisError(f"{left} apps never end under {self.setup.policy!r}; is any demand below 1 GPU?")
+                raise ThemisError(
+                    f"{left} apps never end under {self.setup.policy!r}; check that each can use at least 1 GPU"
+                )
             else:
                 heapq.heappop(self._heap)
                 if number != self._newest[name]:
@@ -149,7 +164,7 @@ class Simulation:
         heapq.heappush(self._heap, (at, next(self._order), name, self._newest[name]))
 
     def _app_event(self, name: str) -> bool:
-        """It arrives, or a phase of it ends; True when it is done."""
+        """The app arrives, or a phase of it ends. Returns whether it is done."""
         app = self.apps[name]
         if name not in self.agents:
             self.agents[name] = Agent(name, name, app)
@@ -164,7 +179,7 @@ class Simulation:
             self._send(m.AppLeft(name, name))
             return True
         for gpu in app.surplus():
-            app.take(gpu)
+            app.lose_gpu(gpu)
             self._send(*self.agents[name].vacated(gpu))
         return False
 
@@ -200,10 +215,10 @@ class Simulation:
         events, notices = self.agents[name].handle(instruction)
         for notice in notices:
             if isinstance(notice, Gained):
-                app.give(notice.gpu)
+                app.gain_gpu(notice.gpu)
                 self._changed.add(name)
             elif isinstance(notice, Lost):
-                app.take(notice.gpu.id)
+                app.lose_gpu(notice.gpu.id)
                 self._changed.add(name)
         return events
 
@@ -223,7 +238,7 @@ class Simulation:
 
 
 def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int, contention: str) -> dict[str, float]:
-    """By app, the finish-time fairness that it has got; ``contention``: as in `Setup`."""
+    """App -> the finish-time fairness that it got. ``ends``: app -> when it ended. ``contention``: as in `Setup`."""
     weight = (lambda spec: 1.0) if contention == "apps" else (lambda spec: spec.demand / gpus)
     lives = [(weight(spec), spec.arrives, ends[spec.name]) for spec in specs]
     return {
@@ -235,5 +250,5 @@ def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int, contention
 
 
 def simulate(specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup) -> Result:
-    """Run ``specs`` on ``gpus``."""
+    """Run the apps ``specs`` on ``gpus``."""
     return Simulation(specs, gpus, setup).run()

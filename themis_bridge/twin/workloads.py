@@ -1,8 +1,8 @@
-"""Workloads for the twin: seeded ones by the paper's published distributions, and recorded traces.
+"""Workloads for the twin: seeded ones by the distributions that the paper has published, and recorded traces.
 
-Published (sections 2.2 and 6.1): 10 % of the apps have one job, the others 10 to 100 with a median of 75; the median
-app takes 11.5 GPU days; 10 % vision, 60 % language, 30 % speech; 256 GPUs on machines of 8, 4 and 1.
-The readers take a path; nothing recorded is part of this package.
+Published (sections 2.2 and 6.1): 10 % of the apps have one job, the others 10 to 100 jobs with a median of 75; the
+median app takes 11.5 GPU days; 10 % are vision, 60 % language, 30 % speech models. A recorded trace is read from a
+file; none is part of this package.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from themis_bridge.fairness import JobInfo
 from themis_bridge.locality import GUESSES, Gpu
 from themis_bridge.twin.apps import Spec
 
-#: Machines of the paper's simulator: (machines, slots, GPUs of a slot); as published 168 GPUs, brought to its 256
-#: by more machines of the first sort.
-PAPER_256 = ((27, 4, 2), (6, 4, 1), (16, 1, 1))
-#: Its testbed of 64 GPUs.
+#: The paper's testbed of 64 GPUs on 20 machines (section 6.1): (machines, slots of each, GPUs of each slot).
 TESTBED_64 = ((12, 4, 1), (8, 2, 1))
-#: S over the network of models that are bound by it: VGG16 on four GPUs loses 103.6 / 80.4 across two machines
-#: (table 1), and more across racks; Inception-v3, 242 / 243, loses nothing.
+#: Link -> S of a model that is bound by the network. Source: table 1, VGG16 on four GPUs is 103.6 / 80.4 times slower
+#: on two machines than on one. Judgement: across racks it loses the same factor again.
 NETWORK_BOUND = {"slot": 1.0, "machine": 1.0, "rack": 103.6 / 80.4, "cluster": (103.6 / 80.4) ** 2}
+#: Link -> S of a model that is not bound by the network. Source: table 1, Inception-v3 (242 and 243 images/s).
 COMPUTE_BOUND = {"slot": 1.0, "machine": 1.0, "rack": 1.0, "cluster": 1.0}
 
 
 def machines(layout: tuple[tuple[int, int, int], ...], racks: int = 4) -> list[Gpu]:
-    """GPUs of a layout; machines are dealt to racks in turn."""
+    """The GPUs of a layout, see `TESTBED_64`; machine number n is in rack n modulo ``racks``."""
     gpus, number = [], 0
     for count, slots, size in layout:
         for _ in range(count):
@@ -50,9 +48,12 @@ def tuning_apps(
     """Successive-halving apps by the paper's distributions (its workload 2).
 
     Args:
-        days: median GPU days of an app.
-        between_s: mean seconds between arrivals; they come in bursts (figure 1), two in three shortly after another.
-        network_bound: share of the apps that are bound by the network.
+        count: number of apps.
+        seed: of all random draws.
+        days: median GPU days of an app; 11.5 in the paper.
+        between_s: mean seconds between arrivals. They come in bursts (figure 1): two of three apps arrive a quarter of
+            this mean after another app, on average (judgement).
+        network_bound: fraction of the apps that are bound by the network.
     """
     rng = random.Random(seed)
     specs, now = [], 0.0
@@ -62,12 +63,13 @@ def tuning_apps(
             now += rng.expovariate(1 / (between_s * (0.25 if burst else 2.5)))
         jobs = 1 if rng.random() < 0.1 else min(100, max(10, round(rng.gauss(75, 20))))
         width = rng.choice([1, 2, 4, 4]) if jobs > 1 else rng.choice([4, 8])
-        # Many are ten times shorter or longer than the median one (figure 3): one in ten at either end.
+        # One app in ten is ten times longer than the median, and one in ten is ten times shorter (figure 3).
         budget = days * 86400 * min(15.0, max(1 / 15, rng.lognormvariate(0, 1.8)))
         rungs = max(1, round(math.log2(jobs)))
         phases = []
         for rung in range(rungs):
-            # Half the jobs, each twice as wide, with as much work in all (section 4.3.2).
+            # Each rung has half the jobs of the one before, each twice as wide, and the same total work (section
+            # 4.3.2).
             alive = max(1, jobs >> rung)
             seconds = budget / rungs / alive / 100
             phases.append([JobInfo(100, seconds * rng.uniform(0.8, 1.25), width << rung) for _ in range(alive)])
@@ -77,12 +79,13 @@ def tuning_apps(
 
 
 def read_jobs(path: str | Path) -> list[Spec]:
-    """A recorded trace of single jobs in the format of Gavel and Shockwave: twelve fields between tabs.
+    """Read a recorded trace of single jobs in the format of Gavel and Shockwave: twelve fields separated by tabs.
 
-    The seventh field is the GPUs that a job asks for, the eleventh its seconds on them, the twelfth its arrival.
+    The seventh field is the number of GPUs that the job asks for, the eleventh its seconds on them, the twelfth its
+    arrival in seconds.
 
     Raises:
-        ThemisError: a line that is not of that format.
+        ThemisError: a line is not in this format, or the file has no job.
     """
     specs = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -90,9 +93,11 @@ def read_jobs(path: str | Path) -> list[Spec]:
         try:
             width, seconds, arrives = int(fields[6]), float(fields[-2]), float(fields[-1])
         except (IndexError, ValueError):
-            raise ThemisError(f"{path}, line {number}: not a job of twelve fields between tabs: {line[:80]!r}")
+            raise ThemisError(
+                f"{path}, line {number}: expected a job of twelve fields separated by tabs, found {line[:80]!r}"
+            )
         job = JobInfo(1000, seconds * width / 1000, width)
         specs.append(Spec(f"job{number:03}", arrives, [[job]], dict(GUESSES)))
     if not specs:
-        raise ThemisError(f"{path}: no job in it")
+        raise ThemisError(f"{path}: the file has no job")
     return specs
