@@ -20,10 +20,10 @@ from benchmarks.sides import OURS, sides
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.twin import Job, forecast, read_job
+from fluidtune.twin import RecordedJob, forecast, read_job
 
 
-def run(devices: str, algorithm: str, job: list[str], profile: str) -> Job:
+def run(devices: str, algorithm: str, job: list[str], profile: str) -> RecordedJob:
     """Run the job under FluidTune and read it from the event log."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-twin-") as keep:
         sides(devices, ["--algorithm", algorithm, *job], profile, keep)[OURS]()

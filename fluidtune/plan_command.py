@@ -12,7 +12,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import find_log, read_events
 from fluidtune.report.drawing import OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.summary import duration
-from fluidtune.twin import Forecast, Job, grid, read_job
+from fluidtune.twin import Forecast, RecordedJob, grid, read_job
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRIALS = ITERATIONS = 27
 
 
-def job_of(source: str, trials: int | None = None, iterations: int | None = None) -> Job:
+def job_of(source: str, trials: int | None = None, iterations: int | None = None) -> RecordedJob:
     """The job in a run's event log, or a grid of ``trials`` trials with the profile in a file.
 
     ``source``: a run's directory, its event log (``*.jsonl``), or a profile's file. Raises FluidTuneError if it is
@@ -39,11 +39,11 @@ def job_of(source: str, trials: int | None = None, iterations: int | None = None
     return grid(count, length, Profile.load(path))
 
 
-def render_plan(job: Job, found: Sequence[Forecast]) -> RenderableType:
+def render_plan(job: RecordedJob, found: Sequence[Forecast]) -> RenderableType:
     """The forecasts as a table for `rich`, one row per number of devices."""
     from rich.table import Table
 
-    title = f"{len(job.works)} trials of {job.profile.name!r}, predicted by the twin"
+    title = f"{len(job.trials)} trials of {job.profile.name!r}, predicted by the twin"
     table = Table(title=title, title_justify="left")
     for name in ("devices", "time", "device-hours", "utilisation", "resizes", "packed"):
         table.add_column(name, justify="right")
@@ -59,7 +59,7 @@ def render_plan(job: Job, found: Sequence[Forecast]) -> RenderableType:
     return table
 
 
-def plan_png(job: Job, found: Sequence[Forecast], out: str | os.PathLike[str]) -> Path:
+def plan_png(job: RecordedJob, found: Sequence[Forecast], out: str | os.PathLike[str]) -> Path:
     """Draw predicted time and utilisation over the number of devices. Returns the PNG's path."""
     unit, name = time_unit(max(one.makespan for one in found))
     figure = new_figure(9.0, 3.6)
@@ -79,5 +79,5 @@ def plan_png(job: Job, found: Sequence[Forecast], out: str | os.PathLike[str]) -
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.set_xlabel("devices")
         polish_axes(axes)
-    figure.suptitle(f"{len(job.works)} trials of {job.profile.name!r}, predicted by the twin")
+    figure.suptitle(f"{len(job.trials)} trials of {job.profile.name!r}, predicted by the twin")
     return save_png(figure, out)

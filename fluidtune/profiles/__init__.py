@@ -5,6 +5,6 @@ A profile comes from a file, from a run of our own (`measured`), or from recorde
 reads files that it is given, and decides nothing.
 """
 
-from fluidtune.profiles.profile import DEFAULT, Profile, ProfileError
+from fluidtune.profiles.profile import DEFAULT, DEVICES_PER_NODE, Profile, ProfileError
 
-__all__ = ["DEFAULT", "Profile", "ProfileError"]
+__all__ = ["DEFAULT", "DEVICES_PER_NODE", "Profile", "ProfileError"]

@@ -22,6 +22,9 @@ from typing import Any
 from fluidtune.errors import FluidTuneError
 from fluidtune.planning import PACKING_THRESHOLD, packing_limit
 
+#: Devices of one node of emulated devices and of the twin. Judgement: machines of eight GPUs are common.
+DEVICES_PER_NODE = 8
+
 
 class ProfileError(FluidTuneError):
     """A profile that says too little or something impossible. The message names the value."""

@@ -30,7 +30,6 @@ import fluidtune
 from fluidtune.cluster.commit_stores import delete_commits
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import DeviceSpec, Reservation, layout
-from fluidtune.cluster.emulated.emulated_session import NODE
 from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.cluster.emulated.paced_trainable import Emulation, paced
 from fluidtune.cluster.lanes import LaneSettings, Ticket
@@ -40,7 +39,7 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
-from fluidtune.profiles import Profile
+from fluidtune.profiles import DEVICES_PER_NODE, Profile
 from fluidtune.ray_compat.controller import max_pending_trials, pending_again, storage
 from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
 from fluidtune.tune import result_logs
@@ -196,7 +195,7 @@ class Job:
         """Emulated devices are on emulated nodes, whatever real one their workers run on."""
         if self.emulation is None:
             return came
-        return {device: f"emulated-{device // NODE}" for device in came}
+        return {device: f"emulated-{device // DEVICES_PER_NODE}" for device in came}
 
     def resources_in_use(self) -> dict[str, float]:
         """Logical resources of the devices that trials hold, for Tune's display."""

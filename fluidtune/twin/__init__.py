@@ -1,12 +1,28 @@
-"""The twin: the same engine on a virtual clock.
+"""The twin: whole tuning jobs on a virtual clock, decided by the engine that decides real ones.
 
-`job` is what a tuning job has to do (read off a run's event log, or made up), `shell` carries the engine's
-instructions out in virtual time, `plan` does so at several numbers of devices. Pure: no Ray, no torch, no clock, no
-randomness. What a step takes comes from a `fluidtune.profiles.Profile`.
+`shell.Twin` is the second shell of `fluidtune.engine`; `fluidtune.tune` is the first. It carries the engine's
+instructions out in virtual time. What it is given is a `RecordedJob`: the trials and their iterations, read off a run's
+event log (`read_job`) or made up (`grid`). What an iteration takes comes from a `fluidtune.profiles.Profile`, what
+starts and turns take from the job's `Costs`. `forecast` and `forecasts` run a job on other numbers of devices, for
+`fluidtune plan`.
+
+Start reading at `recorded_job`, then `Twin.run`. Pure: no Ray, no torch, no clock, no randomness. It decides nothing,
+and it does not simulate the tuning algorithm: the algorithm's decisions are those of the recorded run.
 """
 
 from fluidtune.twin.plan import Forecast, forecast, forecasts
-from fluidtune.twin.recorded_job import Costs, Job, Stage, Work, grid, read_job
+from fluidtune.twin.recorded_job import Costs, RecordedJob, RecordedTrial, Stage, grid, read_job
 from fluidtune.twin.shell import Twin
 
-__all__ = ["Costs", "Forecast", "Job", "Stage", "Twin", "Work", "forecast", "forecasts", "grid", "read_job"]
+__all__ = [
+    "Costs",
+    "Forecast",
+    "RecordedJob",
+    "RecordedTrial",
+    "Stage",
+    "Twin",
+    "forecast",
+    "forecasts",
+    "grid",
+    "read_job",
+]

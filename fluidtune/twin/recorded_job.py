@@ -1,8 +1,8 @@
 """What a tuning job has to do, as the twin needs it, and how it is read off the event log of a run.
 
-The algorithm's decisions are taken as they were: which trials there were, how long each trained before it was
-paused or stopped, in which TrialGroup. On another number of devices an asynchronous algorithm might have decided
-otherwise; a synchronous one would not.
+The tuning algorithm's decisions are those of the run: which trials there were, and in which TrialGroup and for how many
+iterations each trained before it was paused or stopped. On another number of devices an asynchronous algorithm might
+have decided otherwise; a synchronous one would not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a trial does between two decisions: ``iterations`` in ``group``; ``told``: what the engine is told.
+    """What a trial does between two decisions of the tuning algorithm: ``iterations`` in ``group``.
 
-    ``share``: what the script asked for of one device, or a number of devices.
+    ``told``: the iterations left that the engine is told; None: it is not told. ``share``: the share of one device that
+    the script asked for, or a whole number of devices.
     """
 
     group: str
@@ -36,8 +37,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Work:
-    """One trial: its stages, and its iterations' time over the profile's."""
+class RecordedTrial:
+    """One trial: its stages, and ``cost``, its seconds per iteration divided by those of the job's profile."""
 
     trial: str
     stages: tuple[Stage, ...]
@@ -46,12 +47,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Costs:
-    """What is not training, seconds.
+    """Seconds that a job spends otherwise than in training.
 
-    ``begin``: from the start of the job to its first worker's request. ``cold``: a new worker process, when it is
-    the only one; ``at_once``: how many of them can start at a time and take no longer. ``first``: what the first
-    iteration in it takes beyond others, imports for one. ``warm``: from an instruction to the first iteration in a
-    worker that is there. ``turn``: between two iterations.
+    ``begin``: from the start of the job until its first worker is asked for. ``cold``: the start of a worker process,
+    if no other starts. ``at_once``: not seconds, but how many processes can start at a time and take no longer.
+    ``first``: by how much the first iteration in a new process is longer than others, for imports for example.
+    ``warm``: from an instruction to the begin of the first iteration in a worker that is there. ``turn``: between two
+    iterations.
     """
 
     begin: float = 0.0
@@ -63,40 +65,40 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Job:
+class RecordedJob:
     """A tuning job.
 
-    ``synchronous``: by group, whether it is a batch. ``concurrency``: by group. ``pending``: how many new trials
-    the search algorithm offers at once, None for all. ``kind``: what its trials are once they have run.
+    ``synchronous`` and ``concurrency``: by group, as in `fluidtune.engine.GroupAnnounced`. ``pending``: how many new
+    trials the search algorithm offers at once; None: all. ``kind``: what its trials turn out to be when they have run.
     """
 
-    works: tuple[Work, ...]
+    trials: tuple[RecordedTrial, ...]
     profile: Profile
     synchronous: Mapping[str, bool]
     concurrency: Mapping[str, int | None] = field(default_factory=dict)
     pending: int | None = None
     kind: Kind = "elastic"
     costs: Costs = Costs()
-    #: Settings of the engine.
+    #: Settings of `fluidtune.engine.Engine`.
     max_packing: int | None = None
     concurrent_packing: int = 1
     max_workers: int | None = None
-    #: Of the run that this was read off: devices, and its seconds from begin to end. 0 if there was none.
+    #: Devices, and seconds from begin to end, of the run that this was read off; 0 if it was made up.
     devices: int = 0
     seconds: float = 0.0
 
 
-def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> Job:
-    """A grid of equal trials."""
+def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> RecordedJob:
+    """A job of ``trials`` equal trials in one synchronous group; ``settings``: further fields of `RecordedJob`."""
     stage = Stage("all", iterations, float(iterations))
-    works = tuple(Work(f"trial{k}", (stage,)) for k in range(trials))
-    return Job(works, profile, {"all": True}, **settings)
+    listed = tuple(RecordedTrial(f"trial{k}", (stage,)) for k in range(trials))
+    return RecordedJob(listed, profile, {"all": True}, **settings)
 
 
-def read_job(events: Iterable[Event], profile: Profile | None = None) -> Job:
-    """The job of a finished run of ours, from its event log.
+def read_job(events: Iterable[Event], profile: Profile | None = None) -> RecordedJob:
+    """The job of a finished run of FluidTune, from its event log.
 
-    ``profile``: None for what the run itself measured.
+    ``profile``: None: the one that the run itself measured (`fluidtune.profiles.measured`).
 
     Raises ProfileError if the events hold no trial or no iteration.
     """
@@ -109,8 +111,8 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Job:
     if not stages or head is None:
         raise ProfileError("the run's event log has no trial; plan from a run that has trained something")
     stages = _split(stages, synchronous)
-    works = tuple(
-        Work(trial, tuple(found), measured.costs.get(trial, 1.0) if profile is None else 1.0)
+    trials = tuple(
+        RecordedTrial(trial, tuple(found), measured.costs.get(trial, 1.0) if profile is None else 1.0)
         for trial, found in stages.items()
         if any(stage.iterations for stage in found)
     )
@@ -121,8 +123,8 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Job:
     concurrency = {name: event.get("concurrency") for name, event in groups.items()}
     on_cores = head["kind"] == "cpu"
     ended = next((event for event in reversed(listed) if event["event"] == "run_ended"), listed[-1])
-    return Job(
-        works=works,
+    return RecordedJob(
+        trials=trials,
         profile=profile or measured.profile,
         synchronous=synchronous,
         concurrency=concurrency,
@@ -138,7 +140,7 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Job:
 
 
 def _stages(events: list[Event]) -> dict[str, list[Stage]]:
-    """Trial to what it did, in the order of trials."""
+    """By trial, in the order in which they were added, its stages."""
     found: dict[str, list[Stage]] = {}
     for event in events:
         if event["event"] == "trial_added":
@@ -147,7 +149,7 @@ def _stages(events: list[Event]) -> dict[str, list[Stage]]:
         elif event["event"] == "trial_result":
             last = found[event["trial"]]
             last[-1] = replace(last[-1], iterations=last[-1].iterations + 1)
-    # A trial that was moved, or lost its worker, was added again within its stage.
+    # A trial that was moved, or that lost its worker, was added again within its stage.
     return {trial: _joined(listed) for trial, listed in found.items()}
 
 
@@ -163,12 +165,16 @@ def _joined(stages: list[Stage]) -> list[Stage]:
 
 
 def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> dict[str, list[Stage]]:
-    """The last trial of a rung goes on into the next without a pause; its log shows one stage where there are two."""
+    """The stages with those split that hold two rungs.
+
+    The last trial of a rung may go on into the next one without a pause; the log then shows one stage where there are
+    two.
+    """
     following: dict[str, Counter[str]] = defaultdict(Counter)
     for listed in stages.values():
         for one, two in pairwise(listed):
             following[one.group][two.group] += 1
-    # What a trial is told when it is added again after a move is only what was left.
+    # The most that a trial of a group was told; one that is added again after a move is told only what was left.
     lengths: dict[str, float] = {}
     for listed in stages.values():
         for stage in listed:
@@ -188,7 +194,7 @@ def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> d
             after = following[stage.group].most_common(1)
             name = after[0][0] if after else f"{stage.group}+"
             if waiting and waiting[0].group == name:
-                # It was moved in the middle of that rung.
+                # The trial was moved in the middle of that rung.
                 moved = waiting.popleft()
                 told = None if moved.told is None else moved.told + rest
                 waiting.appendleft(replace(moved, iterations=moved.iterations + rest, told=told))
@@ -200,7 +206,7 @@ def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> d
 
 
 def _pending(events: list[Event]) -> int | None:
-    """1 if new trials kept coming after the first result, as from a searcher; None if all were there at once."""
+    """1 if new trials kept coming after the first result, as from a searcher; None if all were there before."""
     seen: set[str] = set()
     results = False
     for event in events:
@@ -213,7 +219,7 @@ def _pending(events: list[Event]) -> int | None:
 
 
 def _costs(events: list[Event], begun: float) -> Costs:
-    # Each worker: when it was asked for, and when it was there.
+    # Of each worker, when it was there, and when it was asked for.
     workers = sorted((e["t"], e["t"] - e["seconds"]) for e in events if e["event"] == "worker_started")
     begin = max(0.0, min(asked for _, asked in workers) - begun) if workers else 0.0
     cold = min((there - asked for there, asked in workers), default=0.0)
@@ -243,7 +249,7 @@ def _costs(events: list[Event], begun: float) -> Costs:
 
 
 def _first(events: list[Event], warm: float) -> float:
-    """Seconds of the first iteration in a new worker beyond the same trial's later ones."""
+    """By how many seconds the first iteration in a new worker is longer than later ones of the same trial."""
     new: dict[int, float] = {}
     begun: dict[str, tuple[int, float]] = {}
     firsts: dict[str, float] = {}
@@ -266,8 +272,11 @@ def _first(events: list[Event], warm: float) -> float:
 
 
 def _at_once(workers: list[tuple[float, float]], cold: float) -> float:
-    """How many processes started as fast together as ``cold`` says of one; ``workers``: (there, asked) of each."""
-    bursts: list[list[float]] = []
+    """How many processes can start at a time as fast as one alone, which takes ``cold`` seconds.
+
+    ``workers``: when each was there, and when it was asked for.
+    """
+    bursts: list[list[float]] = []  # begin, end, number of processes of starts that overlap
     for there, asked in sorted(workers, key=lambda worker: worker[1]):
         if bursts and asked < bursts[-1][1]:
             bursts[-1][1] = max(bursts[-1][1], there)

@@ -1,8 +1,8 @@
-"""The virtual-clock shell: carries out what the engine says, as the Ray shell does, in no time.
+"""The shell on a virtual clock: carries out what the engine says, as the shell on Ray does, but in virtual time.
 
-An iteration takes what the profile says for the trial's devices and the trials that train on its first device, who
-may come and go meanwhile. A resize waits for its new workers, then for the trial's next boundary, and stops it for the
-profile's pause.
+An iteration takes what the profile says for the trial's devices and for the number of trials that train on its first
+device; these may change meanwhile. A resize waits for its new workers, then for the trial's next boundary between two
+iterations, and there stops the trial for as long as the profile says.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from itertools import count
 
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.twin.recorded_job import Job, Work
-from fluidtune.twin.starts import Starts
-
-#: Devices of one node.
-NODE = 8
+from fluidtune.profiles import DEVICES_PER_NODE
+from fluidtune.twin.recorded_job import RecordedJob, RecordedTrial
+from fluidtune.twin.worker_starts import WorkerStarts
 
 
 @dataclass(eq=False)
 class _Step:
-    """An iteration under way: ``left`` of it (1 to 0) at time ``since``, ``seconds`` for a whole one as things are."""
+    """An iteration under way."""
 
     begun: float
+    #: The time at which ``left`` of it, 1 to 0, was to be done.
     since: float
+    #: What a whole iteration takes with the neighbours of this moment.
     seconds: float
+    #: The answer to a resize that is told with the iteration's result.
     resized: list[m.Event]
     left: float = 1.0
     end: float = 0.0
@@ -41,41 +42,50 @@ class _Run:
 
     trial: str
     devices: tuple[int, ...]
+    #: Devices of the resize under way; None if there is none.
     wanted: tuple[int, ...] | None = None
-    #: Devices beside its own on which its new workers are there.
+    #: Devices of ``wanted``, beside its own, on which its new workers are there.
     joined: set[int] = field(default_factory=set)
-    #: Devices that it goes to when it has done an iteration: before that the others cannot find it.
+    #: Devices that it was started on beyond its first. A resize brings them in after its first iteration, since before
+    #: that their workers cannot find it.
     later: tuple[int, ...] | None = None
+    #: It was told to leave.
     suspend: bool = False
+    #: It still holds its devices.
     live: bool = True
-    #: Its neighbours feel it.
+    #: It has begun its first iteration, so that it slows its neighbours down.
     trains: bool = False
     step: _Step | None = None
 
 
 @dataclass(eq=False)
 class _Progress:
-    work: Work
+    """What a trial has done."""
+
+    trial: RecordedTrial
+    #: Index of its stage, and iterations left there.
     stage: int = 0
     left: int = 0
     run: _Run | None = None
-    #: What the engine was told that it is.
+    #: Its kind as the engine was told.
     kind: m.Kind = "plain"
 
 
 @dataclass
 class Twin:
-    """One run of ``job`` on ``devices`` devices; `run` gives its seconds."""
+    """One run of ``job`` on ``devices`` devices, ``node`` of them on each node; `run` does it.
 
-    job: Job
+    After the run, ``now`` is its seconds, ``resizes`` and ``iterations`` are numbers, ``busy`` is the device-seconds
+    that trials held, and ``held`` has (time, devices held) at every change.
+    """
+
+    job: RecordedJob
     devices: int
-    node: int = NODE
+    node: int = DEVICES_PER_NODE
     now: float = 0.0
     resizes: int = 0
-    #: Device-seconds that any trial held, and iterations done.
     busy: float = 0.0
     iterations: int = 0
-    #: (time, devices held) at every change.
     held: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,62 +94,62 @@ class Twin:
             max_packing=job.max_packing,
             concurrent_packing=job.concurrent_packing,
             max_workers=job.max_workers,
-            resize_seconds=0.2,
         )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._events: list[m.Event] = []
-        self._trials = {work.trial: _Progress(work) for work in job.works}
-        self._new = deque(work.trial for work in job.works)
+        self._trials = {recorded.trial: _Progress(recorded) for recorded in job.trials}
+        self._new = deque(self._trials)
         #: By group: trials that have a stage in it and have not finished it.
-        self._open: Counter[str] = Counter(stage.group for work in job.works for stage in work.stages)
-        #: Trials that wait for a group to end, and their next stage's group.
+        self._open: Counter[str] = Counter(stage.group for recorded in job.trials for stage in recorded.stages)
+        #: By group, trials that wait for it to end.
         self._barred: dict[str, list[str]] = {}
         self._announced: set[str] = set()
         self._kind: m.Kind = "plain"
-        #: Warm workers that are free and all there are, by device.
+        #: Number of warm workers that serve no trial, by device.
         self._idle: Counter[int] = Counter()
         costs = job.costs
-        self._starts = Starts(costs.cold, costs.at_once, self._at)
-        #: By device, who trains there (by its first device).
+        self._starts = WorkerStarts(costs.cold, costs.at_once, self._call_after)
+        #: Trials that train, by their first device.
         self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)
+        #: Trials added that have not started yet.
         self._unstarted = 0
 
     def run(self) -> float:
-        """Seconds from the job's begin to its last trial's end."""
+        """Runs the job. Returns seconds from its begin to the end of its last trial."""
         self.now = self.job.costs.begin
         for device in range(self.devices):
             self._events.append(m.DeviceGained(device, f"node{device // self.node}"))
-        self._offer()
+        self._offer_trials()
         self._advance()
         while self._heap:
             at, _, what = heapq.heappop(self._heap)
-            self._pass(at)
+            self._pass_time(at)
             what()
-            # What happens at one instant is decided about once.
+            # The engine decides once about all that happens at one instant.
             while self._heap and self._heap[0][0] <= self.now:
                 heapq.heappop(self._heap)[2]()
             self._advance()
-        left = [name for name, progress in self._trials.items() if progress.stage < len(progress.work.stages)]
+        left = [name for name, progress in self._trials.items() if progress.stage < len(progress.trial.stages)]
         assert not left, f"trials never ended: {left[:5]}"
         return self.now
 
     @property
     def utilisation(self) -> float:
-        """Device-seconds held over those there were."""
+        """Device-seconds that trials held divided by all of them."""
         return self.busy / (self.now * self.devices) if self.now else 0.0
 
     # Time
 
-    def _pass(self, at: float) -> None:
+    def _pass_time(self, at: float) -> None:
         used = self.devices - len(self.engine.idle_devices)
         self.busy += (at - self.now) * used
         if not self.held or self.held[-1][1] != used:
             self.held.append((self.now, used))
         self.now = at
 
-    def _at(self, after: float, what: Callable[[], None]) -> None:
+    def _call_after(self, after: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + after, next(self._order), what))
 
     def _advance(self) -> None:
@@ -147,19 +157,19 @@ class Twin:
             events, self._events = self._events, []
             for instruction in self.engine.handle(*events, now=self.now):
                 self._carry_out(instruction)
-            self._offer()
+            self._offer_trials()
 
     # Trials
 
-    def _offer(self) -> None:
-        """New trials, as many at once as the search algorithm offers."""
+    def _offer_trials(self) -> None:
+        """Adds new trials, as many at once as the search algorithm offers."""
         while self._new and (self.job.pending is None or self._unstarted < self.job.pending):
             self._unstarted += 1
-            self._add(self._new.popleft())
+            self._add_trial(self._new.popleft())
 
-    def _add(self, name: str) -> None:
+    def _add_trial(self, name: str) -> None:
         progress = self._trials[name]
-        stage = progress.work.stages[progress.stage]
+        stage = progress.trial.stages[progress.stage]
         progress.left, progress.kind = stage.iterations, self._kind
         if stage.group not in self._announced:
             self._announced.add(stage.group)
@@ -174,23 +184,23 @@ class Twin:
 
     def _end_stage(self, name: str) -> None:
         progress = self._trials[name]
-        stages = progress.work.stages
+        stages = progress.trial.stages
         group = stages[progress.stage].group
         progress.stage += 1
         last = progress.stage == len(stages)
-        self._leave(progress)
+        self._free_devices(progress)
         self._events.append(m.TrialEnded(name, "stopped" if last else "paused"))
         self._open[group] -= 1
         if not last:
             if self.job.synchronous.get(group, True) and self._open[group]:
                 self._barred.setdefault(group, []).append(name)
             else:
-                self._add(name)
+                self._add_trial(name)
         if not self._open[group]:
             for waiting in self._barred.pop(group, []):
-                self._add(waiting)
+                self._add_trial(waiting)
 
-    def _leave(self, progress: _Progress) -> None:
+    def _free_devices(self, progress: _Progress) -> None:
         if progress.run is not None:
             run, progress.run = progress.run, None
             run.live = False
@@ -207,9 +217,9 @@ class Twin:
                 self._unstarted -= 1
             progress = self._trials[instruction.trial]
             first = instruction.devices[0]
-            gang = progress.work.stages[progress.stage].share > 1
+            gang = progress.trial.stages[progress.stage].share > 1
             run = progress.run = _Run(instruction.trial, instruction.devices if gang else (first,))
-            self._worker(first, lambda: self._iterate(run))
+            self._get_worker(first, lambda: self._iterate(run))
             if len(instruction.devices) > len(run.devices):
                 run.later = instruction.devices
         elif isinstance(instruction, m.Resize):
@@ -221,13 +231,13 @@ class Twin:
             if found is not None:
                 found.suspend = True
 
-    def _worker(self, device: int, then: Callable[[], None]) -> None:
+    def _get_worker(self, device: int, then: Callable[[], None]) -> None:
         """Call ``then`` when a worker of the device serves: a warm one, or a new one."""
         if self._idle[device]:
             self._idle[device] -= 1
-            self._at(self.job.costs.warm, then)
+            self._call_after(self.job.costs.warm, then)
         else:
-            self._starts.begin(lambda: self._at(self.job.costs.first, then))
+            self._starts.start_worker(lambda: self._call_after(self.job.costs.first, then))
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
         run.wanted = devices
@@ -240,7 +250,7 @@ class Twin:
 
         for device in devices:
             if device not in run.devices:
-                self._worker(device, partial(joined, device))
+                self._get_worker(device, partial(joined, device))
 
     # Iterations
 
@@ -265,10 +275,10 @@ class Twin:
         self._schedule(run)
 
     def _seconds(self, run: _Run) -> float:
-        """Of a whole iteration with the neighbours of this moment."""
+        """What a whole iteration takes with the neighbours of this moment."""
         nodes = tuple(sorted(Counter(device // self.node for device in run.devices).values()))
         trials = len(self._training[run.devices[0]])
-        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].work.cost
+        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost
 
     def _schedule(self, run: _Run) -> None:
         step = run.step
@@ -276,14 +286,14 @@ class Twin:
         end = step.end = step.since + step.left * step.seconds
 
         def ended() -> None:
-            # Not if it was given another end meanwhile.
+            # If it was given another end meanwhile, that one counts.
             if run.live and run.step is step and step.end == end:
                 self._done(run, step)
 
-        self._at(end - self.now, ended)
+        self._call_after(end - self.now, ended)
 
     def _retime(self, device: int) -> None:
-        """Somebody came to the device or went: iterations under way there go on at another pace."""
+        """A trial came to the device or left it: iterations under way there go on at another pace."""
         for run in self._training[device]:
             step = run.step
             if step is None:
@@ -314,21 +324,21 @@ class Twin:
         if not progress.left:
             self._end_stage(name)
         elif run.suspend:
-            self._leave(progress)
-            stage = progress.work.stages[progress.stage]
+            self._free_devices(progress)
+            stage = progress.trial.stages[progress.stage]
             told = None if stage.told is None else max(0.0, stage.told - stage.iterations + progress.left)
             moved = m.TrialAdded(name, stage.group, self._kind, told, stage.share)
             self._events += [m.TrialEnded(name, "paused"), moved]
         else:
-            self._at(self.job.costs.turn, lambda: self._iterate(run))
+            self._call_after(self.job.costs.turn, lambda: self._iterate(run))
 
 
-def _tails(job: Job) -> dict[str, float]:
-    """By group, the most iterations that one of its trials does after it."""
+def _tails(job: RecordedJob) -> dict[str, float]:
+    """By group, the most iterations that one of its trials does in later groups."""
     tails: dict[str, float] = {}
-    for work in job.works:
+    for recorded in job.trials:
         after = 0.0
-        for stage in reversed(work.stages):
+        for stage in reversed(recorded.stages):
             tails[stage.group] = max(tails.get(stage.group, 0.0), after)
             after += stage.iterations
     return tails

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
-from fluidtune.twin import Costs, Job, Stage, Twin, Work, forecast, forecasts, grid, read_job
+from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, forecasts, grid, read_job
 
 ALONE = Profile("alone", {"1": 1.0})
 
@@ -35,8 +35,8 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
 
 def test_a_rung_waits_for_all_of_the_one_before():
     rung0, rung1 = Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0)
-    works = (Work("a", (rung0, rung1)), Work("b", (rung0,), cost=5.0))
-    twin = Twin(Job(works, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain"), 2)
+    trials = (RecordedTrial("a", (rung0, rung1)), RecordedTrial("b", (rung0,), cost=5.0))
+    twin = Twin(RecordedJob(trials, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain"), 2)
     assert twin.run() == pytest.approx(2 * 5.0 + 3.0)
 
 
@@ -54,8 +54,10 @@ def test_what_is_not_training_is_counted():
     kind=st.sampled_from(["plain", "checkpointing", "elastic"]),
 )
 def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, kind: str):
-    works = tuple(Work(f"t{k}", (Stage("g", length, float(length)),), cost) for k, (length, cost) in enumerate(trials))
-    twin = Twin(Job(works, DEFAULT, {"g": True}, kind=kind), devices)  # type: ignore[arg-type]
+    recorded = tuple(
+        RecordedTrial(f"t{k}", (Stage("g", length, float(length)),), cost) for k, (length, cost) in enumerate(trials)
+    )
+    twin = Twin(RecordedJob(recorded, DEFAULT, {"g": True}, kind=kind), devices)  # type: ignore[arg-type]
     makespan = twin.run()
     twin.engine.validate_state()
     assert twin.iterations == sum(length for length, _ in trials)
@@ -106,7 +108,7 @@ def log() -> list[dict]:
 
 def test_a_job_is_read_off_a_log_and_an_unpaused_promotion_is_split():
     job = read_job(log())
-    stages = {work.trial: [(stage.group, stage.iterations) for stage in work.stages] for work in job.works}
+    stages = {recorded.trial: [(stage.group, stage.iterations) for stage in recorded.stages] for recorded in job.trials}
     assert stages == {"a": [("rung0", 1), ("rung1", 2)], "c": [("rung0", 1)], "b": [("rung0", 1), ("rung1", 2)]}
     assert (job.kind, job.devices, job.seconds) == ("elastic", 1, 8.0)
     assert job.max_packing is None
@@ -120,7 +122,10 @@ def test_a_trial_moved_in_the_middle_of_a_rung_it_came_to_without_a_pause_has_on
     again = {"t": at, "event": "trial_added", "trial": "b", "group": "rung1", "kind": "elastic", "iterations": 1}
     events.insert(moved + 2, again)
     job = read_job(events)
-    stages = {work.trial: [(stage.group, stage.iterations, stage.told) for stage in work.stages] for work in job.works}
+    stages = {
+        recorded.trial: [(stage.group, stage.iterations, stage.told) for stage in recorded.stages]
+        for recorded in job.trials
+    }
     assert stages["b"] == [("rung0", 1, 1), ("rung1", 2, 2)]
     assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
 
@@ -152,13 +157,15 @@ def test_what_a_script_asked_for_of_a_device_is_read_off_a_log():
     for event in events:
         if event["event"] == "trial_added":
             event["share"] = 0.5
-    assert {stage.share for work in read_job(events).works for stage in work.stages} == {0.5}
+    assert {stage.share for recorded in read_job(events).trials for stage in recorded.stages} == {0.5}
     stage = Stage("all", 4, 4.0, 0.5)
-    job = Job(tuple(Work(f"t{k}", (stage,)) for k in range(2)), DEFAULT, {"all": True}, kind="plain", max_packing=1)
+    job = RecordedJob(
+        tuple(RecordedTrial(f"t{k}", (stage,)) for k in range(2)), DEFAULT, {"all": True}, kind="plain", max_packing=1
+    )
     together = DEFAULT.iteration((1,), 2)
     assert Twin(job, 1).run() == pytest.approx(4 * together)
-    two = Work("wide", (Stage("all", 4, 4.0, 2.0),))
-    job = Job((two,), DEFAULT, {"all": True}, kind="elastic", max_packing=1)
+    two = RecordedTrial("wide", (Stage("all", 4, 4.0, 2.0),))
+    job = RecordedJob((two,), DEFAULT, {"all": True}, kind="elastic", max_packing=1)
     twin = Twin(job, 2)
     assert twin.run() == pytest.approx(4 * DEFAULT.iteration((2,), 1))
     assert twin.resizes == 0
@@ -167,12 +174,12 @@ def test_what_a_script_asked_for_of_a_device_is_read_off_a_log():
 def test_no_worker_of_a_wide_start_is_lost():
     """They are asked for after its first iteration, and serve others when they come too late for it."""
     rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
-    works = (Work("a", (rung0, rung1)), *(Work(name, (rung0,)) for name in "bcd"))
-    job = Job(works, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
+    trials = (RecordedTrial("a", (rung0, rung1)), *(RecordedTrial(name, (rung0,)) for name in "bcd"))
+    job = RecordedJob(trials, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
     twin = Twin(job, 8)
     begun = []
-    start = twin._starts.begin
-    twin._starts.begin = lambda then: (begun.append(twin.now), start(then))[1]
+    start = twin._starts.start_worker
+    twin._starts.start_worker = lambda then: (begun.append(twin.now), start(then))[1]
     assert twin.run() >= 5 + 3
     alone = DEFAULT.iteration((1,), 1)
     assert begun == [0.0] * 4 + [pytest.approx(5 + 2 * alone)] * (len(begun) - 4) and len(begun) > 4

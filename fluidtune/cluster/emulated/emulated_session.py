@@ -22,9 +22,7 @@ from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
 from fluidtune.elastic.membership import Reform
-
-#: Devices of one emulated node.
-NODE = 8
+from fluidtune.profiles import DEVICES_PER_NODE
 
 
 class EmulatedSession:
@@ -184,7 +182,7 @@ class EmulatedSession:
         """Devices of the trial on each node, and the trials on its own device."""
         self._check()
         devices = [self._device, *(device for device, _ in self._followers.values())]
-        nodes = tuple(sorted(Counter(device // NODE for device in devices).values()))
+        nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in devices).values()))
         return nodes, max(1, self._board.count(self._device))
 
     def _accept(self) -> None:

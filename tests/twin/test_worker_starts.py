@@ -1,4 +1,4 @@
-"""Processes that start on a machine with few cores."""
+"""Worker processes that start on a machine with few cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from fluidtune.twin.starts import Starts
+from fluidtune.twin.worker_starts import WorkerStarts
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ from fluidtune.twin.starts import Starts
 )
 def test_in_the_order_they_were_asked_for_and_no_more_at_a_time_than_the_machine_takes(at_once, there):
     heap, order, now, came = [], count(), 0.0, []
-    starts = Starts(3.0, at_once, lambda after, what: heapq.heappush(heap, (now + after, next(order), what)))
+    starts = WorkerStarts(3.0, at_once, lambda after, what: heapq.heappush(heap, (now + after, next(order), what)))
     for k in range(5):
-        starts.begin(lambda k=k: came.append((k, now)))
+        starts.start_worker(lambda k=k: came.append((k, now)))
     while heap:
         now, _, what = heapq.heappop(heap)
         what()
