@@ -20,7 +20,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import BasicVariantGenerator
 
 ALGORITHMS = ("grid", "hyperband", "syncbohb", "bohb", "asha", "pbt")
-#: The reduction factor of HyperBand and ASHA. 3 is the value of the HyperBand paper's experiments.
+#: The reduction factor of HyperBand and ASHA: the default of Ray's HyperBandScheduler.
 ETA = 3
 
 

@@ -364,7 +364,7 @@ def _not_a_log(path: Path, number: int) -> EventLogError:
     )
 
 
-def load(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Events:
+def load_events(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Events:
     """The events that are given, or those in the event log or run's directory that is given."""
     if isinstance(events_or_path, Events):
         return events_or_path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
-from fluidtune.report.events import EventDict, Events, load
+from fluidtune.report.events import EventDict, Events, load_events
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, occupancy_of, utilisation
 from fluidtune.report.summary import plural
 
@@ -40,6 +40,8 @@ LEGEND_TRIALS = 12
 LABELLED_INTERVALS = 600
 #: A row of the timeline is `ROW` of its height tall and begins `MARGIN` below its top, so that rows stay apart.
 ROW, MARGIN = 0.88, 0.06
+#: Most windows of the utilisation picture. Judgement: an hour gets the 30 s of the dissertation's figure 3.2.
+WINDOWS = 150
 #: A row of the lower utilisation picture is this part of its height tall at 100 %.
 UTILISATION_ROW = 0.86
 
@@ -120,7 +122,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     A trial has one colour; colours repeat when there are many trials. A device is grey while it is idle and white
     while the job does not have it.
     """
-    events = load(events_or_path)
+    events = load_events(events_or_path)
     use = occupancy_of(events)
     devices = list(use.available)
     rows = {device: row for row, device in enumerate(devices)}
@@ -319,14 +321,11 @@ def _draw_legend(
 
 
 def _window(seconds: float) -> float:
-    """The length of an averaging window: a round number of seconds that gives at most 150 windows.
-
-    150 is a judgement; it gives an hour the 30 s of the dissertation's figure 3.2.
-    """
+    """The length of an averaging window: a round number of seconds that gives at most `WINDOWS` windows."""
     for window in (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600):
-        if seconds <= 150 * window:
+        if seconds <= WINDOWS * window:
             return float(window)
-    return float(np.ceil(seconds / 150 / 3600) * 3600)
+    return float(np.ceil(seconds / WINDOWS / 3600) * 3600)
 
 
 def utilisation_figure(
@@ -341,10 +340,10 @@ def utilisation_figure(
     ``compare``: another run's events. They are drawn as lines on the same axes, with time counted from that run's own
     start. That run's devices are matched with ours in ascending order.
     """
-    ours = load(events)
+    ours = load_events(events)
     runs = [(ours, label, OURS)]
     if compare is not None:
-        runs.append((load(compare), compare_label, OTHER))
+        runs.append((load_events(compare), compare_label, OTHER))
     uses = [occupancy_of(run) for run, _, _ in runs]
     longest = max(use.end - use.start for use in uses)
     window = _window(longest)

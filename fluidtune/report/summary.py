@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.report.events import EventDict, load
+from fluidtune.report.events import EventDict, load_events
 from fluidtune.report.gain import EstimatedGain, estimated_gain, width_of
 from fluidtune.report.occupancy import (
     available_seconds,
@@ -134,7 +134,7 @@ class _Tally:
 
 def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Summary:
     """The figures of a run: from its events, its event log, or its directory. An empty log gives zeros."""
-    events = load(events_or_path)
+    events = load_events(events_or_path)
     use = occupancy_of(events)
     tally = _Tally()
     for event in events:

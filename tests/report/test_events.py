@@ -19,7 +19,7 @@ from fluidtune.report.events import (
     EventLog,
     EventLogError,
     find_log,
-    load,
+    load_events,
     read_events,
     schema_markdown,
 )
@@ -133,7 +133,7 @@ def test_find_log_and_load(tmp_path):
     with EventLog(tmp_path / "fluid_events.jsonl") as log:
         log.write("trial_suspended", trial="a")
     assert find_log(tmp_path) == find_log(log.path) == log.path
-    assert list(load(tmp_path)) == list(load(str(log.path))) == list(load(read_events(log.path)))
+    assert list(load_events(tmp_path)) == list(load_events(str(log.path))) == list(load_events(read_events(log.path)))
 
 
 def test_a_closed_log_refuses(tmp_path):
