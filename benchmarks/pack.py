@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import Turns, device_home, pin, spin, together
-from fluidtune.planning import PACKING_THRESHOLD
 from fluidtune.planning import packing_limit as by_speed
+from fluidtune.planning.loads import PACKING_THRESHOLD
 from salus_share import Need, packing_limit
 from salus_share.client import LaneClient
 

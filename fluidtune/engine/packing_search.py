@@ -21,7 +21,7 @@ from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import ROUNDING, Trial
 from fluidtune.engine.width_rules import most_sharing
-from fluidtune.planning import PACKING_THRESHOLD, marginal_benefit
+from fluidtune.planning.loads import PACKING_THRESHOLD, marginal_benefit
 
 #: The largest c that is tried if the shell does not say less. Judgement: a fifth trial can add at most a fifth.
 SEARCH_LIMIT = 4

@@ -1,19 +1,25 @@
-"""Planning: what a TrialGroup's trials should run on, decided from numbers alone.
+"""Planning: how wide the trials of a TrialGroup should run, on which devices and when.
 
-Run times and the packing limit (`loads`), the paper's width rules (`fluid`), their placement on devices
-(`placement`), schedules nearer to the best (`wrap`, `mix`, chosen by `planner`) and lower bounds (`bounds`).
-Pure: no Ray, no torch, no clock, no randomness. It starts and measures nothing.
+It decides from numbers alone: the heights and overheads of trials, the number of devices, and the limits c and d.
+
+- `loads`: run times (eq. 3.2) and the packing limit (eq. 3.1). Start reading here.
+- `fluid`: the paper's rules for widths, StaticFluid (alg. 3.1) and DynamicFluid (alg. 3.2), which the engine uses.
+- `placement`: from widths to devices and times. `schedule`: what a plan is, and when it is valid.
+- `planner`: the shortest of several schedules: of `placement`, `wrap`, and `mix`, for which `realise` finds devices.
+- `bounds`: how short a schedule can be at best.
+
+Pure: no Ray, no torch, no clock, no randomness. It measures nothing and starts nothing. Which trials wait and which
+devices are free at a moment is the engine's matter.
 """
 
 from fluidtune.planning.bounds import lower_bound
 from fluidtune.planning.fluid import dynamic_fluid, static_fluid
-from fluidtune.planning.loads import PACKING_THRESHOLD, TrialLoad, Width, marginal_benefit, packing_limit, runtime
+from fluidtune.planning.loads import TrialLoad, Width, packing_limit, runtime
 from fluidtune.planning.placement import place
 from fluidtune.planning.planner import plan
 from fluidtune.planning.schedule import Schedule, Segment, check
 
 __all__ = [
-    "PACKING_THRESHOLD",
     "Schedule",
     "Segment",
     "TrialLoad",
@@ -21,7 +27,6 @@ __all__ = [
     "check",
     "dynamic_fluid",
     "lower_bound",
-    "marginal_benefit",
     "packing_limit",
     "place",
     "plan",

@@ -1,9 +1,8 @@
 """The paper's two width rules: StaticFluid for a group that arrives, DynamicFluid when something is freed.
 
-Only widths are decided here. Which devices a trial gets, and when, is `placement`'s; whether other widths
-would finish sooner is `planner`'s. Neither rule knows how many devices are free: the widths may add up to
-more than n (the 1/c clamp, or a scale-up whose matching scale-down does not pay), and the caller queues or
-grants what fits.
+Only widths are decided here. `placement` decides which devices a trial gets and when; `planner` finds out whether other
+widths would finish sooner. Neither rule knows how many devices are free. The widths may add up to more than n, because
+of the clamp at 1/c or of a scale-up whose matching scale-down does not pay; the caller then queues what does not fit.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from fluidtune.planning.loads import TrialLoad, Width, as_width, check_limits, c
 def static_fluid(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> dict[str, Width]:
     """StaticFluid (alg. 3.1): ``w_i = min(max(floor(h_i / sum(h) * n), 1/c), d)``.
 
-    ``n`` devices, packing limit ``c``, scaling limit ``d``, heights in seconds. Returns a width a trial,
-    largest height first (the order in which they are to be placed; equal heights keep their order): an int,
-    or Fraction(1, c). When nothing is left to run every trial gets 1/c.
-    Raises ValueError for a limit below 1 or a trial given twice.
+    ``n`` devices, packing limit ``c``, scaling limit ``d``, heights in seconds. Returns the width of every trial, an
+    int or Fraction(1, c), largest height first, which is the order in which they are to be placed; equal heights keep
+    their order. When nothing is left to run, every trial gets 1/c. Raises ValueError for a limit below 1 or a trial
+    given twice.
     """
     n, c, d = check_limits(n, c, d)
     listed = check_unique(loads)
     narrowest: Width = Fraction(1, c) if c > 1 else 1
-    # Divided by the largest first, so that neither the sum nor the product can overflow.
+    # Heights are divided by the largest one, so that neither the sum nor the product can overflow.
     top = max((load.height for load in listed), default=0.0) or 1.0
     total = math.fsum(load.height / top for load in listed)
     widths: dict[str, Width] = {}
     for load in sorted(listed, key=lambda load: -load.height):
         fair = load.height / top * n / total if total else 0.0
-        # A fair share that is whole but for rounding (7 equal trials on 7 devices) counts as whole.
+        # A fair share that is a whole number but for rounding (7 equal trials on 7 devices) counts as whole.
         whole = math.floor(fair * (1 + 1e-12))
         widths[load.trial_id] = min(whole, d) if whole >= 1 else narrowest
     return widths
@@ -41,14 +40,14 @@ def static_fluid(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> dict[
 def dynamic_fluid(
     loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int, *, c: int, d: int, epsilon: float
 ) -> dict[str, Width]:
-    """DynamicFluid (alg. 3.2): which running trials should change their width, now that nothing is queued.
+    """DynamicFluid (alg. 3.2): which running trials should change their width when no trial is queued.
 
-    ``loads``: what the trials still have to do; ``widths``: what each runs at; ``epsilon``: seconds that one
-    resize costs. With w' the StaticFluid width, a trial is scaled up if ``w' > w and h(w') + eps < h(w)``,
-    down if ``w' < w and w' * (h(w') + eps) < w * h(w)``, and otherwise keeps w. Returns the width of every
-    trial of ``loads``, largest height first.
-    The rules look at one trial at a time: the widths can add up to more than n, and a caller lets trials grow
-    only as far as devices are free. Raises ValueError for a trial without a width, or a bad limit or epsilon.
+    ``loads``: what the trials still have to do; ``widths``: the present width of each; ``epsilon``: seconds that one
+    resize costs. With w' the StaticFluid width, a trial is scaled up if ``w' > w and h(w') + eps < h(w)``, down if ``w'
+    < w and w' * (h(w') + eps) < w * h(w)``, and otherwise keeps w. Returns the width of every trial of ``loads``,
+    largest height first. The rules look at one trial at a time. So the widths can add up to more than n, and a caller
+    must let trials grow only as far as devices are free. Raises ValueError for a trial without a width, or a bad limit
+    or epsilon.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0):
         raise ValueError(f"epsilon is {epsilon!r}, expected the seconds of one resize, finite and >= 0")

@@ -1,7 +1,7 @@
 """What is known about a trial, and how long it would run at a width.
 
-This module decides what a width, a load and a limit may be, and computes run times (eq. 3.2) and the packing
-limit (eq. 3.1). It decides nothing about who gets which width or device.
+This module says what a width, a load and a limit may be, and computes run times (eq. 3.2) and the packing limit (eq.
+3.1). Which trial gets which width or device is not decided here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from fractions import Fraction
 
 #: A share (<= 1) of one device, or a whole number of devices.
 Width = Fraction | int | float
+#: The largest denominator of a share that is given as a float. Judgement: far more trials than fit any device.
+_MOST_SHARES = 10_000
 
 #: What one more trial on a device must add (O of eq. 3.1) to be worth it. The dissertation has a threshold and gives no
 #: number. Judgement: below 5 % the noise of measured times decides.
@@ -26,9 +28,10 @@ class TrialLoad:
 
     ``height``: seconds left on one whole device (h_i,1), finite and >= 0; 0 means that nothing is left.
     ``alpha``: packing overhead, >= 1; the run time grows by this factor for each neighbour on the device.
-    ``beta``: scaling overhead, >= 1; what is lost by this factor for each worker beyond the first.
-    The paper keeps alpha below c/(c-1) and beta below 1 + 1/d, where packing and scaling always pay; larger
-    ones are allowed here. Raises ValueError for anything else.
+    ``beta``: scaling overhead, >= 1; the run time, once divided by the workers, grows by this factor for each worker
+    beyond the first.
+    The paper keeps alpha below c/(c-1) and beta below 1 + 1/d, where packing and scaling always pay. Larger overheads
+    are allowed here. Raises ValueError for anything else.
     """
 
     trial_id: str
@@ -61,8 +64,8 @@ def as_width(width: Width) -> Fraction | int:
         if width == int(width):
             return int(width)
         if width < 1:
-            # Shares in use are 1/p; a float of one is not exact, and packing needs p of them to add up to 1.
-            exact = Fraction(width).limit_denominator(10_000)
+            # A share is 1/p. As a float it is not exact, but p of them must add up to 1.
+            exact = Fraction(width).limit_denominator(_MOST_SHARES)
             if exact > 0:
                 return exact
     raise ValueError(f"width is {width!r}, expected a share of one device in (0, 1] or a whole number of devices")
@@ -88,7 +91,7 @@ def check_unique(loads: Iterable[TrialLoad]) -> list[TrialLoad]:
     seen: set[str] = set()
     for load in listed:
         if load.trial_id in seen:
-            raise ValueError(f"trial {load.trial_id!r} is given twice; pass one TrialLoad a trial")
+            raise ValueError(f"trial {load.trial_id!r} is given twice; pass one TrialLoad per trial")
         seen.add(load.trial_id)
     return listed
 
@@ -97,7 +100,7 @@ def runtime(load: TrialLoad, width: Width) -> float:
     """Seconds that the whole of ``load`` takes at ``width`` (eq. 3.2).
 
     ``h1 * alpha**(1/w - 1)`` on a share w < 1 of a device, ``h1 / w * beta**(w - 1)`` on w whole devices;
-    infinite where the overhead is beyond what a float holds. Raises ValueError for an impossible width.
+    the result is infinite where the overhead is beyond what a float holds. Raises ValueError for an impossible width.
     """
     exact = as_width(width)
     if load.height == 0:
@@ -122,12 +125,10 @@ def marginal_benefit(p: int, seconds: float, seconds_before: float) -> float:
 def packing_limit(times: Mapping[int, float | Sequence[float]], threshold: float) -> int:
     """The largest number of trials that one device should hold (eq. 3.1).
 
-    ``times[p]``: seconds per iteration when p trials are packed on one device, either their mean or one
-    number a trial. ``O(p) = 1 - (p-1)/p * mean(T_p) / mean(T_{p-1})`` is what the p-th trial adds: 1/p when
-    packing is free, 0 when it is useless. The answer is the largest p such that O stays above ``threshold``
-    for 2 to p; the search ends at the first p that was not measured.
-    Raises ValueError when p = 1 is missing, a key is not a whole number >= 1, a time is not finite and > 0,
-    or the threshold is not finite.
+    ``times[p]``: seconds per iteration when p trials are packed on one device, either their mean or one number per
+    trial. The answer is the largest p such that O (`marginal_benefit`) of the means stays above ``threshold`` for 2 to
+    p; the search ends at the first p that was not measured. Raises ValueError when p = 1 is missing, a key is not a
+    whole number >= 1, a time is not finite and > 0, or the threshold is not finite.
     """
     if not math.isfinite(threshold):
         raise ValueError(f"threshold is {threshold!r}, expected a finite number, for example 0.05")

@@ -1,11 +1,11 @@
 """Changing widths over time: schedules as mixtures of configurations.
 
-In this model a resize is free, so only how long each *configuration* (a mode for every trial that runs, all
-fitting on the n devices at once) is held matters, not the order. The best mixture solves a linear programme
-with one variable a configuration. `hedge` approximates it by running the group in short steps, each with the
-configuration that best serves the trials furthest behind (multiplicative weights); `simplex` solves it by
-column generation and is meant for up to a few dozen trials. Both ask `Pricer` for the configuration that is
-worth most under given weights. This module decides widths over time; which devices is `realise`'s matter.
+A *configuration* is a mode for every trial that runs, such that all of them fit on the n devices at once. In this model
+a resize is free. So it matters only how long each configuration runs, and not in which order. The best mixture solves a
+linear programme with one variable per configuration. `hedge` approximates it: it runs the group in short steps, each
+with the configuration that best serves the trials furthest behind (multiplicative weights). `simplex` solves it by
+column generation and is meant for up to a few dozen trials. Both ask `Pricer` for the configuration that is worth most
+under given weights. Widths over time are decided here; `realise` finds the devices.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Step:
-    """One configuration, held for so many seconds."""
+    """One configuration, and the seconds for which it runs."""
 
     seconds: float
     configuration: Configuration
 
 
-#: How many limits on the trials that get whole devices `Pricer` compares.
+#: How many numbers of trials that get whole devices `Pricer` compares. Judgement: more find little and take longer.
 _TRIED = 8
 
 
 class Pricer:
     """Finds the configuration with the largest sum of weight * gain.
 
-    Up to some number of trials, those of largest weight, get whole devices, always where one more adds most
-    (gains are concave in whole devices for as long as another one pays); others share the remaining devices
-    as evenly as a packing limit of 2, 3, ... c allows. For a few numbers of trials, every split of the
-    devices between the two kinds is valued at once. The result is nearly, not always, the best: not every
-    number is tried on more than `_TRIED` devices, where alphas differ who shares is settled only last, and no
-    device mixes shares of different sizes (1/2, 1/4 and 1/4, say), which can pay only where alphas differ.
+    Up to some number of trials, those of largest weight, get whole devices, each further device where it adds most
+    (gains are concave in whole devices for as long as another one pays). Others share the remaining devices as evenly
+    as a packing limit of 2, 3, ... c allows. For a few numbers of trials, every division of the devices between the two
+    kinds is valued at once. The result is not always the best. On more than `_TRIED` devices not every number is tried.
+    Where alphas differ, it is settled last which trials share. No device mixes shares of different sizes, such as 1/2,
+    1/4 and 1/4, which can pay only where alphas differ.
     """
 
     def __init__(self, modes: Modes) -> None:
@@ -52,12 +52,12 @@ class Pricer:
         self.steps: Floats = np.diff(modes.gains[:, modes.c - 1 :], axis=1, prepend=0.0)
         #: Row p - 1 holds every trial's gain on a share 1/p.
         self.share_gains: Floats = np.ascontiguousarray(modes.gains[:, modes.c - 1 :: -1][:, : modes.c].T)
-        #: How many trials may get whole devices, at most: the numbers that are tried.
+        #: The numbers tried of trials that may get whole devices.
         self.tried = np.unique(np.linspace(0, min(modes.n, trials), _TRIED + 1).astype(int))
         self._sums: Floats = np.zeros((modes.c, trials + 1))
 
     def best(self, weights: Floats) -> tuple[float, Configuration, Floats]:
-        """(value, configuration, every trial's gain in it), for weights >= 0 a unit of work."""
+        """(value, configuration, gain of every trial in it) for the weights >= 0 of a unit of each trial's work."""
         n, c, widest = self.modes.n, self.modes.c, self.steps.shape[1]
         trials = len(weights)
         order = np.argsort(-weights, kind="stable")
@@ -65,7 +65,7 @@ class Pricer:
         steps = (self.steps[first] * weights[first][:, None]).ravel()
         ranked = np.argsort(-steps, kind="stable")
         ranked = ranked[steps[ranked] > 0]
-        # By the number tried and the devices given out whole: what these are worth, and the trials on them.
+        # By number tried and number of devices given out whole: what these are worth, and how many trials have them.
         worth = np.full((len(self.tried), n + 1), -np.inf)
         served = np.zeros((len(self.tried), n + 1), dtype=int)
         worth[:, 0] = 0.0
@@ -82,7 +82,7 @@ class Pricer:
         for most in range(1, c + 1):
             sharing = np.minimum(trials - served, most * rest) if most > 1 else 0 * served
             fewer = sharing // np.maximum(rest, 1)
-            # Devices with `fewer` trials each come first, with the larger weights; the others hold one more.
+            # Devices with `fewer` trials each come first and hold those of larger weight; the others hold one more.
             roomy = np.minimum((rest * (fewer + 1) - sharing) * fewer, sharing)
             middle = served + roomy
             total = worth + self._sum(fewer, served, middle) + self._sum(fewer + 1, middle, served + sharing)
@@ -98,7 +98,7 @@ class Pricer:
         return value, configuration, gains
 
     def _sum(self, packed: Integers, begin: Integers, end: Integers) -> Floats:
-        """Worth of the trials from rank ``begin`` to ``end`` on shares 1/packed."""
+        """What the trials from rank ``begin`` to ``end`` are worth on shares 1/packed."""
         row = np.clip(packed - 1, 0, self.modes.c - 1)
         summed: Floats = self._sums[row, end] - self._sums[row, begin]
         return summed
@@ -106,13 +106,17 @@ class Pricer:
     def _configure(
         self, weights: Floats, order: Integers, whole: Integers, fewer: int, roomy: int, sharing: int
     ) -> Configuration:
-        """``whole``: the steps taken; of those sharing, ``roomy`` do so by ``fewer``, others by one more."""
+        """The configuration of a division.
+
+        ``whole``: the further whole devices given out, as indices of steps. ``sharing`` trials share devices, ``roomy``
+        of them with ``fewer`` trials per device, the others with one more.
+        """
         c, widest = self.modes.c, self.steps.shape[1]
         configuration: Configuration = np.full(len(weights), -1)
         widths = np.bincount(whole // widest, minlength=0)
         configuration[order[: len(widths)]] = np.where(widths > 0, widths + c - 2, -1)
         if sharing:
-            # Only now that it is known how many share a device can their alphas say who suits best.
+            # It is known only now how many share a device, and so which trials their alphas make best for that.
             gains = self.share_gains[fewer - 1 if roomy == sharing else fewer] * weights
             rest = order[len(widths) :]
             rest = rest[np.argsort(-gains[rest], kind="stable")]
@@ -122,11 +126,11 @@ class Pricer:
 
 
 def hedge(modes: Modes, pricer: Pricer, step: float, eagerness: float, prior: Floats) -> tuple[list[Step], Floats]:
-    """Run the group in steps of at most ``step`` seconds; returns them and the most telling weights.
+    """Runs the group in steps of at most ``step`` seconds. Returns the steps, and weights to use as a prior.
 
-    A trial's weight is ``prior * exp(eagerness * part of its work left) / height``: a large eagerness keeps
-    all trials abreast, a small one lets the prior speak. Dual to the makespan: the returned weights (to be
-    used as a prior) are those that gave the largest lower bound on it.
+    A trial's weight is ``prior * exp(eagerness * part of its work left) / height``. A large eagerness keeps all trials
+    equally far; with a small one the prior matters more. The weights are dual to the makespan: those returned gave the
+    largest lower bound on it.
     """
     left = np.ones(len(modes.ids))
     steps: list[Step] = []
@@ -149,15 +153,15 @@ def hedge(modes: Modes, pricer: Pricer, step: float, eagerness: float, prior: Fl
 
 
 def simplex(modes: Modes, pricer: Pricer, *, pivots: int, close: float) -> list[Step]:
-    """The mixture of configurations of least total time: column generation on a dense revised simplex.
+    """The mixture of configurations that takes the least time: column generation on a dense revised simplex.
 
-    Ends when the mixture is within ``close`` (relative) of its dual bound, or after ``pivots``. Returns at
-    most one step a trial; they do all work but for rounding.
+    It ends when the mixture is within ``close`` (relative) of its dual bound, or after ``pivots``. Returns at most one
+    step per trial; together they do all work but for rounding.
     """
     trials = len(modes.ids)
     scale = float(modes.heights.max())
     fastest = modes.gains.argmax(axis=1)
-    # At first, one trial at a time, each at its fastest.
+    # The first mixture runs one trial at a time, each at its fastest.
     peak = modes.gains[np.arange(trials), fastest]
     inverse = np.diag(1.0 / peak)
     amounts = modes.heights / scale / peak
@@ -173,7 +177,7 @@ def simplex(modes: Modes, pricer: Pricer, *, pivots: int, close: float) -> list[
         lowest = int(duals.argmin())
         entering: Configuration | None = None
         if duals[lowest] < -1e-9 * np.abs(duals).max():
-            # Doing more than all of this trial's work would be cheaper: its surplus enters, at no cost.
+            # Doing more than all of this trial's work would be cheaper: its surplus variable enters, at no cost.
             direction, cost = -inverse[:, lowest], 0.0
         else:
             duals = np.maximum(duals, 0.0)

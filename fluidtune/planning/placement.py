@@ -1,8 +1,8 @@
-"""Widths to devices: list scheduling, largest first.
+"""From widths to devices and times: list scheduling, largest first.
 
-Given how wide every trial runs, this module decides which devices it gets and when it starts. It never
-changes a width. What does not fit queues, and whenever something frees, the largest trial that fits starts:
-a wide trial that waits does not hold up a narrow one, which is what keeps devices from idling.
+Given how wide every trial runs, this module decides which devices it gets and when it starts. It never changes a width.
+What does not fit is queued. Whenever devices become free, the largest trial that fits starts, so that a wide trial that
+waits does not keep devices idle that a narrow one could use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fluidtune.planning.schedule import Schedule, Segment
 
 
 def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Schedule:
-    """Run every trial once, at its width, on ``n`` devices: larger heights first, ties in the given order.
+    """A schedule that runs every trial once, at its width, on ``n`` devices: larger heights first, ties as given.
 
     A share goes to the fullest device that still has room for it (the shares of one device never exceed 1),
     a width w >= 1 takes w whole devices. ``widths[trial_id]`` must exist and be at most n, else ValueError.
@@ -36,20 +36,20 @@ def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Sc
         raise ValueError(f"a trial has width {max(queues)}, but there are {n} devices; narrow it")
     whole = math.lcm(*(Fraction(width).denominator for width in queues))
     rooms = _Rooms(n, whole)
-    #: By width, how many devices it takes and how much of each.
+    #: By width, how many devices it takes and how many units of each.
     sizes = {width: (max(1, int(width)), min(whole, int(width * whole))) for width in queues}
     running: list[tuple[float, int, tuple[int, ...], int]] = []
     segments: list[Segment] = []
     now = 0.0
     while queues or running:
-        # Widths are asked in the order of their largest trial; one that does not fit now is not asked again
-        # until something frees.
+        # Widths are tried in the order of their largest trials. A width that does not fit now is not tried again until
+        # devices become free.
         waiting = [(queue[0][0], width) for width, queue in queues.items()]
         heapify(waiting)
         while waiting:
             rank, width = waiting[0]
             count, units = sizes[width]
-            taken = rooms.take(count, units)
+            taken = rooms.take_units(count, units)
             if taken is None:
                 heappop(waiting)
                 continue
@@ -66,7 +66,7 @@ def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Sc
         now = running[0][0]
         while running and running[0][0] == now:
             _, _, taken, units = heappop(running)
-            rooms.give(taken, units)
+            rooms.give_back(taken, units)
     return Schedule(tuple(segments))
 
 
@@ -77,11 +77,12 @@ class _Rooms:
         self.whole = whole
         self.free = [whole] * n
         self.empty = n
-        #: By free units, the devices that had them when pushed; an entry counts while `free` still agrees.
+        #: By number of free units, a heap of the devices that had as many when pushed. An entry counts only while
+        #: `free` still says the same.
         self.heaps: dict[int, list[int]] = {whole: list(range(n))}
 
-    def take(self, count: int, units: int) -> tuple[int, ...] | None:
-        """``units`` of ``count`` devices each, the fullest that have them; None when they do not fit now."""
+    def take_units(self, count: int, units: int) -> tuple[int, ...] | None:
+        """Takes ``units`` of each of ``count`` devices, the fullest that have them; None if there are not as many."""
         if units == self.whole and self.empty < count:
             return None
         taken: list[int] = []
@@ -91,14 +92,14 @@ class _Rooms:
             heap = self.heaps[room]
             while heap and len(taken) < count:
                 device = heappop(heap)
-                # Taking changes `free` at once, so a stale double of an entry cannot be taken twice.
+                # Taking units changes `free` at once, so that a second entry of the same device is skipped.
                 if self.free[device] == room:
                     taken.append(device)
                     self._set(device, room - units)
         return tuple(taken) or None
 
-    def give(self, devices: tuple[int, ...], units: int) -> None:
-        """Back to the devices what `take` took."""
+    def give_back(self, devices: tuple[int, ...], units: int) -> None:
+        """Gives ``units`` back to each device that `take_units` took them from."""
         for device in devices:
             self._set(device, self.free[device] + units)
 

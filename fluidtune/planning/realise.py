@@ -1,8 +1,8 @@
-"""From widths over time to devices: the steps of a mixture become segments.
+"""From widths over time to devices: turns the steps of a mixture (`mix`) into segments.
 
-Given which modes run together and for how long, this module orders the steps so that little changes between
-them, gives every trial its devices, keeps a trial where it is while its width stays, and ends it when its
-work is done. It changes neither widths nor times.
+Given which modes run together and for how long, this module orders the steps so that little changes from one to the
+next, and gives every trial its devices. A trial stays on its devices while its width stays, and ends when its work is
+done. Widths and times are not changed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _Held = tuple[int, tuple[int, ...]]
 
 
 def realise(modes: Modes, steps: list[Step]) -> Schedule | None:
-    """The schedule that holds each configuration for its time, one after the other, in a better order.
+    """The schedule that runs each configuration for its time, one after the other, in an order with few changes.
 
-    Steps that leave work undone because of rounding are stretched; None where they leave more than that.
+    If the steps leave work undone because of rounding, they are stretched. None if they leave more than that.
     """
     done = np.zeros(len(modes.ids))
     for step in steps:
@@ -52,7 +52,7 @@ def realise(modes: Modes, steps: list[Step]) -> Schedule | None:
         for i in runs:
             whole = float(modes.times[i, held[i][0]])
             remains = left[i] - (later - now) / whole
-            # What rounding alone leaves undone (far below `check`'s billionth) is not worth another segment.
+            # Work that is undone only because of rounding (far below the billionth of `check`) needs no segment.
             end = later if remains > 0 else min(later, now + left[i] * whole)
             left[i] = remains if remains > 1e-11 else 0.0
             spans[i] = (spans[i][0] if i in spans else now, end)
@@ -63,7 +63,7 @@ def realise(modes: Modes, steps: list[Step]) -> Schedule | None:
 
 
 def _in_order(steps: list[Step]) -> list[Step]:
-    """The same steps, each followed by the one that changes the fewest trials; any order takes as long."""
+    """The steps, each followed by the one that changes the fewest trials. The order does not change the makespan."""
     if not steps:
         return []
     table = np.array([step.configuration for step in steps])
@@ -78,11 +78,11 @@ def _in_order(steps: list[Step]) -> list[Step]:
 
 
 def _assign(modes: Modes, configuration: Configuration, runs: list[int], held: dict[int, _Held]) -> dict[int, _Held]:
-    """Devices for every trial that runs; those whose mode stays do not move unless nothing else fits."""
+    """Devices for every trial that runs. Trials whose mode stays are not moved unless nothing else fits."""
     kept = {i: held[i] for i in runs if i in held and held[i][0] == configuration[i]}
     placed = _add(modes, configuration, runs, kept, held)
     if placed is None:
-        # Shares that stayed are strewn over too many devices: everything is put anew, widest first.
+        # The shares that stayed are scattered over too many devices: all trials are placed again, widest first.
         placed = _add(modes, configuration, runs, {}, held)
     if placed is None:
         raise RuntimeError(f"a configuration of {len(runs)} trials does not fit {modes.n} devices: a bug")
@@ -96,7 +96,7 @@ def _add(
     kept: dict[int, _Held],
     held: dict[int, _Held],
 ) -> dict[int, _Held] | None:
-    """``kept`` and devices for the other runs, or None when they do not fit beside it."""
+    """``kept``, and devices for the other runs; None if these do not fit beside ``kept``."""
     whole = math.lcm(*range(1, modes.c + 1))
     room = [whole] * modes.n
     for mode, devices in kept.values():
@@ -115,7 +115,7 @@ def _add(
             if len(trials) * width > len(empty):
                 return None
             for i in trials:
-                # A trial that grows or shrinks stays on what it can keep.
+                # A trial that grows or shrinks keeps what it can of its devices.
                 before = [device for device in held[i][1] if device in empty] if i in held else []
                 chosen = before[:width]
                 for device in empty:

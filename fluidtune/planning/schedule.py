@@ -1,8 +1,8 @@
 """What a plan is, and what makes one valid.
 
-A `Schedule` only records: who runs where, how wide, from when to when. `check` holds a schedule against the
-model (no device over-committed, all work done, no width beyond the limits) and is what the tests, the
-benchmark and a doubting user call. Nothing here chooses.
+A `Schedule` records which trial runs on which devices, how wide, from when to when. `check` says whether a schedule is
+valid in the model: no device is over-committed, all work is done, no width is beyond the limits. Nothing is decided
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The segments of all trials, by start; a trial's never overlap in time. Height 0 has none."""
+    """The segments of all trials, by start. Segments of one trial never overlap; a trial of height 0 has none."""
 
     segments: tuple[Segment, ...]
     #: Seconds until the last segment ends; 0 without segments.
@@ -46,10 +46,10 @@ class Schedule:
 def check(schedule: Schedule, loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> None:
     """Raise ValueError, naming the first broken rule, unless ``schedule`` does all of ``loads`` on n devices.
 
-    Rules: widths are 1/p for p = 1 to c or whole up to d; a width w >= 1 names w distinct devices; shares of
-    a device add up to at most 1 at any time; a trial's segments do not overlap; and the sum of
-    (end - start) / runtime(load, width) is 1 for each trial, to one part in a billion or, for a trial so
-    short that it hardly moves the clock, to the rounding of its starts and ends.
+    Rules: widths are 1/p for p = 1 to c or whole up to d; a width w >= 1 names w distinct devices; shares of a device
+    add up to at most 1 at any time; a trial's segments do not overlap; and the sum of (end - start) / runtime(load,
+    width) is 1 for each trial, to one part in a billion or, for a trial that is very short compared with the makespan,
+    to the rounding of its starts and ends.
     """
     n, c, d = check_limits(n, c, d)
 

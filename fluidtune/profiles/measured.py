@@ -1,4 +1,4 @@
-"""A profile from a run of our own: what its event log says about iterations, by width and by neighbours."""
+"""A profile measured by a run of FluidTune: what its event log says about the seconds of iterations."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Any
 from fluidtune.profiles.profile import Profile, ProfileError
 
 Event = Mapping[str, Any]
-#: Where an iteration was run: (devices of the trial, trials on its first device).
+#: Rounds in which trials' and places' parts of the time are fitted in turn. Judgement: later rounds change little.
+_ROUNDS = 5
+#: Where an iteration ran: (number of devices of the trial, number of trials on its first device).
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``profile``: the run's typical trial. ``costs``: by trial, its iterations over the typical one's."""
+    """``profile``: of the run's typical trial. ``costs``: each trial's seconds per iteration divided by the typical."""
 
     profile: Profile
     costs: dict[str, float]
 
 
 def measure(events: Iterable[Event], name: str = "measured", most: int | None = None) -> Measured:
-    """Read it off a run's events.
+    """Measures the profile called ``name`` from a run's events.
 
-    An iteration counts if nobody came to or went from its device meanwhile. Where no trial ever had a device to
-    itself, one packed is taken to be no slower than alone. ``most``: of each width and number of neighbours only so
-    many iterations, the first.
+    An iteration counts if no trial came to its device or left it meanwhile. If no trial ever had one device to itself,
+    sharing and scaling are taken to cost nothing. ``most``: how many iterations count at each place, the first ones;
+    None: all.
 
     Raises ProfileError if the events have no iteration.
     """
@@ -38,8 +40,8 @@ def measure(events: Iterable[Event], name: str = "measured", most: int | None = 
     medians = {trial: {place: median(found) for place, found in by.items()} for trial, by in samples.items()}
     costs = {trial: 1.0 for trial in medians}
     typical: dict[Place, float] = {}
-    # Which trial is dear and which place is slow explain each other; some rounds settle it.
-    for _ in range(5):
+    # A long iteration may be due to the trial or to the place. Each is fitted in turn until both are settled.
+    for _ in range(_ROUNDS):
         by_place: dict[Place, list[float]] = defaultdict(list)
         for trial, places in medians.items():
             for place, seconds in places.items():
@@ -54,17 +56,20 @@ def measure(events: Iterable[Event], name: str = "measured", most: int | None = 
         alone = min(seconds * width for (width, _), seconds in typical.items())
     wide = {_digits(width): value for (width, trials), value in typical.items() if trials == 1 and width > 1}
     packed = {trials: value for (width, trials), value in typical.items() if width == 1 and trials > 1}
-    resize = median(pauses) if pauses else 0.05
-    return Measured(Profile(name, {"1": alone, **wide}, packed, resize=resize, source="a run of ours"), costs)
+    resize = {"resize": median(pauses)} if pauses else {}
+    return Measured(Profile(name, {"1": alone, **wide}, packed, source="a run of ours", **resize), costs)
 
 
 def _digits(width: int) -> str:
-    """A placement of so many devices on as few nodes as digits allow; the log does not say which nodes."""
+    """A placement of ``width`` devices with as few digits as possible; the log does not say which nodes it was on."""
     return "9" * (width // 9) + (str(width % 9) if width % 9 else "")
 
 
 def _when_felt(events: list[Event]) -> list[Event]:
-    """The events in time, a trial's start put where its first iteration began: while it loads nobody feels it."""
+    """The events by time, each start of a trial moved to the begin of its first iteration.
+
+    A trial that is still loading does not slow its neighbours down.
+    """
     out: list[tuple[float, int, Event]] = []
     loading: dict[str, Event] = {}
     for number, event in enumerate(events):
@@ -84,7 +89,7 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
     samples: dict[str, dict[Place, list[float]]] = defaultdict(lambda: defaultdict(list))
     held: dict[str, tuple[int, ...]] = {}
     tenants: dict[int, set[str]] = defaultdict(set)
-    #: Trials whose iteration under way has seen somebody come or go, itself included.
+    #: Trials that had a trial come to their device, or leave it, during the iteration under way.
     disturbed: set[str] = set()
     pauses: list[float] = []
     taken: Counter[Place] = Counter()
@@ -102,12 +107,12 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
         what, trial = event["event"], str(event.get("trial"))
         if what == "trial_started":
             move(trial, tuple(event["devices"]))
-            # Its first iteration may hold what a new process does once.
+            # Its first iteration may contain what a new process does only once.
             disturbed.add(trial)
         elif what == "resized":
             pauses.append(event["seconds"])
             move(trial, tuple(event["devices"]))
-            # Said with the result of its first iteration at the new width, which is whole.
+            # It is written with the result of the first iteration at the new width, all of which ran there.
             disturbed.discard(trial)
         elif what in ("trial_ended", "trial_suspended"):
             move(trial, ())
@@ -118,7 +123,7 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
                 samples[trial][place].append(event["seconds"])
             disturbed.discard(trial)
     if not samples:
-        # Runs so short that nothing was undisturbed: first iterations are better than none.
+        # The run was so short that every iteration was disturbed; these are better than none.
         for event in events:
             if event["event"] == "trial_result" and event.get("seconds"):
                 width = event.get("width") or 1.0

@@ -1,12 +1,13 @@
-"""What a profile is, what makes one wrong, and the times that it gives.
+"""What a profile is, which ones are refused, and the times that it gives.
 
 A file is one JSON object:
 
     {"name": "resnet18", "seconds": {"1": 0.7, "2": 0.41, "11": 0.5, "4": 0.2},
      "packed": {"2": 0.9, "3": 1.4}, "memory": 0.3, "resize": 0.1, "source": "where the figures are from"}
 
-``seconds``: of an iteration, by placement, the devices on each node as digits ("2": two devices of one node,
-"11": one of each of two). ``packed``: seconds of an iteration of each of p trials that share one device.
+``seconds``: seconds per iteration by placement. A placement is the number of devices on each node, as digits: "2" is
+two devices of one node, "11" one device on each of two. ``packed``: seconds per iteration of each of p trials that
+share one device, by p.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.planning import PACKING_THRESHOLD, packing_limit
+from fluidtune.planning.loads import PACKING_THRESHOLD, packing_limit
 
 #: Devices of one node of emulated devices and of the twin. Judgement: machines of eight GPUs are common.
 DEVICES_PER_NODE = 8
@@ -32,20 +33,20 @@ class ProfileError(FluidTuneError):
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of trial.
+    """How long the iterations of one kind of trial take.
 
     Args:
-        name: what it is, in a word.
+        name: what kind of trial it is, in a word.
         seconds: seconds per iteration by placement; "1" must be there.
-        packed: seconds per iteration of each of p >= 2 trials on one device. Where p is missing the device is
-            taken to be shared out in time from the nearest p below on.
+        packed: seconds per iteration of each of p >= 2 trials on one device. If p is missing, the trials beyond the
+            nearest p below are taken to take turns with the others.
         memory: the part of a device's memory that one trial needs, 0 (none) to 1.
         resize: seconds that a resize stops the trial for.
-        source: where the figures are from.
+        source: where the times are from.
 
     Raises:
-        ProfileError: "1" is missing, a time is not finite and above 0, a placement is no digits, a number of
-            neighbours is below 2, or memory is not within [0, 1].
+        ProfileError: "1" is missing, a time is not finite and above 0, a placement does not consist of digits 1 to 9, a
+            number of trials is below 2, or memory is not within [0, 1].
     """
 
     name: str
@@ -86,9 +87,9 @@ class Profile:
     def iteration(self, nodes: Sequence[int] = (1,), trials: int = 1) -> float:
         """Seconds of one iteration.
 
-        ``nodes``: the trial's devices on each node, in any order. ``trials``: how many trials its device holds,
-        itself included. A placement that is not in the profile is read off the nearest ones of it: at a width
-        that is not there, between its neighbours in width; beyond the widest, as at the widest.
+        ``nodes``: how many devices the trial has on each node, in any order. ``trials``: how many trials train on its
+        device, itself included. A placement that is not in the profile is estimated from the nearest ones: between
+        the next smaller and the next larger width, and beyond the widest as at the widest.
         """
         alone = self._alone(tuple(sorted(nodes)))
         return alone * self._crowding(trials)
@@ -109,12 +110,12 @@ class Profile:
         return math.exp((1 - part) * math.log(low) + part * math.log(high))
 
     def _nearest(self, width: int, spread: int) -> float:
-        """At a width that is there: the placement over as many nodes, else over the next fewer, else more."""
+        """Seconds at a width of the profile, on the placement whose number of nodes is nearest; fewer at a tie."""
         return min(self._by_width[width], key=lambda found: (abs(found[0] - spread), found[0]))[1]
 
     @cached_property
     def _by_width(self) -> dict[int, list[tuple[int, float]]]:
-        """Width to (nodes, seconds) of each of its placements."""
+        """By width, (number of nodes, seconds) of each of its placements."""
         found: dict[int, list[tuple[int, float]]] = {}
         for placement, seconds in self.seconds.items():
             found.setdefault(sum(map(int, placement)), []).append((len(placement), seconds))
@@ -125,7 +126,7 @@ class Profile:
         return {tuple(sorted(map(int, placement))): seconds for placement, seconds in self.seconds.items()}
 
     def _crowding(self, trials: int) -> float:
-        """Seconds with so many trials on the device over seconds alone."""
+        """Seconds per iteration with ``trials`` on the device divided by those alone."""
         if trials <= 1:
             return 1.0
         nearest = max((p for p in self.packed if p <= trials), default=1)
@@ -136,17 +137,17 @@ class Profile:
 
     @property
     def widest(self) -> int:
-        """The most devices that it has figures for: no trial gets more."""
+        """The largest width that it has times for; no trial gets more devices."""
         return max(self._by_width)
 
     @property
     def alpha(self) -> float:
-        """Packing overhead of two on one device (eq. 3.2 at width 1/2); at least 1."""
+        """Packing overhead (eq. 3.2) of two trials on one device; at least 1."""
         return max(1.0, self._crowding(2))
 
     @property
     def beta(self) -> float:
-        """Scaling overhead (eq. 3.2), the least-squares fit over the widths on one node; at least 1."""
+        """Scaling overhead (eq. 3.2): the least-squares fit over all widths, each on one node; at least 1."""
         points = [(w, self.iteration((w,)) / self.seconds["1"]) for w in self._by_width if w > 1]
         if not points:
             return 1.0
@@ -154,20 +155,20 @@ class Profile:
         return max(1.0, math.exp(top / sum((w - 1) ** 2 for w, _ in points)))
 
     def packing(self, threshold: float = PACKING_THRESHOLD) -> int:
-        """c (eq. 3.1): how many trials one device should hold, and no more than its memory holds."""
+        """c: how many trials one device should hold by eq. 3.1, but no more than its memory holds."""
         times = {p: self.iteration((1,), p) for p in range(1, max(self.packed, default=1) + 1)}
         fitting = math.floor(1 / self.memory + 1e-9) if self.memory else len(times)
         return max(1, min(packing_limit(times, threshold), fitting))
 
     def fits(self, trials: int) -> bool:
-        """Whether the memory of a device holds so many of these trials."""
+        """Whether the memory of a device holds ``trials`` of these trials."""
         return trials * self.memory <= 1 + 1e-9
 
     # Files
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a profile's file. Raises ProfileError for one that is not there or not a profile."""
+        """Reads a profile's file. Raises ProfileError if it cannot be read or is not a profile."""
         try:
             data = json.loads(Path(path).read_text())
         except OSError as error:
@@ -188,13 +189,13 @@ class Profile:
         return cls(**data)
 
     def save(self, path: str | Path) -> None:
-        """Write it so that `load` reads it."""
+        """Writes the file that `load` reads."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data["packed"] = {str(count): seconds for count, seconds in self.packed.items()}
         Path(path).write_text(json.dumps({**data, "seconds": dict(self.seconds)}, indent=2) + "\n")
 
     def scaled(self, seconds: float) -> Profile:
-        """The same trial with an iteration of so many seconds on one device."""
+        """A profile of the same shape of which an iteration takes ``seconds`` on one device."""
         factor = seconds / self.seconds["1"]
         return Profile(
             self.name,
@@ -210,7 +211,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-#: A task of which one trial fills half a GPU: two share one and hardly feel it, a third has to wait its turn.
+#: A made-up task of which one trial fills half a GPU: two on one GPU are 5 % slower, three and more take turns.
 DEFAULT = Profile(
     name="half-a-gpu",
     seconds={"1": 1.0, "2": 0.55, "4": 0.32, "8": 0.22, "11": 0.6, "22": 0.36, "44": 0.25, "88": 0.2},

@@ -1,7 +1,7 @@
-"""Readers of recorded measurements: adaptdl's placements (scaling) and Lucid's pairs (packing).
+"""Readers of published measurements: of adaptdl's placements (scaling) and of Lucid's pairs of jobs (packing).
 
-The files are the user's; FluidTune has none of them. Both give figures per step; a profile made of them says
-so, and `Profile.scaled` gives an iteration any other length.
+The user provides the files; FluidTune contains none of them. Their times are per training step, and so are those of the
+profiles made of them; `Profile.scaled` gives an iteration any other length.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from pathlib import Path
 
 from fluidtune.profiles.profile import Profile, ProfileError
 
+#: Memory of the devices on which Lucid's pairs were recorded, MiB: 24 GiB.
+_DEVICE_MIB = 24 * 1024
+#: By which part a batch may lie outside the recorded ones. Judgement: above their rounding, below another batch size.
+_OUTSIDE = 0.05
+
 
 def pollux_scaling(path: str | Path, global_batch: int) -> Profile:
-    """The scaling of one job of the Pollux paper, from its ``placements.csv``.
+    """The scaling of one job of the Pollux paper, from its ``placements.csv`` in the repository of adaptdl.
 
-    ``path``: a file with the columns placement, local_bsz and step_time (s). A placement of k devices is used
-    if a batch of ``global_batch`` / k a device was measured, or lies between two that were: then in between.
+    ``path``: a file with the columns placement, local_bsz (samples per device) and step_time (s). A placement of k
+    devices is used if ``global_batch`` / k samples per device were measured, or lie between two batches that were; then
+    the time is interpolated.
 
-    Raises ProfileError if the file has other columns or nothing for one device at this batch.
+    Raises ProfileError if a column is missing, or if one device was not measured at this batch.
     """
     measured: dict[str, list[tuple[int, float]]] = {}
     for row in _rows(path, ("placement", "local_bsz", "step_time")):
@@ -37,12 +43,12 @@ def pollux_scaling(path: str | Path, global_batch: int) -> Profile:
 
 
 def lucid_pairs(path: str | Path, model: str, dataset: str, batch: int, amp: int = 0) -> Profile:
-    """The packing of two equal jobs of the Lucid paper, from its ``colocate_info.csv``; one second a step alone.
+    """The packing of two equal jobs of the Lucid paper, from its ``colocate_info.csv``. A step alone takes 1 s.
 
-    Only a pair of a job with itself is taken: its neighbours in a tuning job are its like. ``memory`` is half of
-    what the pair took, of a 24 GiB device.
+    Only pairs of a job with itself are used, since the trials of a tuning job are alike. The profile's ``memory`` is
+    half of what the pair took, as a part of the recorded devices' memory.
 
-    Raises ProfileError if the file has other columns or no such pair.
+    Raises ProfileError if a column is missing, or if there is no such pair.
     """
     names = ("model", "dataset", "batchsize", "amp")
     wanted = (model, dataset, str(batch), str(amp))
@@ -54,14 +60,14 @@ def lucid_pairs(path: str | Path, model: str, dataset: str, batch: int, amp: int
         known.add(first[:3])
         if first == wanted:
             speed = (float(row["speed1"]) + float(row["speed2"])) / 2
-            memory = min(1.0, float(row["gmem"]) / 2 / 24576)
+            memory = min(1.0, float(row["gmem"]) / 2 / _DEVICE_MIB)
             return Profile(model.lower(), {"1": 1.0}, {2: 1 / speed}, memory, source=f"{path}, {' '.join(wanted)}")
     listed = ", ".join("/".join(job) for job in sorted(known))
     raise ProfileError(f"{path}: no pair of {'/'.join(wanted)} with itself; there are: {listed}")
 
 
 def combined(scaling: Profile, packing: Profile) -> Profile:
-    """The scaling of one profile with the packing of another, on the first one's times."""
+    """The scaling of one profile with the packing of another; the times are on the scale of the first one."""
     return Profile(
         f"{scaling.name}+{packing.name}",
         scaling.seconds,
@@ -85,12 +91,12 @@ def _rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]
 
 
 def _between(points: list[tuple[int, float]], batch: float) -> float | None:
-    """Seconds at a batch within a device's measured ones, linear between the nearest two; None outside them.
+    """Seconds at ``batch``, linear between the nearest two of ``points`` (batch, seconds); None outside them.
 
-    Recorded batches are rounded (513 for 1024 on two), so that a batch up to 5 % outside counts as inside.
+    Recorded batches are rounded (513 for 1024 on two devices), so that a batch that is little outside counts as inside.
     """
     low, high = points[0], points[-1]
-    if not low[0] * 0.95 <= batch <= high[0] * 1.05:
+    if not low[0] * (1 - _OUTSIDE) <= batch <= high[0] * (1 + _OUTSIDE):
         return None
     batch = min(max(batch, low[0]), high[0])
     for at, seconds in points:
