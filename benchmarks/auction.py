@@ -1,15 +1,16 @@
-"""How long a bid and a clearing take, and how near the cleared value is to what bounds it.
+"""How long a bid and a clearing take, and how close the cleared value is to upper bounds.
 
-``python -m benchmarks.auction --json [--quick] [--rounds N] [--seed N]``. Rounds of 100 apps and 256 GPUs, and of
-500 apps and 4,096 GPUs, all GPUs on offer at once (the worst case: an ordinary round offers the few whose leases
-end). ``filtered``: the worst 1 - f of the apps bid, f = 0.8, as the arbiter does; ``everyone``: all of them (256
-GPUs only). Apps are seeded: 10 % of one job, the others of 10 to 100, jobs of 1 to 8 GPUs.
+``python -m benchmarks.auction --json [--quick] [--rounds N] [--seed N]``. There are rounds of 100 apps and 256 GPUs,
+and of 500 apps and 4,096 GPUs. All GPUs are on offer at once, which is the worst case: an ordinary round offers only
+the few whose leases end. ``filtered``: the worst ``1 - f`` of the apps bid, as under the arbiter with its default f;
+``everyone``: all apps bid (256 GPUs only); ``large``: as filtered, on 4,096 GPUs. Apps are seeded: 10 % have one job,
+the others 10 to 100; a job uses 1 to 8 GPUs.
 
-Of each: seconds of a bid and of a clearing (median and p95; payments included), whether all clearings were proved
-optimal, ``of_relaxation`` (the cleared product of valuations over the linear relaxation's, per bidder:
-the geometric mean; ``worst_`` of all rounds) and ``of_any_subset``: over a bound for bids that could list every
-subset, on a cluster where placement costs nothing. The first is what is lost by GPUs being whole, the second
-also what is lost by the choice of the rows. Nothing is run: kind "twin".
+Figures of each: ``bid_seconds`` and ``clear_seconds`` (median and p95, payments included); ``optimal``: whether all
+clearings were proved optimal; ``of_relaxation``: the product of valuations divided by that of the linear relaxation,
+as the geometric mean over bidders (``worst_of_relaxation``: the smallest of all rounds), which shows what is lost
+because GPUs are indivisible; ``of_any_subset``: the same, divided by an upper bound for bids that list every subset on
+a cluster where placement costs nothing, which also shows what the choice of rows loses. Nothing is run: kind "twin".
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from themis_bridge import Bid, JobInfo, clear_auction, independent_finish_time
 from themis_bridge.auction import relaxed_value
 from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
-
-F = 0.8
+from themis_bridge.settings import Settings
 
 
 def cluster(machines: dict[int, int], racks: int) -> list[Gpu]:
-    """``machines``: GPUs of a machine -> how many such machines; two GPUs share a slot."""
+    """The GPUs of a cluster. ``machines``: GPUs of a machine -> number of such machines; a slot has two GPUs."""
     gpus, number = [], 0
     for size, count in machines.items():
         for _ in range(count):
@@ -40,13 +40,19 @@ def cluster(machines: dict[int, int], racks: int) -> list[Gpu]:
     return gpus
 
 
-#: 256 GPUs on 8-, 4- and 1-GPU machines, as the paper's simulator mixes them, and 4,096.
+#: GPUs of a machine -> number of such machines. Source: footnote 6 of the paper mixes machines of 8, 4 and 1 GPUs; the
+#: machines that it lists have 168 GPUs, so there are more of the first kind here, for its 256.
 SMALL = {8: 27, 4: 6, 1: 16}
+#: The same mix with 16 times as many machines: 4,096 GPUs.
 LARGE = {8: 432, 4: 96, 1: 256}
 
 
+#: Rounds for which the bound over all subsets is computed. Judgement: it takes long and hardly varies.
+ANY_SUBSET_ROUNDS = 3
+
+
 def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
-    """One app somewhere in its life."""
+    """A random app at a random point of its life."""
     width = rng.choice([1, 1, 2, 4, 8])
     jobs = 1 if rng.random() < 0.1 else rng.randint(10, 100)
     iterations = rng.lognormvariate(5, 1)
@@ -57,7 +63,7 @@ def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
 
 
 def any_subset(values: list[Valuation], gpus: int) -> float:
-    """A bound on the sum of logarithms: any number of GPUs, wherever they are, in one place."""
+    """An upper bound on the sum of log(1/rho): each app may get any number of GPUs, and all lie together."""
     bids = []
     for number, value in enumerate(values):
         table = {frozenset(range(n)): value.rho([], {n: 1} if n else {}) for n in range(min(value.useful, gpus) + 1)}
@@ -67,27 +73,27 @@ def any_subset(values: list[Valuation], gpus: int) -> float:
 
 
 def measure(apps: int, gpus: list[Gpu], share: float, rounds: int, seed: int) -> dict[str, Any]:
-    """Figures over ``rounds`` of ``apps`` apps of which the worst ``share`` bid."""
+    """Figures of ``rounds`` rounds of ``apps`` apps, of which the ``share`` with the worst rho bids."""
     rng = random.Random(seed)
     where = {gpu.id: gpu for gpu in gpus}
     bid_seconds, clear_seconds, relaxation, subsets, proved = [], [], [], [], True
-    for turn in range(rounds):
+    for number in range(rounds):
         values = [app(rng, len(gpus), apps) for _ in range(apps)]
         values.sort(key=lambda value: -value.rho([]))
         values = values[: max(1, round(share * apps))]
         bids = []
-        for number, value in enumerate(values):
+        for bidder, value in enumerate(values):
             began = time.perf_counter()
-            bids.append(make_bid(f"app{number}", value, [], gpus))
+            bids.append(make_bid(f"app{bidder}", value, [], gpus))
             bid_seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
         clearing = clear_auction(bids, where, where=where)
         clear_seconds.append(time.perf_counter() - began)
         proved = proved and clearing.exact
         relaxation.append(math.exp((clearing.value - relaxed_value(bids, where, where=where)) / len(bids)))
-        if turn < 3:
+        if number < ANY_SUBSET_ROUNDS:
             subsets.append(math.exp((clearing.value - any_subset(values, len(gpus))) / len(bids)))
-        say(f"[{turn + 1}/{rounds}] {apps} apps, {len(bids)} bid on {len(gpus)} GPUs: {clear_seconds[-1]:.3f} s")
+        say(f"[{number + 1}/{rounds}] {apps} apps, {len(bids)} bid on {len(gpus)} GPUs: {clear_seconds[-1]:.3f} s")
     return {
         "rounds": rounds,
         "apps": apps,
@@ -117,11 +123,11 @@ def main() -> None:
     small, large = cluster(SMALL, 4), cluster(LARGE, 16)
     few = max(1, rounds // 10)
     figures = {
-        "filtered": measure(100, small, 1 - F, rounds, options.seed),
+        "filtered": measure(100, small, 1 - Settings.f, rounds, options.seed),
         "everyone": measure(100, small, 1.0, few, options.seed),
-        "large": measure(500, large, 1 - F, few, options.seed),
+        "large": measure(500, large, 1 - Settings.f, few, options.seed),
     }
-    finish(result("auction", "256 and 4096 GPUs", "twin", f=F, seed=options.seed, **figures), options.json)
+    finish(result("auction", "256 and 4096 GPUs", "twin", f=Settings.f, seed=options.seed, **figures), options.json)
 
 
 if __name__ == "__main__":

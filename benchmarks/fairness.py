@@ -1,24 +1,25 @@
 """Finish-time fairness and efficiency of Themis and eight other schedulers, on the virtual clock.
 
-``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--seeds N] [--apps N] [--sweeps]``. Without
-``--trace``: tuning apps by the paper's distributions on its 64-GPU testbed or ``--gpus`` of it (contention grows with
-fewer), ``--seeds`` workloads. With it: jobs of a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs.
-``--sweeps`` instead changes one thing at a time for Themis alone: f and lease, and of tuning apps contention, the share
-that is bound by the network, errors in the estimates, and what each of eight equal apps gains, by itself, that lies
-about placements; of a trace ``--seeds`` draws of errors, and what every ninth job gains, by itself, that claims more or
-less work than it has.
-All sides run the real arbiter; kind "twin".
+``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--gpus N] [--seeds N] [--apps N] [--sweeps]``. All
+policies run on the real arbiter; kind "twin".
 
-A trace's jobs run with leases of 20 minutes, tuning apps with ten; f = 0.8.
+- Without ``--trace``: ``--seeds`` workloads of tuning apps by the paper's distributions, on its 64-GPU testbed or the
+  first ``--gpus`` GPUs of it; leases of 10 minutes.
+- With ``--trace``: the jobs of a recorded trace (Gavel's and Shockwave's format) on ``--gpus`` GPUs; leases of 20
+  minutes.
+- ``--sweeps``: Themis alone, with one thing changed at a time. For tuning apps: f, the lease, the number of GPUs, the
+  fraction of apps bound by the network, errors in the estimates, and lies about placements by each of eight equal apps
+  in turn. For a trace: f, the lease, ``--seeds`` draws of errors, and lies about its work by every ninth job in turn.
 
-A side has ``worst_rho`` (the largest of all workloads) and, means over workloads, ``jain`` (of rho), ``mean_jct`` and
-``makespan`` (s), ``gpu_time`` (GPU s held), ``placement_score`` (1 / slowdown, by GPU time) and ``above_1_05`` (share
-of apps with a rho above it). ``ratios``: the other side's worst rho over ours; ``ratio`` is the smallest. ``equal``:
-the worst rho if the cluster could be divided equally at every moment, at no cost and as if all of it lay together.
+A side has ``worst_rho`` (the largest of all workloads) and these means over workloads: ``median_rho``, ``jain`` (Jain's
+index of rho), ``mean_jct`` and ``makespan`` (s), ``gpu_time`` (GPU seconds held), ``placement_score`` (1 / slowdown,
+averaged over GPU time), ``above_1_05`` (fraction of apps with a rho above 1.05) and ``rounds``. ``ratios``: another
+side's worst rho divided by that of Themis; ``ratio`` is the smallest. ``equal``: the worst rho if the cluster were
+divided equally at every moment, at no cost and as if all of it were in one place.
 
-Contention in rho: of tuning apps the paper's, the number of apps in the system averaged over the app's life. Of a
-trace's jobs, which ask for few GPUs each, the GPUs asked for by all jobs in the system over those of the cluster, at
-least 1, averaged over the job's life.
+Contention in rho is, for tuning apps, the paper's: the number of apps in the system, averaged over the app's life. The
+jobs of a trace ask for few GPUs each; for them it is the GPUs that all jobs in the system ask for divided by the GPUs
+of the cluster, at least 1, averaged over the job's life.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning
 
 #: One workload and the seed of the errors in its estimates.
 Run = tuple[Sequence[Spec], int]
-#: How a trace's jobs are run.
+#: How a trace's jobs are run. Judgement for the lease: `--sweeps` shows what others give.
 TRACE = Setup(contention="demand", lease_s=1200.0)
 
 
 def side(runs: Sequence[Run], gpus: Sequence[Gpu], setup: Setup) -> dict[str, float]:
-    """Figures of one policy over all runs."""
+    """The figures of one policy over all runs."""
     began = time.perf_counter()
     each = [simulate(specs, gpus, replace(setup, seed=seed)).figures() for specs, seed in runs]
     figures = {key: statistics.mean(run[key] for run in each) for key in each[0]}
@@ -58,12 +59,12 @@ def side(runs: Sequence[Run], gpus: Sequence[Gpu], setup: Setup) -> dict[str, fl
 
 
 def equal(specs: Sequence[Spec], gpus: int, contention: str) -> float:
-    """The worst rho of equal shares that cost nothing."""
+    """The worst rho under equal shares that cost nothing."""
     return max(rhos(specs, ends(specs, gpus), gpus, contention).values())
 
 
 def alike(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
-    """The paper's truth-telling experiment: 8 equal apps, 64 GPUs, one machine of 8 and the others of 2."""
+    """The paper's truth-telling experiment (section 6.3): 8 equal apps, one machine of 8 GPUs and 28 of 2."""
     apps = tuning_apps(1, 5, days=gpu_hours / 24, network_bound=1.0)
     return [replace(apps[0], name=f"app{i}") for i in range(8)], machines(((1, 4, 2), (28, 1, 2)))
 
@@ -72,7 +73,7 @@ Sweeps = dict[str, dict[str, dict[str, float]]]
 
 
 def trace_sweeps(jobs: Sequence[Spec], gpus: Sequence[Gpu], seeds: int) -> Sweeps:
-    """Themis on a trace, one thing changed at a time; errors are drawn ``seeds`` times."""
+    """Themis on a trace with one thing changed at a time. ``seeds``: how often errors are drawn."""
     runs: list[Run] = [(jobs, 0)]
     drawn = [(jobs, seed) for seed in range(seeds)]
     return {
@@ -86,9 +87,10 @@ def trace_sweeps(jobs: Sequence[Spec], gpus: Sequence[Gpu], seeds: int) -> Sweep
 def lying(
     specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup, liars: Sequence[Spec], what: str, factors: Sequence[float]
 ) -> dict[str, dict[str, float]]:
-    """By factor, the share by which the time of an app changes that lies; each of ``liars`` by itself.
+    """What lies change: in a run of its own, each of ``liars`` lies with the field ``what`` of `Setup` set to a factor.
 
-    ``what``: the field of `Setup` that says so; ``others_jct``: the others' mean change.
+    Returns factor -> figures: ``jct``, ``best`` and ``worst`` are the mean, smallest and largest relative change of the
+    liar's completion time; ``others_jct`` is the mean change of all others'.
     """
     honest = simulate(specs, gpus, setup).jct
     found = {}
@@ -105,7 +107,7 @@ def lying(
 
 
 def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
-    """Themis with one thing changed at a time, on one workload. ``make``: seed, network_bound -> specs."""
+    """Themis on one workload with one thing changed at a time. ``make``: (seed, network_bound) -> apps."""
     known: dict[Any, dict[str, float]] = {}
     base = Setup()
 
@@ -130,11 +132,15 @@ def sweeps(make: Any, gpus: Sequence[Gpu]) -> Sweeps:
 def main() -> None:
     """The command."""
     arguments = parser("Fairness of all policies in the twin.")
-    arguments.add_argument("--trace", help="path of a recorded trace of jobs")
-    arguments.add_argument("--gpus", type=int, help="GPUs for a trace, on machines of 4 (32), or for tuning apps (64)")
-    arguments.add_argument("--seeds", type=int, help="workloads of tuning apps (1), or draws of errors (3)")
-    arguments.add_argument("--apps", type=int, help="tuning apps of a workload (30; of a sweep 12)")
-    arguments.add_argument("--sweeps", action="store_true", help="only what changes when a setting of Themis changes")
+    arguments.add_argument("--trace", help="path of a recorded trace of jobs; without it, tuning apps")
+    arguments.add_argument(
+        "--gpus", type=int, help="number of GPUs: for a trace, on machines of 4 (32), or for tuning apps (64)"
+    )
+    arguments.add_argument(
+        "--seeds", type=int, help="number of workloads of tuning apps (1), or of draws of errors (3)"
+    )
+    arguments.add_argument("--apps", type=int, help="number of tuning apps in a workload (30; 12 with --sweeps)")
+    arguments.add_argument("--sweeps", action="store_true", help="Themis alone, with one thing changed at a time")
     options = arguments.parse_args()
     count, days, gap = (8, 0.2, 200.0) if options.quick else (12 if options.sweeps else 30, 2.0, 4800.0)
     count = options.apps or count

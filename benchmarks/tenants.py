@@ -1,16 +1,16 @@
-"""Several tuning jobs that arrive apart share one Ray cluster: stock Ray, and Themis.
+"""Several tuning jobs that arrive one after the other on one Ray cluster, under stock Ray and under Themis.
 
-``python -m benchmarks.tenants --json [--devices emulated:8|cpu:2] [--seconds S] [--lease S] [--quick]``. Four jobs
-(job.py: a large one first, smaller ones while it runs), each a process of its own; on the side ``stock`` as they
-stand, on ``themis`` through ``fluidtune run --shared``, with the same cluster, arrivals and configurations.
+``python -m benchmarks.tenants --json [--devices emulated:8|cpu:2] [--seconds S] [--lease S] [--quick]``. There are four
+jobs (job.py), each a process: a large one, and smaller ones that arrive while it runs. The side ``stock`` runs them as
+they are, the side ``themis`` through ``fluidtune run --shared``, with the same cluster, arrivals and configurations.
 
-A job's rho is T_sh / T_id (eq. 1): T_sh from the start of its process to its end, everything included; T_id =
-B / min(devices, trials) * N_avg. B is the sum of its trials' own training seconds on the stock side, where each has
-a device to itself; N_avg, of each side, the number of jobs there are, averaged over this one's life.
+A job's rho is T_sh / T_id (eq. 1). T_sh is the time from the start of its process to its end. T_id is
+B / min(devices, trials) * N_avg: B is the sum of its trials' training seconds on the stock side, where each trial has a
+device to itself, and N_avg is, on each side, the number of jobs, averaged over this job's life.
 
-A side has ``rho`` by job, ``worst_rho``, ``makespan`` (s from the first arrival to the last end) and ``seconds`` by
-job. ``ratios`` are stock's over ours: of ``worst_rho`` (also ``ratio``) and of ``makespan``. Trials may share a device
-and grow here as in any run under FluidTune, which is part of what is compared.
+A side has ``rho`` and ``seconds`` by job, ``worst_rho`` and ``makespan`` (s, from the first arrival to the last end).
+``ratios`` are stock's figures divided by those of Themis: of ``worst_rho`` (also in ``ratio``) and of ``makespan``. On
+the side ``themis`` trials share devices and grow as in any run under FluidTune, which is part of what is compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fluidtune.profiles import DEFAULT, Profile
 
 @dataclass(frozen=True)
 class Tenant:
-    """``arrives``: in iterations on one device after the first job."""
+    """One job. ``arrives``: its distance from the first job, in iterations on one device."""
 
     name: str
     arrives: float
@@ -41,21 +41,23 @@ class Tenant:
     epochs: int
 
 
-#: Job sizes as in the paper's workloads: few large ones and many small.
+#: The jobs on emulated devices. Judgement: as in the paper's workloads, few jobs are large and many are small.
 EMULATED = [
     Tenant("large", 0, 64, 10),
     Tenant("middle", 15, 16, 10),
     Tenant("small", 30, 8, 10),
     Tenant("last", 40, 8, 10),
 ]
+#: The jobs of ``--quick``: fewer trials and epochs.
 QUICK = [Tenant("large", 0, 24, 5), Tenant("middle", 10, 8, 5), Tenant("small", 15, 4, 5), Tenant("last", 20, 4, 5)]
+#: The jobs on real cores, of which there are few.
 REAL = [Tenant("large", 0, 10, 6), Tenant("middle", 15, 4, 6), Tenant("small", 25, 2, 6), Tenant("last", 35, 2, 6)]
-#: Seconds of a job before it is given up.
+#: Seconds after which a side is given up. Judgement: three times the longest side measured so far.
 PATIENCE_S = 900.0
 
 
 def run_side(shared: bool, tenants: list[Tenant], options: Any, profile: str | None) -> dict[str, dict[str, float]]:
-    """Run the jobs on a fresh cluster. By job: when it began and ended, and what it measured itself."""
+    """Run the jobs on a new cluster. Returns job -> when it began and ended (s), and what it measured itself."""
     emulated = profile is not None
     count = cores(options.devices, ("cpu", "emulated"))
     resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": count} if emulated else {"num_cpus": count}
@@ -127,7 +129,7 @@ def _command(
 def fairness(
     found: dict[str, dict[str, float]], budgets: dict[str, float], tenants: list[Tenant], devices: int
 ) -> dict[str, Any]:
-    """rho of each job of a side; ``budgets``: B by job, device seconds."""
+    """The figures of a side. ``budgets``: job -> B, device seconds."""
     rho, seconds = {}, {}
     for tenant in tenants:
         start, end = found[tenant.name]["start"], found[tenant.name]["end"]
@@ -149,8 +151,10 @@ def main() -> None:
     """The command."""
     arguments = parser("Tuning jobs that share a Ray cluster, under stock Ray and under Themis.")
     arguments.add_argument("--devices", default="emulated:8", help="emulated:N or cpu:N (emulated:8)")
-    arguments.add_argument("--seconds", type=float, help="of an emulated iteration on one device (2; quick 0.4)")
-    arguments.add_argument("--lease", type=float, help="seconds of a lease (eight iterations, 12 at least)")
+    arguments.add_argument(
+        "--seconds", type=float, help="seconds of an emulated iteration on one device (2; 0.4 with --quick)"
+    )
+    arguments.add_argument("--lease", type=float, help="seconds of a lease (eight iterations, at least 12)")
     options = arguments.parse_args()
     count = cores(options.devices, ("cpu", "emulated"))
     emulated = options.devices.startswith("emulated")

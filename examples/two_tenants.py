@@ -1,4 +1,4 @@
-"""Two tuning jobs on one Ray cluster, sharing its cores through the arbiter.
+"""Two tuning jobs that share the cores of one Ray cluster through the arbiter.
 
     ray start --head --num-cpus 4
     python examples/two_tenants.py --name first &
@@ -6,9 +6,9 @@
     fluidtune arbiter status
     wait; fluidtune arbiter stop; ray stop
 
-The first job has all four cores until the second comes; then each holds about as many as its share. Trials move at
-their checkpoints when a lease is not renewed, and no iteration is lost. For a short demonstration start the arbiter
-with short leases before the jobs: ``fluidtune arbiter start --lease 20 --notice 5``.
+The first job holds all four cores until the second one comes; then each holds about half of them. When a lease is not
+renewed the trial on it moves at its next checkpoint, and no iteration is lost. For a short demonstration start the
+arbiter with short leases before the jobs: ``fluidtune arbiter start --lease 20 --notice 5``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Walk(tune.Trainable):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="One of several tuning jobs that share a Ray cluster.")
-    parser.add_argument("--name", required=True, help="of the job, another one for each")
-    parser.add_argument("--address", default="auto", help="of the Ray cluster")
+    parser.add_argument("--name", required=True, help="name of the job; each job needs its own")
+    parser.add_argument("--address", default="auto", help="address of the Ray cluster")
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of an iteration")
-    parser.add_argument("--storage", help="where Tune keeps the results")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of an iteration")
+    parser.add_argument("--storage", help="folder in which Tune stores the results")
     args = parser.parse_args()
     ray.init(address=args.address, log_to_driver=False)
     started = time.monotonic()

@@ -1,9 +1,10 @@
-"""Two tuning jobs share a cluster of three cores while somebody kills: ``python -m tests.faults.sharing --rounds 20``.
+"""Two tuning jobs share a cluster of three cores while processes are killed.
 
-A round is one fault, in turn: SIGKILL of the arbiter, of a driver (which is started again), of a worker, and a driver
-with its agent that stands still for longer than the arbiter's patience. All the while a GPU (here a core) has one
-reservation, and tokens only grow. In the end every job has reported every iteration once, with the values that it
-has when nothing happens, and nothing is left. A job that ends early is followed by another one.
+``python -m tests.faults.sharing --rounds 20``. Each round makes one fault, in this order: SIGKILL of the arbiter,
+SIGKILL of a driver (which is started again), SIGKILL of a worker, and SIGSTOP of a driver for longer than the arbiter's
+patience. All the time each GPU (here a core) may have one reservation only, and tokens may only grow. In the end every
+job must have reported every iteration once, with the values of an undisturbed run, and no reservation or process may be
+left. A job that ends early is followed by another.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from tests.faults import jobs
 from tests.faults.test_kills import busy_workers, check_reports
 
 KINDS = ("arbiter", "driver", "worker", "pause")
+#: Short enough that several leases end in a job.
 SETTINGS = {"lease_s": 8.0, "notice_s": 3.0, "patience_s": 8.0, "pace_s": 1.0}
 TRIALS, ITERATIONS, STEP_S = 3, 40, 0.15
-#: Seconds in which every job must have done another iteration after a fault; a loaded machine is slow.
+#: Seconds within which every job must do another iteration after a fault. Judgement: a loaded machine is slow.
 RECOVER_S = 150.0
+#: Seconds within which reservations and processes of jobs that have ended must be gone. Judgement.
+CLEAN_S = 30.0
 
 
 class Job:
-    """A driver process, started again after it was killed."""
+    """A tuning job: its driver process, which can be started again after it was killed."""
 
     def __init__(self, name: str, kind: str, root: Path, cluster: Head):
         self.name, self.kind, self.storage, self._cluster = name, kind, root / name, cluster
@@ -68,7 +72,7 @@ class Job:
 
     @property
     def iterations(self) -> int:
-        """How many were really trained."""
+        """How many iterations were trained, including those that were lost."""
         return sum(path.read_text().count("\n") for path in (self.storage / "notes").iterdir())
 
     @property
@@ -82,7 +86,7 @@ class Job:
 
 
 class Watch(threading.Thread):
-    """Looks at the reservations all the time; ``wrong`` is what must not be."""
+    """Looks at the reservations all the time; ``wrong`` lists what it saw and must not be."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -107,8 +111,76 @@ class Watch(threading.Thread):
             time.sleep(0.1)
 
 
+class Crowd:
+    """The jobs of a run: two at a time, one of each kind."""
+
+    def __init__(self, root: Path, cluster: Head):
+        self._root, self._cluster = root, cluster
+        self.everyone: list[Job] = []
+        #: Kind -> the job that runs now.
+        self.current: dict[str, Job] = {}
+
+    def keep_busy(self) -> None:
+        """Start a new job of each kind of which none runs."""
+        for kind in ("elastic", "checkpointing"):
+            if kind not in self.current or self.current[kind].over:
+                self.current[kind] = Job(f"{kind}-{len(self.everyone)}", kind, self._root, self._cluster)
+                self.everyone.append(self.current[kind])
+
+    def wait_for_progress(self) -> None:
+        """Wait until every running job has trained another iteration or has ended."""
+        before = {job.name: job.iterations for job in self.current.values()}
+        deadline = time.monotonic() + RECOVER_S
+        for job in self.current.values():
+            while not job.over and job.iterations <= before[job.name]:
+                assert time.monotonic() < deadline, f"{job.name} stands still: {job.said}"
+                time.sleep(0.1)
+
+    def wait_for_a_busy_worker(self) -> list[int]:
+        """The process ids of workers that train now."""
+        deadline = time.monotonic() + RECOVER_S
+        while not (pids := [pid for job in self.current.values() for pid in busy_workers(job.events)]):
+            assert time.monotonic() < deadline, "no worker is busy"
+            self.keep_busy()
+            time.sleep(0.1)
+        return pids
+
+
+def make_fault(kind: str, crowd: Crowd, rng: random.Random) -> None:
+    """Kill or pause one process; see the module."""
+    from themis_bridge.shell import control
+
+    victim = rng.choice(list(crowd.current.values()))
+    if kind == "arbiter":
+        os.kill(control.status()["pid"], signal.SIGKILL)
+    elif kind == "driver":
+        victim.process.kill()
+        victim.process.wait()
+        victim.start("restore")
+    elif kind == "worker":
+        os.kill(rng.choice(crowd.wait_for_a_busy_worker()), signal.SIGKILL)
+    elif not victim.over:
+        victim.process.send_signal(signal.SIGSTOP)
+        time.sleep(SETTINGS["patience_s"] + 3)
+        victim.process.send_signal(signal.SIGCONT)
+
+
+def check_nothing_is_left(cluster: Head) -> None:
+    """Assert that no reservation and no process but the arbiter's is left."""
+    from themis_bridge.shell import reservations
+
+    deadline = time.monotonic() + CLEAN_S
+    while True:
+        processes = actor_processes(psutil.Process(cluster.pid))
+        left = [*reservations.states(), *(title for title in processes if "Arbiter" not in title)]
+        if not left:
+            return
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.2)
+
+
 def run(rounds: int, seed: int, root: Path, cluster: Head) -> dict[str, int]:
-    """Returns what happened. AssertionError for what must not."""
+    """Return how often each fault was made. Raises AssertionError for anything that must not happen."""
     import ray
 
     from themis_bridge.shell import control, reservations
@@ -118,81 +190,43 @@ def run(rounds: int, seed: int, root: Path, cluster: Head) -> dict[str, int]:
     rng = random.Random(seed)
     watch = Watch()
     watch.start()
-    everyone: list[Job] = []
-    current: dict[str, Job] = {}
-
-    def keep_busy() -> None:
-        for kind in ("elastic", "checkpointing"):
-            if kind not in current or current[kind].over:
-                current[kind] = Job(f"{kind}-{len(everyone)}", kind, root, cluster)
-                everyone.append(current[kind])
-
-    def wait_for_progress() -> None:
-        before = {job.name: job.iterations for job in current.values()}
-        deadline = time.monotonic() + RECOVER_S
-        for job in current.values():
-            while not job.over and job.iterations <= before[job.name]:
-                assert time.monotonic() < deadline, f"{job.name} stands still: {job.said}"
-                time.sleep(0.1)
-
+    crowd = Crowd(root, cluster)
     done = dict.fromkeys(KINDS, 0)
     try:
         for number in range(rounds):
-            keep_busy()
-            wait_for_progress()
+            crowd.keep_busy()
+            crowd.wait_for_progress()
             time.sleep(rng.uniform(0, 3))
             kind = KINDS[number % len(KINDS)]
-            victim = rng.choice(list(current.values()))
-            if kind == "arbiter":
-                os.kill(control.status()["pid"], signal.SIGKILL)
-            elif kind == "driver":
-                victim.process.kill()
-                victim.process.wait()
-                victim.start("restore")
-            elif kind == "worker":
-                deadline = time.monotonic() + RECOVER_S
-                while not (pids := [pid for job in current.values() for pid in busy_workers(job.events)]):
-                    assert time.monotonic() < deadline, "no worker is busy"
-                    keep_busy()
-                    time.sleep(0.1)
-                os.kill(rng.choice(pids), signal.SIGKILL)
-            elif not victim.over:
-                victim.process.send_signal(signal.SIGSTOP)
-                time.sleep(SETTINGS["patience_s"] + 3)
-                victim.process.send_signal(signal.SIGCONT)
+            make_fault(kind, crowd, rng)
             done[kind] += 1
             print(f"round {number + 1}: {kind}", file=sys.stderr, flush=True)
             assert not watch.wrong, watch.wrong
-        for job in everyone:
+        for job in crowd.everyone:
             job.process.wait(RECOVER_S)
-        for job in everyone:
+        for job in crowd.everyone:
             job.check(root)
-        deadline = time.monotonic() + 30
-        while True:
-            processes = actor_processes(psutil.Process(cluster.pid))
-            left = [*reservations.states(), *(title for title in processes if "Arbiter" not in title)]
-            if not left:
-                break
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.2)
+        check_nothing_is_left(cluster)
         assert control.stop()
         assert not reservations.states()
         assert not watch.wrong, watch.wrong
     finally:
         watch.over = True
-        for job in everyone:
+        for job in crowd.everyone:
             job.process.kill()
-    return {**done, "jobs": len(everyone), "looks": watch.looks}
+    return {**done, "jobs": len(crowd.everyone), "looks": watch.looks}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kills among jobs that share a cluster.")
+    parser = argparse.ArgumentParser(description="Kills processes of jobs that share a cluster.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--inside", nargs=2, metavar=("ADDRESS", "PID"), help="of a cluster that runs")
+    parser.add_argument(
+        "--inside", nargs=2, metavar=("ADDRESS", "PID"), help="of a running cluster, instead of a new one"
+    )
     options = parser.parse_args()
     if options.inside is None:
-        # Ray reads the token when it is imported.
+        # Ray reads the cluster's token when it is imported, hence the new process.
         with head(num_cpus=3) as cluster:
             command = [sys.executable, "-m", "tests.faults.sharing", "--inside", cluster.address, str(cluster.pid)]
             command += ["--rounds", str(options.rounds), "--seed", str(options.seed)]

@@ -1,4 +1,4 @@
-"""Real Ray, real kills, several jobs: see sharing.py, which also runs longer and lets a driver stand still."""
+"""Kills on a real Ray with several jobs. `sharing` also runs more rounds, and pauses a driver."""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""Deterministic faults: seeded schedules of crashes, delays, reorderings and clock jumps over the real machines.
+"""Seeded schedules of crashes, delays, reordered messages and clock jumps, over the real arbiter and the real agents.
 
-``python -m themis_bridge.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one again and prints
-what happened. After every event three things are checked: a GPU has one holder, tokens only grow, and no GPU that an
-app wants stays idle for longer than one lease while the arbiter lives (and, for each driver that dies meanwhile,
-the time after which a silent one is given up).
+``python -m themis_bridge.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again and
+prints what happens. After every event three invariants are checked:
 
-A schedule has a cluster, apps and an arbiter whose shell keeps its books on a disk that survives. Messages take any
-time and overtake each other. The arbiter dies between any two steps of its shell: before it has written, after
-it, between two instructions. Drivers die and come back, pause, and never leave; nodes go and return; clocks jump.
+- a GPU has one holder;
+- tokens only grow;
+- while the arbiter is alive, a GPU that some app wants is idle for at most one lease; for each driver that dies
+  meanwhile, the arbiter's patience with silent apps is added.
+
+A schedule has a cluster, apps, and an arbiter whose books are on a disk that survives its death. Messages take any time
+and overtake each other. The arbiter may die between any two steps of its shell: before the books are written, after
+that, or between two instructions. Drivers die and come back, pause, and ignore the end of a lease; nodes leave and
+return; the arbiter's clock jumps.
 """
 
 from __future__ import annotations
@@ -33,33 +37,41 @@ from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 
+#: Seconds of a lease. Judgement: a schedule has several.
 LEASE_S = 30.0
 SETTINGS = Settings(lease_s=LEASE_S, notice_s=6.0, answer_s=1.5, patience_s=10.0)
-#: What messages may take on top: a lease's end, removal and the next grant are delayed by up to 4 s each.
-SLACK_S = 12.0
-#: Virtual seconds of a schedule, of which the last ones are without new faults.
+#: The longest that a message or a removal takes, s. Judgement: longer than SETTINGS.answer_s.
+LATE_S = 4.0
+#: How much longer than a lease a GPU may be idle, s: the end of the lease, the removal and the next grant may each be
+#: late.
+SLACK_S = 3 * LATE_S
+#: Virtual seconds of a schedule. Judgement: five leases.
 LENGTH_S = 150.0
+#: Virtual seconds at the end of a schedule without new faults. Judgement: longer than a lease, so that GPUs recover.
 QUIET_S = 40.0
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. The message says which, when, and how to see it again."""
+    """An invariant does not hold. The message says which one, when, and how to repeat the schedule."""
 
 
 @dataclass
 class Driver:
-    """One app's driver process, dead or alive. It is the agent's `Work`."""
+    """One app's driver process, dead or alive. It is the `Work` of its agent."""
 
     name: str
     jobs: int
     width: int
     arrived: float
+    #: Whether it leaves a GPU when it is told to; otherwise it is killed there at the end of the lease.
     polite: bool
     world: World
+    #: None while the process is dead.
     agent: Agent | None = None
+    #: Number of starts so far.
     session: int = 0
     paused_until: float = 0.0
-    #: GPU -> token that its executor runs work under.
+    #: GPU -> the token under which its executor runs work there.
     running: dict[str, int] = field(default_factory=dict)
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
@@ -74,7 +86,7 @@ class Driver:
 
 
 class World:
-    """One schedule. Everything random comes from its seed."""
+    """One schedule; all that is random comes from its seed. One class, because every fault touches the same state."""
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None):
         self.seed = seed
@@ -83,25 +95,25 @@ class World:
         self._log = log
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        #: The arbiter's clock minus the true one.
+        #: The arbiter's clock minus the true time, s.
         self._skew = 0.0
         self.gpus = {
             f"m{machine}g{i}": Gpu(f"m{machine}g{i}", f"m{machine}", f"r{machine % 2}")
             for machine in range(self.rng.randint(1, 3))
             for i in range(self.rng.randint(1, 3))
         }
-        #: GPUs whose node is there.
+        #: The GPUs whose node is in the cluster.
         self.there = dict(self.gpus)
-        #: GPU -> (app, token): what Ray has reserved.
+        #: GPU -> (app, token) of Ray's reservation.
         self.reserved: dict[str, tuple[str, int]] = {}
         #: GPU -> the greatest token ever reserved there.
         self.greatest: dict[str, int] = {}
-        #: GPU -> seconds it has been idle while wanted and while the arbiter lived.
+        #: GPU -> seconds for which it has been idle while some app wanted it and the arbiter was alive.
         self.idle: dict[str, float] = dict.fromkeys(self.gpus, 0.0)
         self._checked = 0.0
         self.disk: dict[str, Any] = {}
         self.arbiter: Arbiter | None = Arbiter(ArbiterState(SETTINGS))
-        #: Changes with every life of the arbiter; messages to a former one are lost.
+        #: Number of the arbiter's life; Ray's messages to an earlier one are lost.
         self._life = 0
         self.drivers = [
             Driver(f"app{i}", self.rng.randint(1, 4), self.rng.choice([1, 1, 2]), 0.0, self.rng.random() < 0.7, self)
@@ -119,7 +131,7 @@ class World:
             self._log(f"{self.now:8.3f}  {text}")
 
     def run(self) -> None:
-        """The whole schedule. Raises Violation."""
+        """Run the whole schedule. Raises Violation."""
         for gpu in self.gpus.values():
             self._to_arbiter(m.GpuJoined(gpu), delay=0.0)
         for driver in self.drivers:
@@ -141,7 +153,7 @@ class World:
     # --- messages
 
     def _delay(self) -> float:
-        return self.rng.choice([0.0, 0.01, 0.05, self.rng.uniform(0, 1), self.rng.uniform(0, 4)])
+        return self.rng.choice([0.0, 0.01, 0.05, self.rng.uniform(0, 1), self.rng.uniform(0, LATE_S)])
 
     def _to_arbiter(self, event: m.Event, delay: float | None = None) -> None:
         life = self._life
@@ -155,7 +167,7 @@ class World:
         self._shell(instructions)
 
     def _shell(self, instructions: list[m.Instruction]) -> None:
-        """Write down, then carry out; it may die between any two steps."""
+        """Store the books, then carry out the instructions; the arbiter may die between any two steps."""
         assert self.arbiter is not None
         self.rounds = max(self.rounds, self.arbiter.state.rounds)
         deadly = self.now < LENGTH_S - QUIET_S and bool(instructions) and self.rng.random() < 0.01
@@ -174,7 +186,7 @@ class World:
         if isinstance(instruction, m.Reserve):
             self._reserve(instruction)
         elif isinstance(instruction, m.Remove):
-            # Removal goes on even when whoever asked for it dies.
+            # Ray goes on with a removal even if the arbiter dies.
             self.at(self._delay(), lambda: self._remove(instruction))
         else:
             self.at(self._delay(), lambda: self._agent_takes(instruction))
@@ -229,7 +241,7 @@ class World:
             for notice in notices:
                 self._executor(driver, notice)
             if agent.refused is not None:
-                # Its former self has not been given up yet: try again.
+                # The arbiter has not given up its former session yet.
                 driver.agent = None
                 self.at(5.0, partial(self._start_again, driver))
 
@@ -272,7 +284,7 @@ class World:
         data = {} if self.rng.random() < 0.1 else copy.deepcopy(self.disk)
         if data == {} and self.disk:
             self.say("and has lost its books")
-            self._forgive()  # and with them, how long anybody has been silent
+            self._forgive()  # With them it has lost how long each app has been silent.
         self.arbiter, instructions = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
         if data == {}:
             self.arbiter.state.settings = SETTINGS
@@ -280,7 +292,7 @@ class World:
         self._shell(instructions)
 
     def _forgive(self) -> None:
-        """Every death may cost the time until it is noticed, one after the other."""
+        """Allow the time until a death is noticed; deaths add up."""
         for gpu in self.idle:
             self.idle[gpu] = max(0.0, self.idle[gpu] - SETTINGS.patience_s)
 
@@ -320,14 +332,14 @@ class World:
         self._skew += by
 
     def _early(self) -> None:
-        """An executor leaves a GPU that it no longer needs."""
+        """An executor leaves a GPU before its lease ends."""
         driver = self.rng.choice(self.drivers)
         if driver.running:
             gpu = self.rng.choice(sorted(driver.running))
             self._vacate(driver, gpu, driver.running[gpu])
 
     def _liar(self) -> None:
-        """An answer that cannot be true."""
+        """An app sends a report that cannot be true."""
         driver = self.rng.choice(self.drivers)
         if driver.agent is not None and self.arbiter is not None:
             report = m.Report(float("nan"), 1)
@@ -338,6 +350,7 @@ class World:
     # --- invariants
 
     def check(self) -> None:
+        """Check the invariants. Raises Violation."""
         passed, self._checked = self.now - self._checked, self.now
         executing: dict[str, str] = {}
         for driver in self.drivers:
@@ -365,7 +378,7 @@ class World:
 
     def _violated(self, what: str) -> None:
         raise Violation(
-            f"seed {self.seed}, {self.now:.3f} s: {what}; see it again with "
+            f"seed {self.seed}, {self.now:.3f} s: {what}; repeat it with "
             f"python -m themis_bridge.twin.faults --seed {self.seed}"
         )
 
@@ -373,11 +386,11 @@ class World:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description="Seeded faults over the arbiter and its agents.")
-    parser.add_argument("--seed", type=int, help="run this schedule and print it")
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many schedules")
+    parser.add_argument("--seed", type=int, help="run only this schedule, and print what happens")
+    parser.add_argument("--seeds", type=int, default=10_000, help="number of schedules")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
-    # Late and refused answers are what it is about.
+    # The arbiter warns of late and refused answers, which are wanted here.
     logging.disable(logging.WARNING)
     if options.seed is not None:
         World(options.seed, print).run()
