@@ -11,8 +11,7 @@ Python, in the packages that users install:
 - A class has at most 300 lines and a function at most 60, unless the docstring has a sentence that begins with
   "One thing:" and says why splitting it would be worse.
 - No function is called `_`: a traceback and a search must find it by its name.
-- No two modules of one package tree have the same name, except `__init__`, `__main__`, `messages` and `errors`. A
-  contract suite in a folder `testing` has the name of the module whose protocol it tests.
+- No two modules of one package tree have the same name, except `__init__`, `__main__`, `messages` and `errors`.
 - A file has about 500 lines at most. A longer file is only a note: it does not fail the check.
 
 Prints one line per finding, "path:line: what is wrong", and exits with status 1 if there is any.
@@ -118,7 +117,7 @@ def check_names(package: Path) -> Iterator[Finding]:
     """Modules of one package tree that have the same name."""
     found: dict[str, Path] = {}
     for path in sorted(package.rglob("*.py")):
-        if path.stem in REPEATED_NAMES or path.parent.name == "testing":
+        if path.stem in REPEATED_NAMES:
             continue
         first = found.setdefault(path.stem, path)
         if first is not path:

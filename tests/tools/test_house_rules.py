@@ -112,12 +112,6 @@ def test_two_modules_of_one_name_in_one_package(tree: Path) -> None:
     assert finding.path == Path("fluidtune/b/shared.py") and "fluidtune/a/shared.py" in finding.text
 
 
-def test_a_contract_suite_has_the_name_of_its_protocols_module(tree: Path) -> None:
-    (tree / "fluidtune/testing").mkdir()
-    (tree / "fluidtune/testing/shared.py").touch()
-    assert check_tree(tree) == []
-
-
 def test_findings_are_printed_with_their_place(tree: Path) -> None:
     (tree / "docs/page.md").write_text(f"# A page\n\n{LONG}\n")
     (tree / "salus_share/lanes.py").write_text(function(61))
