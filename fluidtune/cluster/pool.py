@@ -1,15 +1,15 @@
 """The pool of warm workers: which process serves which trial next.
 
-A worker belongs to one device for its whole life. It is taken by a trial, given back, cleaned by itself, and
-taken again; one that cannot be cleaned, or that died, is replaced by a new process when the device is needed
-next. Workers are started when they are first needed and never before, and of one node no more at a time than it has
-cores: sixteen that start together on two cores are all there after the time of eight, and two by two the first
-train while the last ones wait.
+A worker belongs to one device for its whole life. A trial takes it, gives it back, it cleans itself, and another trial
+takes it. A worker that cannot be cleaned, or that died, is replaced by a new process when its device is needed next.
+
+A process is started when it is first needed and never before. On one node no more processes start at a time than it
+has cores: sixteen that start together on two cores are all ready after the time of eight starts in a row; two by two,
+the first ones train while the last ones wait.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import defaultdict
@@ -22,16 +22,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker
+from fluidtune.cluster.worker import DEVICE_VARIABLE, Info, Worker
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
-logger = logging.getLogger(__name__)
-
-#: A worker that cleans up is waited for so long before another process is started, seconds.
+#: A worker that cleans up is waited for this long before another process is started, seconds.
+#: Judgement: cleaning takes milliseconds as a rule, and a new process takes seconds.
 CLEAN_SOON_S = 1.0
-#: Processes that may start at a time on a node that says it has fewer cores: one waits while another computes.
+#: Processes that may start at a time on a node that says it has fewer cores.
+#: Judgement: one computes while the other waits for its files.
 STARTS_AT_LEAST = 2
-#: Environment that stock Tune gives its trial processes and that user code may rely on.
+#: Environment variables that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 
 
@@ -42,7 +42,7 @@ class PooledWorker:
     name: str
     device: int
     actor: Any
-    #: Unix time at which it was asked for; for the event log.
+    #: Unix time at which the process was asked for; for the event log.
     asked: float
     #: It was started to see several GPUs, for one trial, and is not kept.
     exclusive: bool = False
@@ -52,14 +52,14 @@ class PooledWorker:
     mps: bool = False
     #: Its process has not answered yet.
     starting: bool = True
-    #: Set while it serves or cleans up; an idle worker is in the pool.
+    #: It serves a trial or cleans up after one. A worker that is not busy is idle in the pool.
     busy: bool = True
     #: When it was told to clean up (monotonic clock); None before and after.
     cleaning: float | None = None
 
 
 class WorkerPool:
-    """Workers by device. Callers say which device and get a worker; which process that is, is decided here.
+    """Workers by device. Callers name a device and get a worker; the pool chooses the process.
 
     ``mps``: how the processes of one GPU share it under MPS, None: without.
     """
@@ -69,6 +69,7 @@ class WorkerPool:
         self._devices = devices
         self._job = job
         self._mps = mps
+        #: How many processes were started so far.
         self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
         #: Every living worker by name.
@@ -79,57 +80,70 @@ class WorkerPool:
         environment.setdefault("PL_DISABLE_FORK", "1")
         self._environment = environment
 
-    def idle(self, device: int) -> bool:
-        return bool(self._idle[device])
+    def can_serve(self, device: int, others: tuple[int, ...] = ()) -> bool:
+        """Whether the device has a worker now: one is idle, or there is room for one more process, which may start.
 
-    def ready(self, device: int, alone: bool = False) -> bool:
-        """Whether `take` can serve now: a worker is idle, or there is room for one more process, which may start.
-
-        A worker that is still cleaning up after a trial keeps its room; ``alone``: the device must be empty of
-        busy ones.
+        A worker that is still cleaning up after a trial keeps its room. For a worker that sees ``others`` too the
+        device must have no busy worker.
         """
         busy = sum(1 for w in self.workers.values() if w.device == device and w.busy)
-        if alone:
-            return busy == 0 and not self._crowded(device)
+        if others:
+            return busy == 0 and not self._is_crowded(device)
         if self._idle[device]:
             return True
-        # One that is about to be free is there sooner than a new process.
+        # A worker that is about to be free is there sooner than a new process.
         soon = any(
             w.device == device and w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S
             for w in self.workers.values()
         )
-        return not soon and busy < self._layout.packing and not self._crowded(device)
+        return not soon and busy < self._layout.packing and not self._is_crowded(device)
 
-    def _crowded(self, device: int) -> bool:
+    def _is_crowded(self, device: int) -> bool:
         """Whether as many processes start on the device's node as may at a time."""
         nodes = self._devices.nodes
         node = nodes.get(device)
         if node is None:
-            return False  # whoever starts there will hear so
+            return False  # the process that is started there fails, and its trial hears so
         if node not in self._starts:
             found = [each["Resources"] for each in ray.nodes() if each["NodeID"].startswith(node)]
             self._starts[node] = max([STARTS_AT_LEAST, *(int(each.get("CPU", 0)) for each in found)])
         starting = sum(1 for w in self.workers.values() if w.starting and nodes.get(w.device) == node)
         return starting >= self._starts[node]
 
-    def take(self, device: int, now: float, visible: list[str] | None = None) -> PooledWorker:
-        """A worker of this device, warm if there is one. Only when the device is `ready`.
+    def take_idle_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker | None:
+        """An idle worker of the device; None when there is none, or none that could see the GPUs of ``others`` too."""
+        if not self._idle[device] or self._must_see(others):
+            return None
+        worker = self._idle[device].pop()
+        worker.busy, worker.cleaning = True, None
+        return worker
 
-        ``visible``: ids of all GPUs that the worker must see (a trial over several GPUs); such a worker is
-        started for it, because CUDA reads them once.
+    def start_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker:
+        """A new process on the device. The device must be one that `can_serve`.
+
+        ``others``: devices whose GPUs it must see as well. CUDA reads the list of GPUs once, so such a worker is
+        started for one trial, and the idle workers of the device are discarded.
         """
-        idle = self._idle[device]
-        if idle and visible is None:
-            worker = idle.pop()
-            worker.busy, worker.cleaning = True, None
-            return worker
-        for spare in idle:
-            # Its device is wanted whole by another kind of worker.
-            self.discard(spare)
-        idle.clear()
-        return self._start(device, now, visible)
+        visible = [self._gpu_id(d) for d in (device, *others)] if self._must_see(others) else None
+        self.discard_idle_workers(device)
+        return self._start_process(device, visible)
 
-    def _start(self, device: int, now: float, visible: list[str] | None) -> PooledWorker:
+    def _must_see(self, others: tuple[int, ...]) -> bool:
+        """Whether a worker must be told to see the GPUs of further devices: cores need no telling."""
+        return bool(others) and self._layout.kind == "gpu"
+
+    def _gpu_id(self, device: int) -> str:
+        """The id of the GPU that a device's placement group holds. A worker inside the group knows it."""
+        for worker in self.workers.values():
+            if worker.device == device and worker.gpus:
+                return worker.gpus[0]
+        probe = self.take_idle_worker(device) or self._start_process(device, None)
+        info: Info = ray.get(probe.actor.info.remote())
+        self.discard_worker(probe)
+        return info.gpus[0] if info.gpus else str(device)
+
+    def _start_process(self, device: int, visible: list[str] | None) -> PooledWorker:
+        """``visible``: ids of all GPUs that the process must see; None: the one of its device."""
         self._count += 1
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
@@ -151,36 +165,44 @@ class WorkerPool:
             )
             .remote(name, environment, self._mps if visible is None else None)
         )
-        worker = PooledWorker(name, device, actor, now, exclusive=visible is not None)
+        worker = PooledWorker(name, device, actor, time.time(), exclusive=visible is not None)
         self.workers[name] = worker
         return worker
 
-    def give_back(self, worker: PooledWorker) -> None:
-        """The worker is clean and free."""
-        if worker.name not in self.workers:
+    def return_worker(self, worker: PooledWorker) -> None:
+        """The worker is clean and free: keep it for the next trial, unless it was started for one trial."""
+        if not self.is_alive(worker):
             return
         worker.busy, worker.cleaning = False, None
         if worker.exclusive:
-            self.discard(worker)
+            self.discard_worker(worker)
         else:
             self._idle[worker.device].append(worker)
 
-    def discard(self, worker: PooledWorker) -> None:
+    def discard_worker(self, worker: PooledWorker) -> None:
         """Kill a worker, or forget one that died."""
         self.workers.pop(worker.name, None)
         if worker in self._idle[worker.device]:
             self._idle[worker.device].remove(worker)
         ray.kill(worker.actor)
 
-    def busy(self, device: int) -> bool:
+    def discard_idle_workers(self, device: int) -> None:
+        """Kill the idle workers of a device: the device is gone, or they are of no use.
+
+        The death of a worker that serves a trial shows in its answer to that trial.
+        """
+        for worker in list(self._idle[device]):
+            self.discard_worker(worker)
+
+    def is_alive(self, worker: PooledWorker) -> bool:
+        """Whether the worker is neither dead nor discarded, as far as is known."""
+        return worker.name in self.workers
+
+    def has_busy_worker(self, device: int) -> bool:
         """Whether a worker of the device serves a trial or cleans up after one."""
         return any(worker.device == device and worker.busy for worker in self.workers.values())
 
-    def clear(self, device: int) -> None:
-        """The device is gone, or its idle workers are of no use. Those of a trial tell of their death by themselves."""
-        for worker in list(self._idle[device]):
-            self.discard(worker)
-
     def close(self) -> None:
+        """Kill all workers."""
         for worker in list(self.workers.values()):
-            self.discard(worker)
+            self.discard_worker(worker)

@@ -1,7 +1,7 @@
-"""What is left to do after trials ended for good: have Tune save that they did, then delete their commits.
+"""When the commits of a trial that ended for good are deleted: after Tune has saved that the trial ended.
 
-Tune saves every ten seconds or so by itself; a driver killed in between would not know them finished, and needs their
-commits. A worker that still cleans up may still write one.
+Tune saves about every ten seconds by itself. If the driver is killed before that, the restored run takes the trial for
+unfinished and needs its commits. Nor is anything deleted while a worker cleans up: it may still write a commit.
 """
 
 from __future__ import annotations
@@ -14,46 +14,51 @@ from ray.tune.experiment import Trial
 
 logger = logging.getLogger(__name__)
 
-#: Tune is not asked to save its state more often than this, seconds.
+#: Tune is asked to save its state at most this often, seconds. Judgement: half as long as Tune's own period.
 SAVE_EVERY_S = 5.0
+#: The next save waits at least this many times as long as the last one took, so that saving costs 2 % of the time.
+#: Judgement: the same part of the time that commits may cost.
+SAVE_PAUSE = 50
 
 
-class Endings:
+class CommitCleanup:
     """``save`` writes the state of all trials; ``delete`` deletes one trial's commits, or raises OSError."""
 
     def __init__(
         self, save: Callable[[], None], delete: Callable[[Trial], None], clock: Callable[[], float] = time.monotonic
     ):
         self._save, self._delete, self._clock = save, delete, clock
+        #: Trials that ended since Tune last saved.
         self._unsaved: list[Trial] = []
-        #: Their ends are saved, their commits still there.
+        #: Trials whose end Tune has saved and whose commits are still there.
         self._saved: list[Trial] = []
-        self._settle_at = 0.0
+        #: When Tune may be asked to save again.
+        self._next_save = 0.0
 
-    def add(self, trial: Trial) -> None:
+    def trial_ended(self, trial: Trial) -> None:
         """The trial will never come back."""
         self._unsaved.append(trial)
 
-    def settle(self, cleaning: bool) -> None:
-        """Save, rarely enough to cost little, and delete what may go; ``cleaning``: a worker still cleans up."""
+    def save_and_delete(self, cleaning: bool) -> None:
+        """Save, rarely enough to cost little, and delete what may go. ``cleaning``: a worker still cleans up."""
         began = self._clock()
-        if self._unsaved and began >= self._settle_at:
+        if self._unsaved and began >= self._next_save:
             self._save()
             ended = self._clock()
-            self._settle_at = ended + max(SAVE_EVERY_S, 50 * (ended - began))
+            self._next_save = ended + max(SAVE_EVERY_S, SAVE_PAUSE * (ended - began))
             self._saved += self._unsaved
             self._unsaved.clear()
         if not cleaning:
             self._delete_saved()
 
-    def wind_up(self, saved: bool) -> None:
-        """The run is over: nothing is saved any more. ``saved``: Tune has just done so for all that ended."""
+    def run_ended(self, saved: bool) -> None:
+        """The run is over, and this object saves nothing any more. ``saved``: Tune has saved its final state."""
         if saved:
             self._saved += self._unsaved
         self._unsaved.clear()
 
     def close(self) -> None:
-        """No worker is left."""
+        """No worker is left: delete the commits of all trials whose end is saved."""
         self._delete_saved()
 
     def _delete_saved(self) -> None:

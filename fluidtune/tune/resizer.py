@@ -1,8 +1,8 @@
 """How a resize that the engine wants is done, step by step.
 
-New workers run the trial's code up to its first boundary while the old ones train; when all of them stand
-ready they are told to enter and the leader is told with its next iteration; the leader takes them in at a
-boundary and says so with that iteration's result. Shrinking has no first half.
+New workers run the trial's code up to its first boundary while the old ones train. When all of them stand ready, they
+are told to enter the new group, and the leader is told of it with its next iteration. At a boundary the leader takes
+them in, and says so with that iteration's result. To shrink, only the leader has to be told.
 """
 
 from __future__ import annotations
@@ -14,32 +14,42 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import LoadSpec
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
-from fluidtune.tune.crew import Crew
-from fluidtune.tune.trial_run import Run
-from fluidtune.tune.workers import CLEAN_BROKEN_S
+from fluidtune.tune.job_log import REASON_LENGTH
+from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.trial_recovery import TrialRecovery
+from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.tuning_job import TuningJob
+from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
 
 
 class Resizer:
-    """``spec``: what a worker needs to host a run. ``recover``: called when a run lost one of its workers, with why
-    and ``died`` or ``alive``: the device of one that is dead, or of one that lives."""
+    """Belongs to one manager. ``emit`` hands an event to the engine; ``recovery`` takes over when a group breaks."""
 
-    def __init__(self, crew: Crew, spec: Callable[[Run], LoadSpec], recover: Callable[..., None]):
-        self._crew = crew
-        self._spec = spec
-        self._recover = recover
+    def __init__(
+        self,
+        job: TuningJob,
+        calls: RayCalls,
+        dispatch: WorkerDispatch,
+        recovery: TrialRecovery,
+        emit: Callable[[m.Event], None],
+    ):
+        self._job = job
+        self._calls = calls
+        self._dispatch = dispatch
+        self._recovery = recovery
+        self._emit = emit
 
-    def begin(self, run: Run) -> None:
-        """Bring the workers of an elastic trial to those of ``run.wanted``."""
-        new = [device for device in run.wanted if device not in run.workers()]
+    def begin_resize(self, run: TrialRun) -> None:
+        """Bring the workers of an elastic trial to the devices ``run.wanted``."""
+        new = [device for device in run.wanted if device not in run.members()]
         if run.address is None:
             return  # its leader has not said where to be found; asked again after its next iteration
-        self._crew.job.log(
+        self._job.log.write(
             "resize_started",
             trial=run.id,
-            devices_from=list(run.workers()),
+            devices_from=list(run.members()),
             devices_to=list(run.wanted),
             reason="grow" if len(run.wanted) > run.width else "shrink",
         )
@@ -47,20 +57,21 @@ class Resizer:
         generation = run.generation
         run.ready, run.awaited = set(), set(new)
 
-        def still(device: int) -> bool:
+        def still_wanted(device: int) -> bool:
             return run.generation == generation and device in run.awaited  # else the resize was called off
 
-        def join(worker: PooledWorker) -> None:
+        def on_worker(worker: PooledWorker) -> None:
             run.joining[worker.device] = worker
-            future = worker.actor.join.remote(run.trainable_ref, self._spec(run))
-            self._crew.track(future, partial(self._joined, run, worker))
+            future = worker.actor.join.remote(run.trainable_ref, self._job.load_spec(run))
+            self._calls.track_call(future, partial(self._worker_joined, run, worker))
 
         for device in new:
-            self._crew.take(device, (), join, partial(still, device))
+            self._dispatch.request_worker(WorkerRequest(device, (), on_worker, partial(still_wanted, device)))
         if not new:
             self._all_ready(run)
 
-    def _joined(self, run: Run, worker: PooledWorker, value: Any) -> None:
+    def _worker_joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """A new worker answered `join`. None: it stands at its first boundary. Anything else says why it does not."""
         if run.joining.get(worker.device) is not worker:
             return
         if value is None:
@@ -70,70 +81,73 @@ class Resizer:
             return
         if isinstance(value, RayActorError):
             del run.joining[worker.device]
-            self._crew.lost(worker, value)
-        self._cancel(run, repr(value.cause) if isinstance(value, RayTaskError) else str(value))
+            self._dispatch.worker_died(worker, value)
+        self._cancel_resize(run, repr(value.cause) if isinstance(value, RayTaskError) else str(value))
 
-    def _all_ready(self, run: Run) -> None:
+    def _all_ready(self, run: TrialRun) -> None:
+        """Let the new workers enter the group; the leader is told with its next iteration."""
         assert run.address is not None
-        workers = {**run.workers(), **run.joining}
+        workers = {**run.members(), **run.joining}
         members = tuple(workers[device].name for device in run.wanted)
         reform = run.reform = Reform(run.generation, members, run.address)
         for device, worker in run.joining.items():
             run.followers[device] = worker
-            self._crew.track(worker.actor.enter.remote(reform), partial(self._follower_ended, run, worker))
+            self._calls.track_call(worker.actor.enter.remote(reform), partial(self.follower_ended, run, worker))
         run.joining, run.awaited = {}, set()
 
-    def _cancel(self, run: Run, reason: str) -> None:
-        for worker in run.joining.values():
-            self._crew.clean(worker, CLEAN_BROKEN_S)
-        run.joining, run.awaited, run.reform, run.reforming = {}, set(), None, False
-        run.wanted = tuple(device for device in run.devices if device in run.workers())
-        self._crew.job.log("resize_failed", trial=run.id, devices=list(run.wanted), reason=reason[:500])
-        self._crew.events.append(m.ResizeFailed(run.id, run.wanted))
+    def _cancel_resize(self, run: TrialRun, reason: str) -> None:
+        """A new worker did not get there: the trial stays as it is."""
+        self._unload_joining(run)
+        run.wanted = tuple(device for device in run.devices if device in run.members())
+        self._job.log.write("resize_failed", trial=run.id, devices=list(run.wanted), reason=reason[:REASON_LENGTH])
+        self._emit(m.ResizeFailed(run.id, run.wanted))
 
-    def done(self, run: Run, generation: float, seconds: float) -> None:
-        """The leader says that it has re-formed its group."""
+    def _unload_joining(self, run: TrialRun) -> None:
+        """Call the resize off."""
+        for worker in run.call_off_resize():
+            self._dispatch.unload_trial(worker, CLEAN_BROKEN_S)
+
+    def group_reformed(self, run: TrialRun, generation: float, seconds: float) -> None:
+        """The leader says that it has formed the new group, with a pause of ``seconds``."""
         if generation != run.generation or not run.reforming:
             return
         run.reforming = False
-        run.followers = {d: w for d, w in run.followers.items() if d in run.wanted}
+        run.followers = {device: worker for device, worker in run.followers.items() if device in run.wanted}
         run.width, run.devices = len(run.wanted), run.wanted
-        self._crew.job.resized(run, seconds)
-        self._crew.events.append(m.Resized(run.id, run.wanted, seconds))
+        self._job.log.resized(run.id, run.wanted, seconds)
+        self._emit(m.Resized(run.id, run.wanted, seconds))
 
-    def _follower_ended(self, run: Run, worker: PooledWorker, value: Any) -> None:
-        """A follower's loop is over: it was told to leave, its group broke, or its process died."""
+    def follower_ended(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """A follower's loop is over: it was dismissed, its group broke, or its process died."""
         died = isinstance(value, RayActorError)
-        member = run.leader is not None and run.followers.get(worker.device) is worker
+        is_member = run.leader is not None and run.followers.get(worker.device) is worker
         if died:
-            self._crew.lost(worker, value)
+            self._dispatch.worker_died(worker, value)
         else:
-            self._crew.clean(worker, CLEAN_BROKEN_S)
-        if member and worker.device in run.wanted:
+            self._dispatch.unload_trial(worker, CLEAN_BROKEN_S)
+        if is_member and worker.device in run.wanted:
             del run.followers[worker.device]
             others_enter = run.followers.keys() - {*run.devices, worker.device}
             if run.mends and (died or value is None) and not others_enter:
                 self._go_on_without(run, worker)
             elif died:
-                self._recover(run, f"worker {worker.name} died", died=worker.device)
+                self._recovery.recover_trial(run, f"worker {worker.name} died", died=worker.device)
             else:
-                self._recover(run, f"worker {worker.name} left: {value}", alive=worker.device)
-        elif member:
+                self._recovery.recover_trial(run, f"worker {worker.name} left: {value}", alive=worker.device)
+        elif is_member:
             # It was dismissed, and may serve another trial before the leader says so.
             del run.followers[worker.device]
 
-    def _go_on_without(self, run: Run, lost: PooledWorker) -> None:
-        """The others go on by themselves; the engine decides anew how wide the trial shall be.
+    def _go_on_without(self, run: TrialRun, lost: PooledWorker) -> None:
+        """The other workers go on by themselves; the engine decides anew how wide the trial shall be.
 
-        A resize that is under way is off: nobody enters a group with one that died.
+        A resize that is under way is called off: nobody enters a group together with a worker that died.
         """
         if lost.device not in run.devices:
-            self._cancel(run, f"worker {lost.name} was lost while it entered")
+            self._cancel_resize(run, f"worker {lost.name} was lost while it entered")
             return
-        for worker in run.joining.values():
-            self._crew.clean(worker, CLEAN_BROKEN_S)
-        run.joining, run.awaited, run.reform, run.reforming = {}, set(), None, False
-        run.wanted = run.devices = tuple(device for device in run.devices if device in run.workers())
+        self._unload_joining(run)
+        run.wanted = run.devices = tuple(device for device in run.devices if device in run.members())
         run.width = len(run.devices)
-        self._crew.job.resized(run, 0.0)  # how long the others needed is part of their next iteration
-        self._crew.events.append(m.WorkerLost(run.id, run.devices, lost.device))
+        self._job.log.resized(run.id, run.wanted, 0.0)  # what it cost the others is part of their next iteration
+        self._emit(m.WorkerLost(run.id, run.devices, lost.device))

@@ -1,63 +1,66 @@
-"""Trials that stop reporting: which ones are overdue, by what they and the others took before.
+"""Which trials have stopped reporting, judged by how long their own iterations and those of others took before.
 
-Decides only whom to name; a silent trial keeps its devices, because a slow iteration is not a wrong one. Pure: the
-time is handed in.
+It decides only which trials to name. A silent trial keeps its devices, because a slow iteration is not a wrong one.
+Pure: the time is handed in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Seconds of silence that are never worth a word, and how often its longest iteration is.
+#: A silence shorter than this is never named, seconds. Judgement: a user who watches would not worry yet.
 LEAST_S = 60.0
+#: A trial is silent when its iteration takes this many times as long as its longest one before. Judgement: evaluations
+#: and checkpoints make some iterations a few times as long as the others.
 TIMES = 10.0
-#: The same while no trial of the job has reported anything: the first iteration may load and compile a lot.
+#: A silence shorter than this is not named while no trial of the job has reported anything, seconds. Judgement: the
+#: first iteration may download data and compile.
 FIRST_S = 600.0
 
 
 @dataclass(frozen=True)
-class Silent:
-    """``seconds``: since its iteration was asked for. ``usual``: the longest that one took before, None: none yet."""
+class SilentTrial:
+    """``seconds``: since its iteration was asked for. ``usual``: seconds of its longest one before; None: none yet."""
 
     trial: str
     seconds: float
     usual: float | None
 
 
-class Silence:
-    """Keeps who was asked for an iteration and has not answered."""
+class StallDetector:
+    """Keeps which trials were asked for an iteration and have not answered."""
 
     def __init__(self) -> None:
-        #: Since when each trial owes a result.
+        #: Trial -> when the iteration was asked for that it has not reported.
         self._asked: dict[str, float] = {}
-        #: The longest iteration of each trial, and of any.
+        #: The longest iteration of each trial, and of any trial, seconds.
         self._longest: dict[str, float] = {}
-        self._any: float | None = None
-        #: Those that were named and are silent still.
-        self.named: dict[str, None] = {}
+        self._longest_of_any: float | None = None
+        #: Trials that were named and are still silent, in the order named (values are unused).
+        self.silent: dict[str, None] = {}
 
-    def asked(self, trial: str, now: float) -> None:
-        """Its next iteration begins."""
+    def iteration_asked(self, trial: str, now: float) -> None:
+        """The trial's next iteration begins."""
         self._asked[trial] = now
 
-    def heard(self, trial: str, seconds: float) -> None:
-        """It took so long."""
-        self.gone(trial)
+    def iteration_done(self, trial: str, seconds: float) -> None:
+        """The trial reported an iteration that took ``seconds``."""
+        self.stop_watching(trial)
         self._longest[trial] = max(seconds, self._longest.get(trial, 0.0))
-        self._any = max(seconds, self._any or 0.0)
+        self._longest_of_any = max(seconds, self._longest_of_any or 0.0)
 
-    def gone(self, trial: str) -> None:
-        """It owes nothing any more: it has reported, was taken back or lost its worker."""
+    def stop_watching(self, trial: str) -> None:
+        """No report is expected any more: the trial has reported, was taken back by Tune or lost its worker."""
         self._asked.pop(trial, None)
-        self.named.pop(trial, None)
+        self.silent.pop(trial, None)
 
-    def overdue(self, now: float) -> list[Silent]:
-        """Those to be named now; each once for every silence."""
+    def newly_silent(self, now: float) -> list[SilentTrial]:
+        """The trials to name now. Each silence is named once."""
         out = []
         for trial, since in self._asked.items():
-            usual = self._longest.get(trial, self._any)
+            usual = self._longest.get(trial, self._longest_of_any)
             limit = FIRST_S if usual is None else max(LEAST_S, TIMES * usual)
-            if trial not in self.named and now - since > limit:
-                out.append(Silent(trial, now - since, usual))
-        self.named.update(dict.fromkeys(one.trial for one in out))
+            if trial not in self.silent and now - since > limit:
+                out.append(SilentTrial(trial, now - since, usual))
+        self.silent.update(dict.fromkeys(one.trial for one in out))
         return out

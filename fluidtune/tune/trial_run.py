@@ -1,4 +1,4 @@
-"""What the shell remembers of one trial while Tune wants it to run."""
+"""What the driver remembers of one trial while Tune wants it to run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from fluidtune.engine.messages import Kind
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 
-#: A trial whose worker dies this often without one iteration done in between is the trial's fault.
+#: A trial whose workers die this many times without one iteration done in between is itself at fault.
+#: Judgement: two deaths in a row may be an accident of its node.
 MAX_DEATHS = 3
-#: Workers that died before they had started, or with their node, are the cluster's fault; it may take some seconds to
-#: notice a dead node.
+#: A trial is failed, too, when it loses this many workers through the cluster's fault without one iteration done in
+#: between: before they had started, or together with their node. Judgement: it may take seconds until Ray notices that
+#: a node is dead, and meanwhile workers are started there.
 MAX_MISSES = 10
 
 
 @dataclass(eq=False)
 class Task:
-    """One call that Tune has asked for on a trial, and whom to tell."""
+    """One call that Tune has asked for on a trial, and whom to tell of its end; both None for a call of our own."""
 
     method: str
     args: tuple[Any, ...]
@@ -37,48 +39,61 @@ class Task:
 
 
 @dataclass(eq=False)
-class Run:
-    """A trial from the moment Tune asks for its actor until Tune lets go of it."""
+class TrialRun:
+    """A trial from the moment Tune asks for its actor until Tune lets go of it.
 
-    tracked: TrackedActor
+    Which devices the trial holds is the engine's to say (`Engine.held_devices`). ``devices`` here are those where its
+    workers are: during a resize the workers are still on the old devices, while the trial holds old and new ones.
+    """
+
+    #: By which Tune knows the trial's actor.
+    ticket: TrackedActor
     trial: Trial
     kwargs: dict[str, Any]
     trainable_ref: Any
     kind: Kind = "plain"
     #: It asked for several devices: one process sees them all, and it is never resized.
     gang: bool = False
-    #: The devices that the engine says it holds; devices[0] is the leader's.
+    #: Devices of its workers, the leader's first.
     devices: tuple[int, ...] = ()
+    #: The part of each device that it was given.
     share: float = 1.0
-    #: The devices it is to have when the resize under way is done.
+    #: Devices of its workers when the resize under way is done; without a resize, equal to ``devices``.
     wanted: tuple[int, ...] = ()
     #: How many workers take part at the moment.
     width: int = 1
     leader: PooledWorker | None = None
     #: The other members of its group, by device.
     followers: dict[int, PooledWorker] = field(default_factory=dict)
-    #: Devices whose workers are to become followers; those that warm up; those that stand ready.
+    #: Devices whose workers are to become followers by the resize under way.
     awaited: set[int] = field(default_factory=set)
+    #: By device, the workers that run the trial's code up to where they can enter the group.
     joining: dict[int, PooledWorker] = field(default_factory=dict)
+    #: Devices whose workers have got there.
     ready: set[int] = field(default_factory=set)
+    #: Number of the newest resize.
     generation: int = 0
     #: Its loop goes on by itself when a follower dies.
     mends: bool = False
-    #: What the leader is to be told with the next iteration; whether it was told and has not confirmed.
+    #: The group that the leader is to be told of with the next iteration.
     reform: Reform | None = None
+    #: The leader was told of a new group and has not confirmed it.
     reforming: bool = False
-    #: Set while it has a place or waits for one; another object after every new placement.
+    #: Set while it has a place or waits for a worker; another object after every new placement.
     placement: object | None = None
     #: Where followers find the leader, once the loop is elastic.
     address: tuple[str, int] | None = None
+    #: Calls that Tune waits for, oldest first.
     tasks: deque[Task] = field(default_factory=deque)
     #: Its leader is loaded and takes tasks.
     live: bool = False
     #: It has been live before: what follows a loss is a recovery.
     started: bool = False
-    #: Workers since its last iteration that died under it, or that the cluster lost; and the last loss in words.
+    #: How many of its workers died since its last iteration, as far as is known through its own fault.
     deaths: int = 0
+    #: How many workers it lost since its last iteration through the cluster's fault.
     misses: int = 0
+    #: The last loss, in words.
     loss: str = ""
     #: The engine wants it on another device; it goes at its next own checkpoint.
     suspend: bool = False
@@ -92,8 +107,8 @@ class Run:
     def id(self) -> str:
         return self.trial.trial_id
 
-    def died(self, *, started: bool, device_there: bool) -> bool:
-        """A worker died under it, that had ``started`` or not; returns whether that was too often."""
+    def count_death(self, *, started: bool, device_there: bool) -> bool:
+        """A worker of the trial died; ``started``: it had started before. Returns whether that was too often."""
         if started and device_there:
             self.deaths += 1
         else:
@@ -107,12 +122,19 @@ class Run:
 
     @property
     def resizing(self) -> bool:
+        """A resize is under way."""
         return bool(self.awaited) or self.reform is not None or self.reforming
 
-    def workers(self) -> dict[int, PooledWorker]:
-        """The members of its group by device, leader first."""
-        members = {} if self.leader is None else {self.leader.device: self.leader}
-        return {**members, **self.followers}
+    def members(self) -> dict[int, PooledWorker]:
+        """The workers of its group by device, the leader's first."""
+        leader = {} if self.leader is None else {self.leader.device: self.leader}
+        return {**leader, **self.followers}
+
+    def call_off_resize(self) -> list[PooledWorker]:
+        """Forget the resize under way. Returns the workers that were starting for it, which must be unloaded."""
+        joining, self.joining = list(self.joining.values()), {}
+        self.awaited, self.reform, self.reforming = set(), None, False
+        return joining
 
     def at_own_checkpoint(self) -> bool:
         """The newest checkpoint that Tune knows is of the newest iteration: nothing would be lost by moving."""

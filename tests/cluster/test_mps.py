@@ -179,10 +179,12 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
     holding = SimpleNamespace(group=lambda device: None)
     plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
     pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
-    pool.take(0, now=0.0)
-    pool.take(1, now=0.0, visible=["0", "1"])
-    WorkerPool(plan, holding, "job").take(0, now=0.0)
-    assert [args[2] for args in handed] == [MpsSettings(1 << 30), None, None]
+    for device in (0, 1):
+        pool.start_worker(device).gpus = [str(device)]
+    pool.start_worker(1, others=(0,))
+    WorkerPool(plan, holding, "job").start_worker(0)
+    assert [args[2] for args in handed] == [MpsSettings(1 << 30), MpsSettings(1 << 30), None, None]
+    assert handed[2][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
 def holds_its_gpu(config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which process serves next, without starting any."""
+"""Which process serves a trial next. No process is started here."""
 
 from __future__ import annotations
 
@@ -13,77 +13,86 @@ from fluidtune.cluster.pool import PooledWorker, WorkerPool
 
 @pytest.fixture
 def pool(monkeypatch):
-    def start(self, device, now, visible):
+    def start(self, device, visible):
         self._count += 1
-        worker = PooledWorker(f"w{self._count}", device, object(), now, exclusive=visible is not None)
+        seen.append(visible)
+        worker = PooledWorker(f"w{self._count}", device, object(), 0.0, exclusive=visible is not None)
         self.workers[worker.name] = worker
         return worker
 
-    killed = []
-    monkeypatch.setattr(WorkerPool, "_start", start)
+    killed, seen = [], []
+    monkeypatch.setattr(WorkerPool, "_start_process", start)
     monkeypatch.setattr(pool_module.ray, "kill", killed.append)
     nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
     monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)
     there = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
     made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
-    made.killed = killed
+    made.killed, made.seen = killed, seen
     return made
+
+
+def taken(pool: WorkerPool, device: int, others: tuple[int, ...] = ()) -> PooledWorker:
+    """A worker as a trial gets it: an idle one if there is one."""
+    return pool.take_idle_worker(device, others) or pool.start_worker(device, others)
 
 
 def test_a_device_whose_worker_is_cleaning_has_no_room_for_another(pool):
     # docs/bugs.md, 2: a second process there would wait for the first one's place for ever.
-    worker = pool.take(0, now=0.0)
-    assert not pool.ready(0)
-    assert pool.ready(1)
-    pool.give_back(worker)
-    assert pool.ready(0)
-    assert pool.take(0, now=1.0) is worker
+    worker = taken(pool, 0)
+    assert not pool.can_serve(0)
+    assert pool.can_serve(1)
+    pool.return_worker(worker)
+    assert pool.can_serve(0)
+    assert taken(pool, 0) is worker
 
 
 def test_a_worker_that_died_makes_room(pool):
-    worker = pool.take(0, now=0.0)
-    pool.discard(worker)
-    assert pool.ready(0)
-    assert pool.take(0, now=1.0) is not worker
+    worker = taken(pool, 0)
+    pool.discard_worker(worker)
+    assert pool.can_serve(0)
+    assert taken(pool, 0) is not worker
 
 
 def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
-    worker = pool.take(0, now=0.0)
-    pool.discard(worker)
-    pool.give_back(worker)
-    assert not pool.idle(0)
+    worker = taken(pool, 0)
+    pool.discard_worker(worker)
+    pool.return_worker(worker)
+    assert pool.take_idle_worker(0) is None
 
 
 def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
-    idle = pool.take(0, now=0.0)
-    assert not pool.ready(0, alone=True)
-    pool.give_back(idle)
-    assert pool.ready(0, alone=True)
-    wide = pool.take(0, now=1.0, visible=["0", "1"])
-    assert wide is not idle and pool.killed == [idle.actor]
-    pool.give_back(wide)
-    assert not pool.idle(0) and pool.killed == [idle.actor, wide.actor]
+    pool._layout = Layout("gpu", 9, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+    idle, other = taken(pool, 0), taken(pool, 1)
+    idle.gpus, other.gpus = ["7"], ["8"]
+    assert not pool.can_serve(0, others=(1,))
+    pool.return_worker(idle)
+    assert pool.can_serve(0, others=(1,))
+    wide = taken(pool, 0, others=(1,))
+    assert wide is not idle and wide.exclusive and pool.killed == [idle.actor]
+    assert pool.seen == [None, None, ["7", "8"]]
+    pool.return_worker(wide)
+    assert pool.take_idle_worker(0) is None and pool.killed == [idle.actor, wide.actor]
 
 
 def test_packing_gives_room_for_several(pool):
     pool._layout = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
-    first, second = pool.take(0, now=0.0), pool.take(0, now=0.0)
-    assert first is not second and not pool.ready(0)
+    first, second = taken(pool, 0), taken(pool, 0)
+    assert first is not second and not pool.can_serve(0)
 
 
 def test_no_more_processes_of_a_node_start_at_a_time_than_it_has_cores(pool):
-    begun = [pool.take(device, now=0.0) for device in range(3)]
-    assert not pool.ready(3) and not pool.ready(3, alone=True)
-    assert pool.ready(8)  # its node is gone: who is started there hears so
-    begun += [pool.take(device, now=0.0) for device in (5, 6)]
-    assert not pool.ready(7)  # two at least, whatever the node says
+    begun = [taken(pool, device) for device in range(3)]
+    assert not pool.can_serve(3) and not pool.can_serve(3, others=(4,))
+    assert pool.can_serve(8)  # its node is gone: the process that is started there fails, and its trial hears so
+    begun += [taken(pool, device) for device in (5, 6)]
+    assert not pool.can_serve(7)  # two at least, whatever the node says
     begun[0].starting = False
-    assert pool.ready(3) and not pool.ready(7)
-    pool.discard(begun[3])
-    assert pool.ready(7)
-    pool.give_back(begun[0])
-    pool.take(3, now=1.0)
-    assert not pool.ready(4) and pool.ready(0)  # a warm one waits for nobody
+    assert pool.can_serve(3) and not pool.can_serve(7)
+    pool.discard_worker(begun[3])
+    assert pool.can_serve(7)
+    pool.return_worker(begun[0])
+    taken(pool, 3)
+    assert not pool.can_serve(4) and pool.can_serve(0)  # a warm one waits for nobody
 
 
 def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):

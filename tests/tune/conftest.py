@@ -9,6 +9,6 @@ import pytest
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.node.get_closest_marker("ray") or "pictures" in request.node.name:
         return
-    from fluidtune.tune import job
+    from fluidtune.tune import job_log
 
-    monkeypatch.setattr(job, "write_report", lambda log: None)
+    monkeypatch.setattr(job_log, "write_report", lambda log: None)

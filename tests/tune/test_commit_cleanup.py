@@ -1,4 +1,4 @@
-"""What is done after trials ended for good."""
+"""When the commits of trials that ended for good are deleted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fluidtune import FluidScheduler
-from fluidtune.tune.commit_cleanup import SAVE_EVERY_S, Endings
-from fluidtune.tune.job import Job
+from fluidtune.tune.commit_cleanup import SAVE_EVERY_S, CommitCleanup
+from fluidtune.tune.tuning_job import TuningJob
 
 
 class Storage:
-    """Notes what was done, in order."""
+    """Remembers what was done, in order."""
 
     def __init__(self, fails: bool = False):
         self.done: list[str] = []
@@ -29,50 +29,50 @@ class Storage:
             raise OSError("directory not empty")
 
 
-def endings(storage: Storage) -> Any:
-    return Endings(storage.save, storage.delete, lambda: storage.now)
+def cleanup(storage: Storage) -> Any:
+    return CommitCleanup(storage.save, storage.delete, lambda: storage.now)
 
 
 def test_commits_are_kept_while_a_worker_still_cleans_up() -> None:
     storage = Storage()
-    ended = endings(storage)
-    ended.add("a")
-    ended.settle(cleaning=True)
+    ended = cleanup(storage)
+    ended.trial_ended("a")
+    ended.save_and_delete(cleaning=True)
     assert storage.done == ["save"]
-    ended.settle(cleaning=False)
+    ended.save_and_delete(cleaning=False)
     assert storage.done == ["save", "delete a"]
 
 
 def test_nothing_is_deleted_before_its_end_is_saved() -> None:
     storage = Storage()
-    ended = endings(storage)
-    ended.add("a")
-    ended.settle(cleaning=False)
-    ended.add("b")
+    ended = cleanup(storage)
+    ended.trial_ended("a")
+    ended.save_and_delete(cleaning=False)
+    ended.trial_ended("b")
     storage.now += SAVE_EVERY_S / 2
-    ended.settle(cleaning=False)
+    ended.save_and_delete(cleaning=False)
     assert storage.done == ["save", "delete a"]
     storage.now += SAVE_EVERY_S
-    ended.settle(cleaning=False)
+    ended.save_and_delete(cleaning=False)
     assert storage.done[2:] == ["save", "delete b"]
 
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: bool) -> None:
     storage = Storage()
-    ended = endings(storage)
-    ended.add("a")
-    ended.settle(cleaning=False)
-    ended.add("b")
-    ended.wind_up(saved)
+    ended = cleanup(storage)
+    ended.trial_ended("a")
+    ended.save_and_delete(cleaning=False)
+    ended.trial_ended("b")
+    ended.run_ended(saved)
     storage.now += 2 * SAVE_EVERY_S
-    ended.settle(cleaning=True)
+    ended.save_and_delete(cleaning=True)
     ended.close()
     assert storage.done == ["save", "delete a"] + ["delete b"] * saved
 
 
 def test_paused_trials_that_are_stopped_end_once() -> None:
-    """The scheduler stops one of them, a stopper all that are left."""
+    """The scheduler stops one of them, a stopper all others."""
     told: list[Any] = []
     scheduler = FluidScheduler()
     scheduler._manager = SimpleNamespace(trial_removed=told.append)
@@ -80,20 +80,21 @@ def test_paused_trials_that_are_stopped_end_once() -> None:
     scheduler.on_trial_remove(None, trial)
     assert told == [trial]
     added: list[Any] = []
-    job: Any = Job.__new__(Job)
-    job._ended, job._endings = set(), SimpleNamespace(add=added.append, wind_up=lambda saved: None)
+    job: Any = TuningJob.__new__(TuningJob)
+    job._ended = set()
+    job._commit_cleanup = SimpleNamespace(trial_ended=added.append, run_ended=lambda saved: None)
     other = SimpleNamespace(trial_id="b", is_finished=lambda: True)
     goes_on = SimpleNamespace(trial_id="c", is_finished=lambda: False)
-    job.ended(trial, "stopped")
-    job.wind_up([trial, other, goes_on])
+    job.trial_ended(trial, "stopped")
+    job.run_ended([trial, other, goes_on], saved=True)
     assert added == [trial, other]
 
 
 def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     storage = Storage(fails=True)
-    ended = endings(storage)
-    ended.add("a")
-    ended.wind_up(saved=True)
+    ended = cleanup(storage)
+    ended.trial_ended("a")
+    ended.run_ended(saved=True)
     ended.close()
     ended.close()
     assert storage.done == ["delete a"]

@@ -1,4 +1,4 @@
-"""Elastic trials on real workers: resized at random moments, a trial gives what it gives undisturbed."""
+"""Elastic trials on real workers: resized at random moments, a trial has the results of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray.tune.schedulers import HyperBandScheduler
 import fluidtune
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.tune import job as job_module
+from fluidtune.tune import tuning_job
 from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
 from tests.tune.running import fit
@@ -32,11 +32,15 @@ class Restless:
         self.waiting = ()
         self._random = random.Random(7)
         self._devices: set[int] = set()
+        self._trial = ""
         self._held: tuple[int, ...] = ()
         self._resizing = False
 
     def tenants(self, device: int) -> tuple[str, ...]:
         return ()
+
+    def held_devices(self) -> dict[str, tuple[int, ...]]:
+        return {self._trial: self._held}
 
     def trial(self, name: str) -> Any:
         return SimpleNamespace(devices=self._held)
@@ -47,7 +51,7 @@ class Restless:
             if isinstance(event, m.DeviceGained):
                 self._devices.add(event.device)
             elif isinstance(event, m.TrialAdded):
-                self._held = (0,)
+                self._trial, self._held = event.trial, (0,)
                 out.append(m.Start(event.trial, self._held, 1.0))
             elif isinstance(event, m.Resized):
                 self._resizing, self._held = False, event.devices
@@ -117,7 +121,7 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
 def test_losses_do_not_depend_on_when_a_trial_is_resized(
     trainable: Any, backend: str, tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_module, "Engine", Restless)
+    monkeypatch.setattr(tuning_job, "Engine", Restless)
     (tmp_path / "notes").mkdir()
     tuner = fluidtune.Tuner(
         trainable,
@@ -157,7 +161,7 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
         executor=fluidtune.FluidExecutor(devices="cpu:2"),
     )
     told: list[m.Start] = []
-    handle = job_module.Engine.handle
+    handle = tuning_job.Engine.handle
 
     def listen(engine: Any, *events: m.Event, now: float) -> list[m.Instruction]:
         out = handle(engine, *events, now=now)
@@ -165,7 +169,7 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module.Engine, "handle", listen)
+        patch.setattr(tuning_job.Engine, "handle", listen)
         tuner.fit()
     assert [len(one.devices) for one in told] == [1, 2]
     events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))

@@ -1,4 +1,4 @@
-"""What the driver makes of what it hears of its GPUs, without a GPU and without Ray."""
+"""What the driver records of its GPUs. No GPU is needed, and no Ray runs here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from fluidtune.report import EventLog, read_events
 from fluidtune.tune import gpu_telemetry
-from fluidtune.tune.gpu_telemetry import GpuNotes
+from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from salus_share.telemetry import DeviceSample
 
 
@@ -27,12 +27,12 @@ class Told:
 
 
 @pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuNotes:
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuTelemetry:
     monkeypatch.setattr(gpu_telemetry, "Gauge", Told)
-    return GpuNotes("job", EventLog(tmp_path / "log"))
+    return GpuTelemetry("job", EventLog(tmp_path / "log"))
 
 
-def test_a_sample_goes_into_log_and_metrics_once_for_all_of_a_devices_trials(notes: GpuNotes) -> None:
+def test_a_sample_goes_into_log_and_metrics_once_for_all_of_a_devices_trials(notes: GpuTelemetry) -> None:
     sample = DeviceSample(0, "GPU-a", "A GPU", 0.5, 70, 100, False, {7: 40, 8: 30, 9: 5}, "580")
     workers = [
         SimpleNamespace(pid=7, name="w7"),
@@ -40,22 +40,22 @@ def test_a_sample_goes_into_log_and_metrics_once_for_all_of_a_devices_trials(not
         SimpleNamespace(pid=None, name="new"),
     ]
     for device in (0, 0, 1):
-        notes.sampled(device, sample, workers)  # type: ignore[arg-type]
+        notes.record_sample(device, sample, workers)  # type: ignore[arg-type]
     events = read_events(notes._log.path)
     assert [event["device"] for event in events] == [0, 1]
     assert events[0]["processes"] == {"7": 40, "8": 30, "9": 5} and events[0]["driver"] == "580"
-    assert notes._busy.values == {"0": 0.5, "1": 0.5}
+    assert notes._utilisation.values == {"0": 0.5, "1": 0.5}
     assert notes._memory.values == {"0": 70, "1": 70}
-    assert notes._of_worker.values == {"w7": 40, "w8": 30}
+    assert notes._worker_memory.values == {"w7": 40, "w8": 30}
 
 
-def test_what_mig_does_not_tell_is_no_metric(notes: GpuNotes) -> None:
-    notes.sampled(0, DeviceSample(0, "GPU-a", "A GPU", None, 70, 100, True), [])
-    assert notes._busy.values == {}
+def test_what_mig_does_not_tell_is_no_metric(notes: GpuTelemetry) -> None:
+    notes.record_sample(0, DeviceSample(0, "GPU-a", "A GPU", None, 70, 100, True), [])
+    assert notes._utilisation.values == {}
 
 
-def test_that_there_is_no_mps_is_said_once(notes: GpuNotes, caplog: pytest.LogCaptureFixture) -> None:
+def test_that_there_is_no_mps_is_said_once(notes: GpuTelemetry, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for why in ("no program", "no program", "by MIG"):
-            notes.time_sliced(why)
+            notes.warn_time_slices(why)
     assert [message.rpartition(": ")[2] for message in caplog.messages] == ["no program", "by MIG"]

@@ -1,23 +1,32 @@
-"""What the manager does when workers and devices go, with a job of stand-ins and a real engine. No Ray runs here."""
+"""What the manager does when trials run and when workers and devices go: a real `TuningJob`, whose controller, devices
+and worker processes are stand-ins. No Ray runs here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
+from fluidtune import FluidExecutor
+from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import Engine
+from fluidtune.cluster.worker import IterationReply
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.trainable import TRIAL_INFO
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.tune import result_logs, tuning_job
+from fluidtune.tune.device_setup import DeviceSetup
+from fluidtune.tune.groups import Membership
 from fluidtune.tune.manager import FluidActorManager
-from fluidtune.tune.trial_run import Run
+from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.tuning_job import TuningJob
 
 
 class Actor:
-    """Remembers what it was called for; nothing is ever answered."""
+    """Remembers what it was called for; the test answers for it."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -30,117 +39,181 @@ class Actor:
         return SimpleNamespace(remote=remote)
 
 
-class Workers:
+class Pool:
     """A worker is there whenever one is wanted."""
 
-    patience = 600.0
+    def __init__(self, *args: Any) -> None:
+        self.workers: dict[str, PooledWorker] = {}
 
-    def __init__(self) -> None:
-        self.watched: list[str] = []
-        self._count = 0
-
-    def ready(self, device: int, others: tuple[int, ...]) -> bool:
+    def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
         return True
 
-    def take(self, device: int, others: tuple[int, ...]) -> tuple[PooledWorker, bool]:
-        self._count += 1
-        return PooledWorker(f"w{self._count}", device, Actor(), 0.0), False
+    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
+        return self.add_worker(f"w{len(self.workers) + 1}", device)
 
-    def alive(self, worker: PooledWorker) -> bool:
+    def add_worker(self, name: str, device: int) -> PooledWorker:
+        worker = self.workers[name] = PooledWorker(name, device, Actor(), 0.0)
+        return worker
+
+    def is_alive(self, worker: PooledWorker) -> bool:
         return True
 
-    def watch(self, worker: PooledWorker, within: float) -> None:
-        self.watched.append(worker.name)
+    def discard_worker(self, worker: PooledWorker) -> None:
+        pass
 
-    def lost(self, worker: PooledWorker, reason: str) -> None:
+    def discard_idle_workers(self, device: int) -> None:
         pass
 
 
-class Job:
+class Devices:
     """Two devices of one node."""
 
-    backend, torch_device, emulation = "torch", "cpu", None
+    complete = True
 
     def __init__(self) -> None:
-        self.engine = Engine()
-        self.workers = Workers()
-        self.reservation = SimpleNamespace(complete=True, nodes={0: "n", 1: "n"})
+        self.nodes = {0: "n", 1: "n"}
         #: What the next look at the devices finds.
-        self.news: list[m.Event] = []
+        self.came: dict[int, str] = dict(self.nodes)
+        self.gone: list[int] = []
 
-    def devices_there(self, wait_s: float) -> list[tuple[int, str]]:
-        return list(self.reservation.nodes.items())
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
+        return came, gone
 
-    def poll_devices(self) -> list[m.Event]:
-        news, self.news = self.news, []
-        return news
+    def leaving(self) -> list[int]:
+        return []
 
-    def decide(self, events: list[m.Event]) -> list[m.Instruction]:
-        return self.engine.handle(*events, now=0.0)
 
-    def arrival(self, trial: Any) -> list[m.Event]:
-        return [m.GroupAnnounced("g"), m.TrialAdded(trial.trial_id, "g", "plain", 10, trial.share)]
+class Tried:
+    """A manager, and what the tests look at."""
 
-    def share_of(self, trial: Any) -> float:
-        return float(trial.share)
+    def __init__(self, manager: FluidActorManager, directory: Path, taken_over: list[tuple[str, int]]):
+        self.manager = manager
+        self.job = manager._job
+        self.devices: Any = self.job.devices
+        self.pool: Any = self.job.pool
+        self._directory = directory
+        #: Trials whose log files were made whole, and up to which iteration.
+        self.taken_over = taken_over
+        #: What Tune was told.
+        self.told: list[Any] = []
 
-    def kind_of(self, trial: Any) -> m.Kind:
-        return "plain"
+    @property
+    def watched(self) -> dict[str, float]:
+        """Workers that are killed if they do not clean up."""
+        return self.manager._dispatch._deadlines
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None  # what is written down, and settings that there are none of
+    def written(self) -> list[str]:
+        """The events in the event log, but for its first one."""
+        return [event["event"] for event in read_events(self._directory / EVENT_LOG_NAME)][1:]
+
+    def placed(self, share: float) -> TrialRun:
+        """A trial of this share, loaded into a worker."""
+        request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
+        trial: Any = SimpleNamespace(
+            trial_id="a",
+            last_result={},
+            status="RUNNING",
+            placement_group_factory=request,
+            evaluated_params={},
+            trainable_name="t",
+            get_trainable_cls=lambda: Actor,
+            checkpoint=None,
+        )
+        self.manager.note_trial(trial)
+        ticket = self.manager.add_actor(
+            None, {"config": {TRIAL_INFO: trial}}, None, on_start=lambda ticket: self.told.append("started")
+        )
+        self.manager._advance()
+        run = self.manager._runs[ticket]
+        assert run.leader is not None
+        self.manager._leaders.leader_loaded(run, run.leader, None)
+        assert run.live
+        return run
 
 
 @pytest.fixture
-def manager() -> FluidActorManager:
-    return FluidActorManager(Job())  # type: ignore[arg-type]
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
+    layout = Layout("gpu", 2, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+    setup = DeviceSetup("job", layout, 1, 1, None, None, None, None)
+    monkeypatch.setattr(tuning_job, "set_up_devices", lambda *args: setup)
+    monkeypatch.setattr(tuning_job, "hold_devices", lambda *args: Devices())
+    monkeypatch.setattr(tuning_job, "WorkerPool", Pool)
+    monkeypatch.setattr(tuning_job, "_log_directory", lambda controller: tmp_path)
+    monkeypatch.setattr("ray.put", lambda value: value)
+    taken_over: list[tuple[str, int]] = []
+    monkeypatch.setattr(result_logs, "take_over", lambda trial, up_to: taken_over.append((trial.trial_id, up_to)))
+    controller = SimpleNamespace(
+        search_alg=None,
+        _storage=SimpleNamespace(experiment_dir_name="run"),
+        _max_pending_trials=1,
+        _pending_trials=[],
+    )
+    controller.update_max_pending_trials = lambda count: None
+    scheduler = SimpleNamespace(
+        executor=FluidExecutor(),
+        synchronous=True,
+        base_scheduler=None,
+        metric="score",
+        mode="max",
+        membership=lambda trial: Membership("g", True, 10.0),
+    )
+    return Tried(FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0})), tmp_path, taken_over)
 
 
-def placed(manager: FluidActorManager, share: float) -> Run:
-    """A trial of this share, loaded into a worker."""
-    trial: Any = SimpleNamespace(trial_id="a", last_result={}, status="RUNNING", share=share)
-    manager.note_trial(trial)
-    tracked = manager.add_actor(None, {"config": {TRIAL_INFO: trial}}, None)
-    manager._advance()
-    run = manager._runs[tracked]
-    manager._loaded(run, run.leader, None)  # type: ignore[arg-type]
-    assert run.live
-    return run
+def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    assert tried.taken_over == [("a", 0)] and tried.manager.step(0.0) and tried.told == ["started"]
+    told: list[Any] = []
+    tried.manager.schedule_actor_task(run.ticket, "train", on_result=lambda ticket, result: told.append(result))
+    assert tried.job.stall_detector.newly_silent(1e9)[0].trial == "a"
+    reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0)
+    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    assert tried.manager.step(0.0) and told == [reply.result]
+    view = tried.job.engine.trial("a")
+    assert (view.kind, view.done, view.seconds) == ("checkpointing", 1, {1.0: 2.0})
+    assert not tried.job.stall_detector.silent
+    assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
 
 
-def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(manager: FluidActorManager) -> None:
-    run = placed(manager, 1.0)
-    dismissed = PooledWorker("dismissed", 1, Actor(), 0.0)
+def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    dismissed = tried.pool.add_worker("dismissed", 1)
     run.devices, run.wanted, run.followers, run.width = (0, 1), (0,), {1: dismissed}, 2
-    manager._resizer._follower_ended(run, dismissed, None)
-    assert dismissed.actor.called == ["unload"]
-    watched = manager._job.workers.watched  # type: ignore[attr-defined]
-    watched.clear()  # it has cleaned up, and serves another trial
-    manager._worker_died(run, run.leader, RayActorError())
-    assert watched == []
+    tried.manager._resizer.follower_ended(run, dismissed, None)
+    assert dismissed.actor.called == ["unload"] and list(tried.watched) == ["dismissed"]
+    tried.watched.clear()  # it has cleaned up, and serves another trial
+    tried.manager._recovery.leader_died(run, run.leader, RayActorError())
+    assert not tried.watched
+    tried.manager._advance()
+    assert tried.written()[3:] == ["worker_lost", "trial_suspended", "trial_started"]
 
 
-def test_a_group_that_mends_itself_while_it_shrinks_has_not_who_left_before(manager: FluidActorManager) -> None:
-    run = placed(manager, 1.0)
-    dismissed, dead = (PooledWorker(name, device, Actor(), 0.0) for device, name in ((1, "dismissed"), (2, "dead")))
+def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_left_before(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    dismissed, dead = tried.pool.add_worker("dismissed", 1), tried.pool.add_worker("dead", 2)
     run.devices, run.wanted, run.followers, run.width = (0, 1, 2), (0, 2), {1: dismissed, 2: dead}, 3
     run.mends = run.reforming = True
-    manager._resizer._follower_ended(run, dismissed, None)
-    manager._resizer._follower_ended(run, dead, RayActorError())
+    tried.manager._resizer.follower_ended(run, dismissed, None)
+    tried.manager._resizer.follower_ended(run, dead, RayActorError())
     assert run.devices == run.wanted == (0,) and run.width == 1
-    assert manager._crew.events[-1] == m.WorkerLost("a", (0,), 2)
+    assert tried.manager._events[-1] == m.WorkerLost("a", (0,), 2)
+    assert tried.written()[3:] == ["worker_lost", "resized"]
 
 
-def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(manager: FluidActorManager) -> None:
-    run = placed(manager, 2.0)
+def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:
+    run = tried.placed(2.0)
     assert run.devices == (0, 1)
     leader: Any = run.leader
-    manager._job.news = [m.DeviceLost(1)]  # type: ignore[attr-defined]
-    manager._crew.poll(force=True)
-    manager._advance()
+    tried.devices.gone = [1]
+    tried.manager._dispatch.poll_devices(force=True)
+    tried.manager._advance()
     assert run.leader is None and not run.live
     assert leader.actor.called == ["load", "unload"]
-    manager._job.news = [m.DeviceGained(1, "n")]  # type: ignore[attr-defined]
-    manager._crew.poll(force=True)
-    manager._advance()
+    assert tried.job.engine.held_devices() == {} and tried.job.resources_in_use() == {"GPU": 0.0}
+    tried.devices.came = {1: "n"}
+    tried.manager._dispatch.poll_devices(force=True)
+    tried.manager._advance()
     assert run.leader is not None and run.leader is not leader
+    assert tried.job.resources_in_use() == {"GPU": 2.0}
+    assert tried.written()[3:] == ["device_lost", "device_gained", "trial_started"]

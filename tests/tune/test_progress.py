@@ -10,7 +10,7 @@ from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
 
 from fluidtune.tune import leased_devices
-from fluidtune.tune.job import Job
+from fluidtune.tune.tuning_job import TuningJob
 from tests.tune.running import fit
 from tests.tune.trainables import Stepper
 
@@ -19,18 +19,18 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
 def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any) -> None:
     told: list[float] = []
-    decide = Job.decide
+    decide = TuningJob.decide
 
-    def decided(self: Job, *args: Any) -> Any:
+    def decided(self: TuningJob, *args: Any) -> Any:
         instructions = decide(self, *args)
-        progress = leased_devices.Progress(lambda: self.engine, lambda group: self._groups[group], None, None)
+        progress = leased_devices.Progress(lambda: self.engine, self.trials.rungs_after, None, None)
         progress.update({})
         views = self.engine.trials.values()
         left = sum(job.iters_remaining for jobs in progress._phases for job in jobs)
         told.append(sum(view.done for view in views) + left)
         return instructions
 
-    monkeypatch.setattr(Job, "decide", decided)
+    monkeypatch.setattr(TuningJob, "decide", decided)
     space = {"x": tune.grid_search(list(range(17)))}
     results = fit("fluid", Stepper, space, tmp_path, scheduler=HyperBandScheduler(max_t=9, reduction_factor=3))
     done = sum(result.metrics["training_iteration"] for result in results)

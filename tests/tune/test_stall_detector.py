@@ -1,4 +1,4 @@
-"""A trial that stops reporting is seen, named once, and keeps what it has."""
+"""A trial that stops reporting is named once, and keeps its devices."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ray import tune
 
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import stall_detector
-from fluidtune.tune.stall_detector import FIRST_S, LEAST_S, TIMES, Silence, Silent
+from fluidtune.tune.stall_detector import FIRST_S, LEAST_S, TIMES, SilentTrial, StallDetector
 from tests.tune.running import fit
 
 
 def test_only_what_is_much_longer_than_before_is_named_and_once():
-    watch = Silence()
-    watch.asked("a", 0.0)
-    watch.heard("a", 20.0)
-    watch.asked("a", 20.0)
-    assert watch.overdue(20.0 + TIMES * 20.0) == []
-    assert watch.overdue(300.0) == [Silent("a", 280.0, 20.0)]
-    assert watch.overdue(900.0) == [] and list(watch.named) == ["a"]
-    watch.heard("a", 880.0)
-    assert not watch.named
-    watch.asked("a", 900.0)
-    assert watch.overdue(900.0 + TIMES * 880.0) == [], "it is known to take that long"
+    watch = StallDetector()
+    watch.iteration_asked("a", 0.0)
+    watch.iteration_done("a", 20.0)
+    watch.iteration_asked("a", 20.0)
+    assert watch.newly_silent(20.0 + TIMES * 20.0) == []
+    assert watch.newly_silent(300.0) == [SilentTrial("a", 280.0, 20.0)]
+    assert watch.newly_silent(900.0) == [] and list(watch.silent) == ["a"]
+    watch.iteration_done("a", 880.0)
+    assert not watch.silent
+    watch.iteration_asked("a", 900.0)
+    assert watch.newly_silent(900.0 + TIMES * 880.0) == [], "it is known to take that long"
 
 
 def test_a_trial_without_history_is_measured_by_the_others():
-    watch = Silence()
-    watch.asked("a", 0.0)
-    assert watch.overdue(FIRST_S) == []
-    watch.asked("b", 0.0)
-    watch.heard("b", 0.1)
-    assert watch.overdue(LEAST_S) == []
-    assert watch.overdue(LEAST_S + 1) == [Silent("a", LEAST_S + 1, 0.1)]
-    watch.gone("a")
-    assert watch.overdue(1e9) == [] and not watch.named
+    watch = StallDetector()
+    watch.iteration_asked("a", 0.0)
+    assert watch.newly_silent(FIRST_S) == []
+    watch.iteration_asked("b", 0.0)
+    watch.iteration_done("b", 0.1)
+    assert watch.newly_silent(LEAST_S) == []
+    assert watch.newly_silent(LEAST_S + 1) == [SilentTrial("a", LEAST_S + 1, 0.1)]
+    watch.stop_watching("a")
+    assert watch.newly_silent(1e9) == [] and not watch.silent
 
 
 def sleepy(config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One process serves trial after trial, unless a trial left it dirty; and the run's event log says all of it."""
+"""One process serves trial after trial, unless a trial left it dirty. The event log of the run is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _kept: list[Any] = []
 
 
 def messy(config: dict[str, Any]) -> None:
-    """Says what it found, then leaves behind what it is told to."""
+    """Reports what it found in its process, then leaves behind what ``x`` names."""
     import torch
 
     found = {

@@ -1,0 +1,195 @@
+"""What is told of one job while it runs: its event log, Ray's gauges, Tune's status line, and the report at its end.
+
+It decides nothing. The events and their fields are the schema in `fluidtune.report.events` (docs/events.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.tune.experiment import Trial
+from ray.util.metrics import Counter, Gauge
+
+import fluidtune
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.worker import Info, IterationReply
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
+from fluidtune.profiles import Profile
+from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
+from fluidtune.tune.stall_detector import SilentTrial
+
+logger = logging.getLogger(__name__)
+
+#: Reasons that are messages of errors are cut to this many characters. Judgement: a line of the log stays readable.
+REASON_LENGTH = 500
+
+
+class JobLog:
+    """The log of one job, in ``directory``. ``job``: the job's name in the metrics. ``engine`` says who holds what."""
+
+    def __init__(self, job: str, directory: Path, engine: Engine):
+        self._job = job
+        self._engine = engine
+        self._started = time.time()
+        self._events = EventLog(directory / EVENT_LOG_NAME)
+        self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
+        self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
+        self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
+        self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
+        self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event."""
+        self._events.write(event, **fields)
+
+    # --- the run
+
+    def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str]) -> None:
+        """Begin the log. ``devices``: those that are there, each with its node."""
+        settings = scheduler.executor
+        self.write(
+            "run_started",
+            run=run,
+            ray=ray.__version__,
+            fluidtune=fluidtune.__version__,
+            python=platform.python_version(),
+            machine=f"{platform.node()}, {os.cpu_count()} cores",
+            kind=kind,
+            devices=[{"device": device, "node": node} for device, node in devices.items()],
+            settings={name: _plain_setting(getattr(settings, name)) for name in settings.__dataclass_fields__},
+            algorithm=type(scheduler.base_scheduler).__name__,
+            metric=scheduler.metric,
+            mode=scheduler.mode,
+        )
+
+    def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:
+        """End the log, and draw the report."""
+        values = {
+            t.trial_id: float(t.last_result[metric])
+            for t in trials
+            if metric and isinstance((t.last_result or {}).get(metric), (int, float))
+        }
+        best = None
+        if values:
+            trial = (min if mode == "min" else max)(values, key=lambda name: values[name])
+            best = {"trial": trial, "metric": values[trial]}
+        self.write("run_ended", seconds=time.time() - self._started, trials=len(trials), best=best)
+        self._events.close()
+        # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
+        threading.Thread(target=_draw_report, args=(self._events.path,), name="fluid-report").start()
+
+    # --- what the engine hears and says
+
+    def events_heard(self, events: Iterable[m.Event]) -> None:
+        """Write down what the engine is about to hear of trials that leave their devices."""
+        for event in events:
+            if isinstance(event, m.TrialEnded):
+                self.write("trial_ended", trial=event.trial, ending=event.ending)
+            elif isinstance(event, m.WorkerLost) and not event.left:
+                self.write("trial_suspended", trial=event.trial)
+
+    def instructions_given(self, instructions: Iterable[m.Instruction]) -> None:
+        """Write down which trials the engine has just started."""
+        for instruction in instructions:
+            if isinstance(instruction, m.Start):
+                self.write(
+                    "trial_started",
+                    trial=instruction.trial,
+                    # The trial holds further promised devices only once their workers are there; `resized` says so.
+                    devices=list(self._engine.trial(instruction.trial).devices),
+                    share=float(instruction.share),
+                    resumed=isinstance(instruction, m.Resume),
+                )
+        self._trials_waiting.set(len(self._engine.waiting), {"job": self._job})
+        self._devices_busy.set(len(self.devices_held()), {"job": self._job})
+
+    def devices_held(self) -> set[int]:
+        """The devices that trials run on or were promised."""
+        return {device for devices in self._engine.held_devices().values() for device in devices}
+
+    def status_line(self, there: int, kind: str, trials: int, silent: Iterable[str]) -> str:
+        """One line for Tune's display. ``there``: devices that are there; ``trials``: those that Tune wants to run."""
+        held = self._engine.held_devices()
+        wide = sum(1 for devices in held.values() if len(devices) > 1)
+        waiting = max(0, trials - len(held))
+        names = " ".join(silent)
+        return (
+            f"FluidTune: {len(self.devices_held())}/{there} {kind} devices busy, "
+            f"{len(held)} trials on them ({wide} on several), {waiting} waiting"
+            + (f", silent: {names}" if names else "")
+        )
+
+    # --- trials
+
+    def iteration(self, trial: str, number: int, width: float, reply: IterationReply, value: Any, memory: bool) -> None:
+        """An iteration was reported. ``value``: the metric's; ``memory``: whether to write down what it needed."""
+        needs = {}
+        if memory and reply.memory is not None:
+            needs = {"memory": [reply.memory - reply.ephemeral, reply.ephemeral]}
+        self.write(
+            "trial_result",
+            trial=trial,
+            iteration=number,
+            seconds=reply.seconds,
+            width=width,
+            metric=float(value) if isinstance(value, (int, float)) else None,
+            **needs,
+        )
+        self._iterations.inc(1, {"job": self._job})
+
+    def resized(self, trial: str, devices: Iterable[int], seconds: float) -> None:
+        """The trial's group has changed to these devices, which paused it for ``seconds``."""
+        self.write("resized", trial=trial, devices=list(devices), seconds=seconds)
+        self._resizes.inc(1, {"job": self._job})
+
+    def silent(self, silent: SilentTrial) -> None:
+        """The trial has not reported for long: warn the user."""
+        usual = f"its iterations took up to {silent.usual:.3g} s" if silent.usual else "nothing was reported yet"
+        logger.warning(
+            "FluidTune: trial %s has not reported for %.0f s (%s). It keeps devices %s; look at its logs, and stop "
+            "it if it hangs",
+            silent.trial,
+            silent.seconds,
+            usual,
+            list(self._engine.held_devices().get(silent.trial, ())),
+        )
+        self.write("trial_silent", trial=silent.trial, seconds=silent.seconds, usual=silent.usual)
+
+    # --- workers
+
+    def worker_started(self, worker: PooledWorker, info: Info) -> None:
+        """A new process is there."""
+        self.write(
+            "worker_started",
+            worker=worker.name,
+            device=worker.device,
+            pid=info.pid,
+            seconds=time.time() - worker.asked,
+            **({} if info.mps is None else {"mps": info.mps}),
+        )
+
+    def worker_lost(self, worker: PooledWorker, reason: str) -> None:
+        """A process has died."""
+        self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
+        self._losses.inc(1, {"job": self._job})
+
+
+def _plain_setting(setting: Any) -> Any:
+    return setting.name if isinstance(setting, Profile) else setting
+
+
+def _draw_report(log: Path) -> None:
+    try:
+        write_report(log)
+    except Exception:
+        # The run's results are safe; a picture that cannot be drawn must not take them down.
+        logger.exception("FluidTune: the report of this run could not be written")

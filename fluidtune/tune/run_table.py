@@ -1,0 +1,62 @@
+"""The trials that Tune wants to run, found by Tune's ticket or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fluidtune.ray_compat.controller import TrackedActor
+from fluidtune.tune.trial_run import TrialRun
+
+
+class RunTable:
+    """Every `TrialRun` from the moment Tune asks for its actor until Tune lets go of it, or it fails."""
+
+    def __init__(self) -> None:
+        self._by_ticket: dict[TrackedActor, TrialRun] = {}
+        #: Trial id -> its newest run.
+        self._by_trial: dict[str, TrialRun] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_ticket)
+
+    def __iter__(self) -> Iterator[TrialRun]:
+        return iter(self._by_ticket.values())
+
+    def __contains__(self, run: TrialRun) -> bool:
+        return run.ticket in self._by_ticket
+
+    def add_run(self, run: TrialRun) -> None:
+        """Tune asks for the trial's actor."""
+        self._by_ticket[run.ticket] = run
+        self._by_trial[run.id] = run
+
+    def drop_run(self, run: TrialRun) -> None:
+        """Tune let go of the trial, or it failed."""
+        self._by_ticket.pop(run.ticket, None)
+        if self._by_trial.get(run.id) is run:
+            del self._by_trial[run.id]
+
+    def __getitem__(self, ticket: TrackedActor) -> TrialRun:
+        """The run of a ticket. Raises KeyError when Tune has let go of it."""
+        return self._by_ticket[ticket]
+
+    def get(self, ticket: TrackedActor) -> TrialRun | None:
+        """The run of a ticket; None when Tune has let go of it."""
+        return self._by_ticket.get(ticket)
+
+    def of_trial(self, trial: str) -> TrialRun:
+        """The newest run of a trial. Raises KeyError when there is none."""
+        return self._by_trial[trial]
+
+    def find_trial(self, trial: str) -> TrialRun | None:
+        """The newest run of a trial; None when there is none."""
+        return self._by_trial.get(trial)
+
+    def unknown_alike(self, run: TrialRun) -> list[TrialRun]:
+        """Runs of the same trainable that wait for devices and whose kind nobody knows yet."""
+        name = run.trial.trainable_name
+        return [
+            other
+            for other in self
+            if other.placement is None and other.kind == "plain" and other.trial.trainable_name == name
+        ]

@@ -1,0 +1,230 @@
+"""The leader of every trial: the worker that hosts the trial and answers Tune.
+
+A leader is loaded with its trial, gets Tune's tasks one by one, and its answers go to Tune, to the engine and to the
+log. A trial that is to move leaves its leader at a point from which it can go on. Losses are `trial_recovery`'s,
+further workers of a trial `resizer`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.worker import IterationReply
+from fluidtune.engine import messages as m
+from fluidtune.ray_compat.controller import ActorManager
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
+from fluidtune.tune.job_log import REASON_LENGTH
+from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.resizer import Resizer
+from fluidtune.tune.run_table import RunTable
+from fluidtune.tune.trial_recovery import TrialRecovery
+from fluidtune.tune.trial_run import Task, TrialRun
+from fluidtune.tune.tune_callbacks import TuneCallbacks
+from fluidtune.tune.tuning_job import TuningJob
+from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest, stopped_patience
+
+
+class TrialLeaders:
+    """Belongs to one manager. ``actors`` is what Tune sees; ``emit`` hands an event to the engine."""
+
+    def __init__(
+        self,
+        job: TuningJob,
+        actors: ActorManager,
+        runs: RunTable,
+        calls: RayCalls,
+        callbacks: TuneCallbacks,
+        dispatch: WorkerDispatch,
+        recovery: TrialRecovery,
+        resizer: Resizer,
+        emit: Callable[[m.Event], None],
+    ):
+        self._job = job
+        self._actors = actors
+        self._runs = runs
+        self._calls = calls
+        self._callbacks = callbacks
+        self._dispatch = dispatch
+        self._recovery = recovery
+        self._resizer = resizer
+        self._emit = emit
+
+    # --- a new leader
+
+    def place_trial(self, run: TrialRun) -> None:
+        """Load the trial into a worker of its first device, as soon as there is one."""
+        placement = run.placement = object()
+        first = run.devices[0]
+
+        def still_wanted() -> bool:
+            return run.placement is placement  # else the trial ended while it waited for a worker
+
+        def on_death() -> None:
+            if still_wanted():
+                self._recovery.recover_trial(run, "the worker that it was to go on in died", died=first)
+
+        def on_worker(worker: PooledWorker) -> None:
+            run.leader = worker
+            future = worker.actor.load.remote(run.trainable_ref, self._job.load_spec(run))
+            self._calls.track_call(future, partial(self.leader_loaded, run, worker))
+
+        # An elastic trial gets the workers of its other devices by a resize.
+        others = run.devices[1:] if run.gang else ()
+        self._dispatch.request_worker(WorkerRequest(first, others, on_worker, still_wanted, on_death))
+
+    def leader_loaded(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """The worker answered `load`. None: the trial stands in it."""
+        if run.leader is not worker:
+            return  # the trial ended while it was being loaded
+        if isinstance(value, RayActorError):
+            self._recovery.leader_died(run, worker, value)
+        elif isinstance(value, Exception):
+            self._recovery.fail_trial(run, value)
+        elif isinstance(value, Lack):
+            self._room_lacking(run, value)
+        elif run.started:
+            self._trial_recovered(run)
+        else:
+            run.live = run.started = True
+            self._job.align_logs(run)
+            self._actors.set_live(run.ticket, worker.actor)
+            self._callbacks.tell_started(run.ticket)
+
+    def _trial_recovered(self, run: TrialRun) -> None:
+        """The trial stands in a new worker where its last commit or checkpoint left it: go on with Tune's tasks."""
+        assert run.leader is not None
+        run.live = True
+        self._actors.set_live(run.ticket, run.leader.actor)
+        run.trial.set_ray_actor(run.leader.actor)
+        self._job.log.write("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
+        checkpoint = run.trial.latest_checkpoint_result
+        if checkpoint and not (run.tasks and run.tasks[0].method == "restore"):
+            run.tasks.appendleft(Task("restore", (checkpoint, True), {}, None, None))
+        self.issue_next_task(run)
+
+    # --- tasks and answers
+
+    def issue_next_task(self, run: TrialRun) -> None:
+        """Send the trial's oldest task to its leader, unless one is under way."""
+        if not run.live or not run.tasks or run.tasks[0].issued or run.leader is None:
+            return
+        task = run.tasks[0]
+        if run.suspend and task.method == "train":
+            if run.at_own_checkpoint() or self._job.commits(run):
+                self._move_trial(run)
+                return
+            if self._job.trials.can_save(run.trial):
+                # It is asked for a checkpoint of this very iteration, as Tune would before a pause.
+                task = Task("save", (), {}, None, None)
+                run.tasks.appendleft(task)
+        task.issued = True
+        method = getattr(run.leader.actor, task.method)
+        if task.method == "train":
+            self._job.stall_detector.iteration_asked(run.id, time.monotonic())
+            # The leader keeps it until a boundary at which the new workers have announced themselves.
+            reform, run.reform = run.reform, None
+            run.reforming = run.reforming or reform is not None
+            ticket = self._job.lane_ticket(run)
+            task.future = method.remote(reform, ticket) if reform or ticket else method.remote()
+        else:
+            task.future = method.remote(*task.args, **task.kwargs)
+        self._calls.track_call(task.future, partial(self._task_answered, run, task))
+
+    def _task_answered(self, run: TrialRun, task: Task, value: Any) -> None:
+        """The leader answered a task, or the call raised ``value``."""
+        if task not in run.tasks:
+            return
+        if isinstance(value, RayActorError):
+            self._recovery.leader_died(run, run.leader, value)
+            return
+        if isinstance(value, IterationReply) and value.lost:
+            self._recovery.recover_trial(run, f"its group broke: {value.lost}", alive=run.devices[0])
+            return
+        if isinstance(value, IterationReply) and value.lack is not None:
+            self._room_lacking(run, value.lack)
+            return
+        if isinstance(value, Exception) and task.on_error is None:
+            # A restore or save of our own failed: the trial cannot go on from where Tune thinks it is.
+            self._recovery.fail_trial(run, value)
+            return
+        run.tasks.remove(task)
+        if task.method == "save" and task.on_result is None:
+            run.trial.on_checkpoint(value)
+        if task.method == "restore" and isinstance(value, int):
+            run.delivered = value  # another number after a restore of another trial's checkpoint
+        self.issue_next_task(run)
+        if isinstance(value, Exception):
+            self._callbacks.tell_error(run.ticket, task, value)
+            return
+        if isinstance(value, IterationReply):
+            self._iteration_done(run, value)
+            value = value.result
+        self._callbacks.tell_result(run.ticket, task, value)
+
+    def _iteration_done(self, run: TrialRun, reply: IterationReply) -> None:
+        """Tell the engine and the log what an iteration showed.
+
+        The engine's estimates of speed come from `messages.Result` alone. The log and the stall detector get the same
+        seconds at once, while the engine gets its events in batches: in the log an iteration stands before what
+        follows from it.
+        """
+        run.deaths = run.misses = 0
+        run.address, run.mends = reply.address, reply.mends
+        if reply.kind != run.kind:
+            self._kind_found(run, reply.kind)
+        if reply.reformed is not None:
+            self._resizer.group_reformed(run, *reply.reformed)
+        if RESULT_DUPLICATE not in reply.result:
+            run.delivered = int(reply.result.get(TRAINING_ITERATION, run.delivered + 1))
+            memory, ephemeral = reply.memory, reply.ephemeral
+            self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.busy))
+            self._job.iteration_reported(run, reply)
+        if run.kind == "elastic" and not run.gang and len(run.wanted) > run.width and not run.resizing:
+            # It was started on several devices before its loop could say where the others find it.
+            self._resizer.begin_resize(run)
+
+    def _kind_found(self, run: TrialRun, kind: m.Kind) -> None:
+        """The trial has shown its kind: runs of the same trainable that wait are taken to be of the same."""
+        self._job.trials.kind_found(run.trial, kind)
+        self._job.log.write("kind_found", trial=run.id, kind=kind)
+        for alike in (run, *self._runs.unknown_alike(run)):
+            alike.kind = kind
+            self._emit(m.KindFound(alike.id, kind))
+
+    # --- a trial that has to go elsewhere
+
+    def _move_trial(self, run: TrialRun) -> None:
+        """Take the trial off its device at its own checkpoint or commit; the engine says where it goes on."""
+        run.suspend = run.live = False
+        run.loss = "moved to another device"
+
+        def on_unloaded() -> None:
+            # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
+            if run in self._runs and run.placement is None:
+                self._emit(m.TrialEnded(run.id, "paused"))
+                for event in self._job.trials.arrival_events(run.trial, self._job.log):
+                    self._emit(event)
+
+        self._recovery.unload_workers(run, stopped_patience(), on_unloaded)
+
+    def _room_lacking(self, run: TrialRun, lack: Lack) -> None:
+        """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
+        if lack.need is not None:
+            persistent, ephemeral = lack.need
+            self._emit(m.NeedFound(run.id, persistent + ephemeral, ephemeral))
+        reason = lack.reason[:REASON_LENGTH]
+        self._job.log.write("room_lacking", trial=run.id, device=run.devices[0], memory=lack.need, reason=reason)
+        can_save = self._job.trials.can_save
+        movable = run.live and (run.at_own_checkpoint() or self._job.commits(run) or can_save(run.trial))
+        if lack.between and movable:
+            run.suspend, run.tasks[0].issued = True, False
+            self.issue_next_task(run)
+        else:
+            self._recovery.recover_trial(run, lack.reason)

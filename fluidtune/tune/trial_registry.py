@@ -1,0 +1,143 @@
+"""What is known of a job's trials before they run: what they ask for, their kind, their group and their trainable.
+
+It decides what the engine is told when a trial arrives. Which group a trial is in is the adapter's decision
+(`fluidtune.tune.groups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+from ray.tune import PlacementGroupFactory
+from ray.tune.experiment import Trial
+from ray.tune.trainable import FunctionTrainable
+
+from fluidtune.cluster.emulated.paced_trainable import paced
+from fluidtune.cluster.worker import overrides_checkpointing
+from fluidtune.engine import messages as m
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune.device_setup import DeviceSetup
+from fluidtune.tune.job_log import JobLog
+
+
+def is_one_bundle(request: PlacementGroupFactory) -> bool:
+    """Whether one process is all that a trial asks for."""
+    return len(request.bundles) == 1 and not request.head_bundle_is_empty
+
+
+class TrialRegistry:
+    """The trials of one job. ``request``: the resources that its first trial asks for.
+
+    ``concurrency``: how many trials the script wants in flight; None: it does not say.
+    """
+
+    def __init__(self, scheduler: Any, setup: DeviceSetup, request: dict[str, float], concurrency: int | None):
+        self._scheduler = scheduler
+        self._setup = setup
+        self._request = request
+        self._concurrency = concurrency
+        #: Groups that the engine knows -> the rungs that follow each; see `fluidtune.tune.groups.Membership`.
+        self._rungs: dict[str, tuple[tuple[int, float], ...]] = {}
+        #: Trainable class -> its reference in Ray's object store.
+        self._references: dict[Any, Any] = {}
+        #: Name of a trainable -> its kind, as far as it was found out.
+        self._kinds: dict[str, m.Kind] = {}
+
+    # --- what a trial asks for
+
+    def check_request(self, trial: Trial) -> None:
+        """A later trial may ask for more devices than the first one, but not for a resource that the workers lack.
+
+        Workers are made for the first trial's request.
+
+        Raises:
+            FluidTuneError: the trial asks for a resource that its worker would not have.
+        """
+        request = trial.placement_group_factory
+        if not is_one_bundle(request):
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
+                "ask for as many in all of them"
+            )
+        for name, amount in request.bundles[0].items():
+            first = self._request.get(name, 0.0)
+            lacks = amount > first and name not in ("CPU", "GPU")
+            if name == "GPU" and amount:
+                lacks = not first and self._scheduler.executor.devices is None
+            if lacks:
+                remedy = ', or give the job devices="gpu"' if name == "GPU" else ""
+                raise FluidTuneError(
+                    f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
+                    f"workers are made for that one; let all trials ask for as much{remedy}"
+                )
+
+    def share_of(self, trial: Trial) -> float:
+        """The part of one device that the trial asks for, or a whole number of devices."""
+        return self._setup.layout.share_of(trial.placement_group_factory.bundles[0])
+
+    # --- groups
+
+    def arrival_events(self, trial: Trial, log: JobLog) -> list[m.Event]:
+        """What the engine is told when Tune wants this trial to run; ``log`` is told the same."""
+        member = self._scheduler.membership(trial)
+        events: list[m.Event] = []
+        is_new_group = member.group not in self._rungs
+        self._rungs[member.group] = member.rungs
+        if is_new_group:
+            concurrency = None if member.synchronous else self._concurrency
+            events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency, member.tail))
+            log.write(
+                "group_announced",
+                group=member.group,
+                synchronous=member.synchronous,
+                algorithm=type(self._scheduler.base_scheduler).__name__,
+                concurrency=concurrency,
+            )
+        done = float((trial.last_result or {}).get("training_iteration") or 0.0)
+        left = None if member.target is None else max(0.0, member.target - done)
+        kind = self.kind_of(trial)
+        share = self.share_of(trial)
+        log.write(
+            "trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share)
+        )
+        traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
+        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
+        return events
+
+    def promoted_in_place(self, known: str, group: str) -> None:
+        """A trial of the group ``known`` was promoted into ``group`` without a pause.
+
+        The engine keeps it in ``known``. The rungs after ``known`` follow ``group`` from now on, and are counted there
+        alone.
+        """
+        if known != group:
+            self._rungs[known] = ()
+
+    def rungs_after(self, group: str) -> Iterable[tuple[int, float]]:
+        """The rungs that follow a group that the engine knows: how many trials each has, for how many iterations."""
+        return self._rungs[group]
+
+    # --- kinds and trainables
+
+    def trainable_ref(self, trial: Trial) -> Any:
+        """The trial's trainable in Ray's object store, put there once."""
+        trainable = trial.get_trainable_cls()
+        if trainable not in self._references:
+            emulated = self._setup.emulation and paced(trainable, self._setup.emulation)
+            self._references[trainable] = ray.put(emulated or trainable)
+        return self._references[trainable]
+
+    def kind_of(self, trial: Trial) -> m.Kind:
+        """The kind of the trial's trainable: what its trials turned out to be so far, "plain" before that."""
+        return self._kinds.get(trial.trainable_name, "plain")
+
+    def kind_found(self, trial: Trial, kind: m.Kind) -> None:
+        """The trial has shown its kind; later trials of its trainable are taken to be of the same."""
+        self._kinds[trial.trainable_name] = kind
+
+    def can_save(self, trial: Trial) -> bool:
+        """Whether the trial can be asked for a checkpoint at any iteration."""
+        trainable = trial.get_trainable_cls()
+        return not issubclass(trainable, FunctionTrainable) and overrides_checkpointing(trainable)

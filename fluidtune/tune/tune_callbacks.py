@@ -1,0 +1,71 @@
+"""The callbacks into Tune that are due. The manager makes one a step, as Ray's own actor manager does.
+
+Tune gives callbacks with an actor's ticket and with each task, and may take them back meanwhile: they are read when
+they are called.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from fluidtune.ray_compat import controller
+from fluidtune.ray_compat.controller import TrackedActor
+from fluidtune.tune.trial_run import Task
+
+
+class TuneCallbacks:
+    """What Tune is still to be told, in order."""
+
+    def __init__(self) -> None:
+        self._due: deque[Callable[[], None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def call_next(self) -> None:
+        """Make the oldest callback."""
+        self._due.popleft()()
+
+    def call_newest(self) -> None:
+        """Make the newest callback, before those that are due longer."""
+        self._due.pop()()
+
+    def tell_started(self, ticket: TrackedActor) -> None:
+        """The trial's actor runs."""
+        self._due.append(lambda: controller.tell_started(ticket))
+
+    def tell_stopped(self, ticket: TrackedActor) -> None:
+        """The trial's actor is gone, as Tune asked for."""
+        self._due.append(lambda: controller.tell_stopped(ticket))
+
+    def tell_result(self, ticket: TrackedActor, task: Task, value: Any) -> None:
+        """The task returned ``value``."""
+        self._due.append(lambda: _call(task.on_result, ticket, value))
+
+    def tell_error(self, ticket: TrackedActor, task: Task, error: Exception) -> None:
+        """The task raised ``error``."""
+        self._due.append(lambda: _call(task.on_error, ticket, error))
+
+    def tell_failed(self, ticket: TrackedActor, tasks: list[Task], error: Exception) -> None:
+        """The trial's actor failed, and with it the ``tasks`` that Tune waits for."""
+
+        def tell() -> None:
+            first = next((task for task in tasks if task.on_error is not None), None)
+            if first is not None and not isinstance(error, RayActorError):
+                # The trial's own error: Tune ends or requeues the trial for the task, and knows no ticket after that.
+                _call(first.on_error, ticket, error)
+                return
+            controller.tell_failed(ticket, error)
+            for task in tasks:
+                _call(task.on_error, ticket, error)
+
+        self._due.append(tell)
+
+
+def _call(callback: Callable[..., None] | None, *args: Any) -> None:
+    if callback is not None:
+        callback(*args)

@@ -1,0 +1,246 @@
+"""One tuning job: its engine, its devices, its workers, its trials and its log, wired together.
+
+It is made when Tune adds the job's first trial, and closed when Tune cleans up. It carries no messages between Tune
+and workers (the manager does) and takes no scheduling decision (the engine does).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+
+from fluidtune.cluster.commit_stores import delete_commits
+from fluidtune.cluster.lanes import Ticket
+from fluidtune.cluster.pool import WorkerPool
+from fluidtune.cluster.worker import IterationReply, LoadSpec
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
+from fluidtune.ray_compat.controller import max_pending_trials, pending_again, storage
+from fluidtune.tune import result_logs
+from fluidtune.tune.commit_cleanup import CommitCleanup
+from fluidtune.tune.device_setup import hold_devices, set_up_devices
+from fluidtune.tune.gpu_telemetry import GpuTelemetry
+from fluidtune.tune.job_log import JobLog
+from fluidtune.tune.stall_detector import StallDetector
+from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
+from fluidtune.tune.trial_run import TrialRun
+
+logger = logging.getLogger(__name__)
+
+
+class TuningJob:
+    """See the module. Made by `for_controller`."""
+
+    @classmethod
+    def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> TuningJob | None:
+        """The job of the controller's first trial; None when only Ray can place its trials.
+
+        Raises:
+            FluidTuneError: the cluster cannot hold what the trial asks for, or the arbiter refuses the job.
+        """
+        request = trial.placement_group_factory
+        if not is_one_bundle(request):
+            logger.warning(
+                "FluidTune: trials of this job ask for %d bundles (%s); their placement is left to Ray Tune",
+                len(request.bundles),
+                request.bundles,
+            )
+            return None
+        return cls(controller, scheduler, dict(request.bundles[0]))
+
+    def __init__(self, controller: Any, scheduler: Any, request: dict[str, float]):
+        settings = scheduler.executor
+        self._controller = controller
+        self._scheduler = scheduler
+        self.name = uuid.uuid4().hex[:8]
+        concurrency = _asked_concurrency(controller.search_alg)
+        self.setup = set_up_devices(self.name, settings, request, concurrency, scheduler.synchronous)
+        self.engine = Engine(
+            lanes=self.setup.lanes,
+            max_packing=self.setup.max_packing,
+            search_limit=self.setup.layout.packing,
+            concurrent_packing=self.setup.concurrent_packing,
+            max_workers=settings.max_workers,
+        )
+        self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
+        app = storage(controller).experiment_dir_name
+        self.devices = hold_devices(self.setup, settings, app, self.engine, self.trials, self.is_in_use)
+        self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps)
+        self.log = JobLog(self.name, _log_directory(controller), self.engine)
+        self.gpu_telemetry = GpuTelemetry(self.name, self.log)
+        self.stall_detector = StallDetector()
+        self._commit_cleanup = CommitCleanup(lambda: controller.checkpoint(force=True, wait=True), self._delete_commits)
+        #: How many trials Tune lets be pending by itself, and by how many we raised that.
+        self._pending, self._ahead = max_pending_trials(controller), 0
+        #: Trials that are known to have ended for good.
+        self._ended: set[str] = set()
+        #: Trials whose log files this driver writes.
+        self._logged: set[str] = set()
+
+    # --- devices
+
+    def begin(self, wait_s: float) -> list[m.Event]:
+        """Wait up to ``wait_s`` seconds for a first device, begin the event log, and return the devices that came."""
+        came = self.setup.shown_nodes(self.devices.poll(wait_s)[0])
+        name = storage(self._controller).experiment_dir_name
+        self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
+        return [m.DeviceGained(device, node) for device, node in came.items()]
+
+    def is_in_use(self, device: int) -> bool:
+        """Whether anything of this job runs on the device, or may: the engine may not have heard of the device yet."""
+        tenants = self.engine.devices.get(device)
+        return tenants is None or bool(tenants) or self.pool.has_busy_worker(device)
+
+    def resources_in_use(self) -> dict[str, float]:
+        """Logical resources of the devices that trials hold, for Tune's display."""
+        held = len(self.log.devices_held())
+        return {name: amount * held for name, amount in self.setup.layout.bundle.items()}
+
+    def status_line(self, trials: int) -> str:
+        """One line for Tune's display. ``trials``: how many Tune wants to run."""
+        kind = self.setup.layout.kind
+        return self.log.status_line(len(self.devices.nodes), kind, trials, self.stall_detector.silent)
+
+    # --- the engine
+
+    def decide(self, events: list[m.Event]) -> list[m.Instruction]:
+        """Hand a batch of events to the engine and return its instructions; both are written down."""
+        self.log.events_heard(events)
+        for event in events:
+            if isinstance(event, m.TrialEnded) or (isinstance(event, m.WorkerLost) and not event.left):
+                self.stall_detector.stop_watching(event.trial)
+        instructions = self.engine.handle(*events, now=time.time())
+        self.log.instructions_given(instructions)
+        return instructions
+
+    # --- a trial that runs
+
+    def load_spec(self, run: TrialRun) -> LoadSpec:
+        """What a worker needs to host the trial."""
+        kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
+        return LoadSpec(
+            trial=run.id,
+            kwargs=kwargs,
+            delivered=run.delivered,
+            backend=self._scheduler.executor.backend,
+            device=self.setup.torch_device,
+            emulation=self.setup.emulation,
+            lanes=self.setup.lane_settings(run.devices[0]),
+            ticket=self.lane_ticket(run),
+        )
+
+    def lane_ticket(self, run: TrialRun) -> Ticket | None:
+        """The trial's needs on the device that it shares; None while it has the device alone."""
+        if self.setup.lanes is None:
+            return None
+        view = self.engine.trial(run.id)
+        if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
+            return None
+        return Ticket(view.need, view.height, view.rung, view.least)
+
+    def commits(self, run: TrialRun) -> bool:
+        """Whether the trial commits when it is unloaded, so that it goes on from there."""
+        return run.kind == "elastic" and self.setup.emulation is None
+
+    def align_logs(self, run: TrialRun) -> None:
+        """Before Tune starts a trial: make its log files hold what was reported, no less and nothing twice."""
+        if run.id in self._logged:
+            if run.trial.checkpoint:
+                result_logs.upload(run.trial)
+        else:
+            result_logs.take_over(run.trial, run.delivered)
+        self._logged.add(run.id)
+
+    def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
+        """Write down an iteration that Tune has not seen before. The engine hears of it as `messages.Result`."""
+        self.stall_detector.iteration_done(run.id, reply.seconds)
+        metric = self._scheduler.metric
+        value = reply.result.get(metric) if metric else None
+        self.log.iteration(run.id, run.delivered, self._width(run), reply, value, memory=self.setup.lanes is not None)
+        if reply.gpu is not None:
+            self.gpu_telemetry.record_sample(run.devices[0], reply.gpu, self.pool.workers.values())
+
+    def _width(self, run: TrialRun) -> float:
+        """The width of the iteration: workers, or the trial's share of one device beside those that are there."""
+        if run.width > 1 or self.setup.lanes is None:
+            return float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0]))))
+        return self.engine.trial(run.id).width
+
+    # --- from time to time
+
+    def ask_ahead(self, starting: int) -> None:
+        """Let Tune ask the searcher for further trials while ``starting`` new ones only wait for their processes.
+
+        Tune limits how many trials may be pending, to one with most searchers, and a trial is pending until its
+        process runs: without this, workers would be started one after the other. Trials of a HyperBand rung that
+        goes on are pending as well, all at once. They must not count either: a bracket that is not full yet would get
+        no new trial meanwhile, and would be halved too early.
+        """
+        ahead = starting + pending_again(self._controller)
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._controller.update_max_pending_trials(self._pending + ahead)
+
+    def do_periodic_work(self, cleaning: bool) -> None:
+        """Name trials that fell silent, and clean up commits. ``cleaning``: a worker still cleans up after a trial."""
+        for silent in self.stall_detector.newly_silent(time.monotonic()):
+            self.log.silent(silent)
+        self._commit_cleanup.save_and_delete(cleaning)
+
+    # --- the end
+
+    def trial_ended(self, trial: Trial, ending: m.Ending) -> None:
+        """Tune let go of the trial. If that is for good, its commits go once Tune has saved that it ended."""
+        if ending != "paused" and trial.trial_id not in self._ended:
+            self._ended.add(trial.trial_id)
+            self._commit_cleanup.trial_ended(trial)
+
+    def _delete_commits(self, trial: Trial) -> None:
+        if self.trials.kind_of(trial) == "elastic":
+            delete_commits(trial.storage)
+
+    def run_ended(self, trials: Iterable[Trial], saved: bool) -> None:
+        """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.
+
+        ``saved``: Tune has saved its final state.
+        """
+        for trial in trials:
+            if trial.is_finished():
+                self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
+        self._commit_cleanup.run_ended(saved)
+
+    def close(self, trials: Iterable[Trial]) -> None:
+        """Kill the workers, give the devices back, end the log and draw the report."""
+        self.pool.close()
+        self.devices.close()
+        self.setup.remove_files()
+        self._commit_cleanup.close()
+        self.log.run_ended(list(trials), self._scheduler.metric, self._scheduler.mode)
+
+
+def _log_directory(controller: Any) -> Path:
+    """Where the event log goes: the experiment's directory, or the local one that Tune uploads to it."""
+    place = storage(controller)
+    local = place.storage_filesystem.type_name in ("local", "subtree")
+    path = Path(place.experiment_fs_path if local else place.experiment_driver_staging_path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _asked_concurrency(search_alg: Any) -> int | None:
+    """How many trials the script wants in flight (``max_concurrent_trials``, a ConcurrencyLimiter), if it says."""
+    if isinstance(search_alg, BasicVariantGenerator):
+        return search_alg.max_concurrent or None
+    searcher = getattr(search_alg, "searcher", None)
+    while searcher is not None:
+        if isinstance(searcher, ConcurrencyLimiter):
+            return searcher.max_concurrent
+        searcher = getattr(searcher, "searcher", None)
+    return None

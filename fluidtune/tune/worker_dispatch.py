@@ -1,0 +1,200 @@
+"""Which trial gets a worker process when, and what becomes of the worker afterwards.
+
+A trial requests a worker of one device. The pool (`fluidtune.cluster.pool`) has one at once or later; then the trial
+gets it. When the trial leaves, the worker unloads it and goes back to the pool, or it is killed and replaced. A worker
+that dies is reported here. This module also looks for devices that came or went, because a request for a lost device
+can never be served.
+
+Nothing is scheduled here: the engine has chosen the device before a worker is requested.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.worker import Info
+from fluidtune.engine import messages as m
+from fluidtune.tune.job_log import REASON_LENGTH
+from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls, first_line
+
+if TYPE_CHECKING:
+    from fluidtune.tune.tuning_job import TuningJob
+
+#: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs two calls to Ray.
+POLL_S = 0.5
+#: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
+#: Judgement: a loop that stands in a broken collective call may never return, and a new process takes seconds.
+CLEAN_BROKEN_S = 30.0
+#: A worker of a trial that Tune stopped is killed after this many seconds where TUNE_FORCE_TRIAL_CLEANUP_S is not set:
+#: the default of that variable in Ray's TuneController.
+CLEAN_STOPPED_S = 600.0
+
+
+def stopped_patience() -> float:
+    """Seconds that the worker of a stopped trial may take to clean up: stock Tune's own limit."""
+    return float(os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S", CLEAN_STOPPED_S))
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerRequest:
+    """A trial needs a worker of ``device`` that also sees the GPUs of the devices ``others``.
+
+    ``on_worker`` is called with the worker, at once or when the pool has one. ``still_wanted`` is asked before a later
+    attempt to serve the request. ``on_death`` is called instead of ``on_worker`` if a worker of the device dies
+    meanwhile, because a new process takes seconds; None: the request then waits for the new process.
+    """
+
+    device: int
+    others: tuple[int, ...]
+    on_worker: Callable[[PooledWorker], None]
+    still_wanted: Callable[[], bool]
+    on_death: Callable[[], None] | None = None
+
+
+class WorkerDispatch:
+    """Belongs to one manager. ``emit`` hands an event to the engine; ``job`` owns the pool and the devices."""
+
+    def __init__(self, job: TuningJob, calls: RayCalls, emit: Callable[[m.Event], None]):
+        self._job = job
+        self._calls = calls
+        self._emit = emit
+        #: Requests that the pool could not serve yet, oldest first.
+        self._requests: list[WorkerRequest] = []
+        #: How many workers were told to clean up and have not answered.
+        self.cleaning = 0
+        #: Worker name -> when it is killed if it has not cleaned up (monotonic clock).
+        self._deadlines: dict[str, float] = {}
+        #: When devices were last looked for (monotonic clock).
+        self._polled = 0.0
+
+    # --- requests
+
+    def request_worker(self, request: WorkerRequest) -> None:
+        """Serve the request at once if the pool can, else keep it for `serve_requests`."""
+        pool = self._job.pool
+        if not pool.can_serve(request.device, request.others):
+            self._requests.append(request)
+            return
+        worker = pool.take_idle_worker(request.device, request.others)
+        if worker is None:
+            worker = pool.start_worker(request.device, request.others)
+            self._calls.track_call(worker.actor.info.remote(), lambda value: self._worker_answered(worker, value))
+        request.on_worker(worker)
+
+    def serve_requests(self) -> None:
+        """Try the waiting requests again, oldest first; drop those that are no longer wanted."""
+        requests, self._requests = self._requests, []
+        for request in requests:
+            if request.still_wanted():
+                self.request_worker(request)
+
+    def _worker_answered(self, worker: PooledWorker, value: Any) -> None:
+        """A new process says what it is; ``value`` is an exception when it could not."""
+        worker.starting = False
+        if isinstance(value, Info):
+            worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
+            self._job.log.worker_started(worker, value)
+            if value.mps is False:
+                self._job.gpu_telemetry.warn_time_slices(value.why)
+
+    # --- after a trial
+
+    def unload_trial(self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None) -> None:
+        """Have the worker unload its trial and clean up; kill the worker if that takes more than ``within`` seconds.
+
+        ``then`` is called when the worker has done so, or is dead.
+        """
+        if not self._job.pool.is_alive(worker):
+            if then is not None:
+                then()
+            return
+        self.cleaning += 1
+        worker.cleaning = time.monotonic()
+        self.expect_cleanup(worker, within)
+
+        def on_answer(value: Any) -> None:
+            self.cleaning -= 1
+            self._trial_unloaded(worker, value)
+            if then is not None:
+                then()
+
+        self._calls.track_call(worker.actor.unload.remote(), on_answer)
+
+    def expect_cleanup(self, worker: PooledWorker, within: float) -> None:
+        """Kill the worker if it has not cleaned up within this many seconds. An earlier deadline of it stays."""
+        self._deadlines.setdefault(worker.name, time.monotonic() + within)
+
+    def kill_overdue_workers(self) -> None:
+        """Replace workers that have not cleaned up in time."""
+        now = time.monotonic()
+        for name, deadline in list(self._deadlines.items()):
+            if now > deadline:
+                del self._deadlines[name]
+                worker = self._job.pool.workers.get(name)
+                if worker is not None and worker.busy:
+                    self._replace_worker(worker, "it did not clean up in time")
+
+    def _trial_unloaded(self, worker: PooledWorker, value: Any) -> None:
+        """The worker answered `unload`. None: it is clean and free. Anything else says why it must be replaced."""
+        self._deadlines.pop(worker.name, None)
+        if not self._job.pool.is_alive(worker):
+            return
+        if value is None:
+            self._job.pool.return_worker(worker)
+        else:
+            self._replace_worker(worker, str(value))
+
+    def _replace_worker(self, worker: PooledWorker, reason: str) -> None:
+        self._job.log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
+        self._job.pool.discard_worker(worker)
+
+    # --- losses
+
+    def worker_died(self, worker: PooledWorker, error: Exception) -> None:
+        """The worker's process is dead; its device may be gone with it."""
+        pool = self._job.pool
+        if pool.is_alive(worker):
+            self._job.log.worker_lost(worker, first_line(error))
+            pool.discard_worker(worker)
+            if worker.mps:
+                # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
+                pool.discard_idle_workers(worker.device)
+        if isinstance(error, DeviceRevoked):
+            self._job.devices.revoked(worker.device)
+        self.poll_devices(force=True)
+        for request in list(self._requests):
+            if request.device == worker.device and request.on_death is not None:
+                self._requests.remove(request)
+                request.on_death()
+
+    def poll_devices(self, force: bool = False) -> None:
+        """Look for devices that came or went, and tell the engine. Unless ``force``, only now and then while one is
+        missing: a look costs calls to Ray.
+
+        Requests for a worker of a lost device are dropped: the engine gives the trial another device.
+        """
+        now = time.monotonic()
+        if not force and (self._job.devices.complete or now - self._polled < POLL_S):
+            return
+        self._polled = now
+        came, gone = self._job.devices.poll()
+        for device in gone:
+            self._job.pool.discard_idle_workers(device)
+            self._job.log.write("device_lost", device=device)
+            self._emit(m.DeviceLost(device))
+        for device, node in self._job.setup.shown_nodes(came).items():
+            self._job.log.write("device_gained", device=device, node=node)
+            self._emit(m.DeviceGained(device, node))
+        for device in self._job.devices.leaving():
+            self._emit(m.DeviceLeaving(device))
+        lost = set(gone)
+        self._requests = [each for each in self._requests if lost.isdisjoint((each.device, *each.others))]
+
+    def close(self) -> None:
+        """Drop all requests."""
+        self._requests.clear()

@@ -1,0 +1,133 @@
+"""A request for a worker is served, waits, or is told that a worker died. No Ray runs here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.worker import Info
+from fluidtune.engine import messages as m
+from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
+
+
+class Pool:
+    """Every device has an idle worker, or starts one, or has neither yet."""
+
+    def __init__(self) -> None:
+        self.serves = False
+        self.warm: PooledWorker | None = None
+        self.workers: dict[str, PooledWorker] = {}
+
+    def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
+        return self.serves
+
+    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker | None:
+        return self.warm
+
+    def start_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
+        actor = SimpleNamespace(info=SimpleNamespace(remote=lambda: f"info-{device}"))
+        worker = PooledWorker(f"new-{device}", device, actor, 0.0)
+        self.workers[worker.name] = worker
+        return worker
+
+    def is_alive(self, worker: PooledWorker) -> bool:
+        return worker.name in self.workers
+
+    def discard_worker(self, worker: PooledWorker) -> None:
+        del self.workers[worker.name]
+
+    def discard_idle_workers(self, device: int) -> None:
+        pass
+
+
+class Log:
+    """Remembers what was written down."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.lines.append(event)
+
+    def worker_started(self, worker: PooledWorker, info: Info) -> None:
+        self.lines.append(f"worker_started {worker.name} {info.pid}")
+
+    def worker_lost(self, worker: PooledWorker, reason: str) -> None:
+        self.lines.append(f"worker_lost {worker.name} {reason}")
+
+
+class Calls(RayCalls):
+    """Calls are answered by the test."""
+
+    def answer(self, future: Any, value: Any) -> None:
+        self._handlers.pop(future)(value)
+
+
+class Desk:
+    """A dispatch with what it works on; ``got`` is what the requests were told."""
+
+    def __init__(self) -> None:
+        self.pool, self.log, self.calls = Pool(), Log(), Calls()
+        self.news: tuple[dict[int, str], list[int]] = ({}, [])
+        self.revoked: list[int] = []
+        devices = SimpleNamespace(
+            complete=True, poll=lambda: self.news, leaving=lambda: [], revoked=self.revoked.append, nodes={}
+        )
+        setup = SimpleNamespace(shown_nodes=lambda came: came)
+        job: Any = SimpleNamespace(pool=self.pool, devices=devices, setup=setup, log=self.log)
+        self.events: list[m.Event] = []
+        self.got: list[str] = []
+        self.dispatch = WorkerDispatch(job, self.calls, self.events.append)
+
+    def request(self, device: int, others: tuple[int, ...] = (), name: str = "", **how: Any) -> None:
+        how.setdefault("still_wanted", lambda: True)
+        self.dispatch.request_worker(
+            WorkerRequest(device, others, lambda worker: self.got.append(f"{name}{worker.name}"), **how)
+        )
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_trial_that_waits_for_a_worker_that_dies_may_go_elsewhere(desk: Desk) -> None:
+    for device in (1, 2):
+        desk.request(device, on_death=lambda d=device: desk.got.append(f"died-{d}"))
+    desk.request(1, name="patient-")
+    desk.request(1, name="gone-", still_wanted=lambda: desk.pool.serves is False)
+    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0)
+    desk.dispatch.worker_died(old, RuntimeError("killed"))
+    assert desk.got == ["died-1"] and desk.log.lines == ["worker_lost old killed"] and not desk.pool.workers
+    desk.dispatch.serve_requests()
+    assert desk.got == ["died-1"]
+    desk.pool.serves = True
+    desk.dispatch.serve_requests()
+    assert desk.got == ["died-1", "new-2", "patient-new-1"]
+
+
+def test_no_request_waits_for_a_worker_of_a_device_that_is_gone(desk: Desk) -> None:
+    for device, others in ((0, ()), (1, ()), (0, (1,)), (2, ())):
+        desk.request(device, others)  # type: ignore[arg-type]
+    desk.news = ({}, [1])
+    desk.dispatch.poll_devices(force=True)
+    assert desk.events == [m.DeviceLost(1)] and desk.log.lines == ["device_lost"]
+    desk.pool.serves = True
+    desk.dispatch.serve_requests()
+    assert desk.got == ["new-0", "new-2"]
+
+
+def test_a_process_is_written_down_when_it_starts_and_not_when_it_serves_again(desk: Desk) -> None:
+    desk.pool.serves = True
+    desk.request(0)
+    desk.calls.answer("info-0", Info(pid=7))
+    assert desk.log.lines == ["worker_started new-0 7"]
+    desk.pool.warm = desk.pool.workers["new-0"]
+    desk.request(0, others=(1,))
+    assert desk.got == ["new-0", "new-0"] and desk.log.lines == ["worker_started new-0 7"]
+    with pytest.raises(KeyError):
+        desk.calls.answer("info-0", Info(pid=7))
