@@ -1,10 +1,10 @@
 """Keeps a trial's log files whole when it is started again.
 
-Tune's JSON and CSV loggers append to a local file that is uploaded to the trial's storage now and then. When a
-trial with a checkpoint starts again they first copy the storage's older file over the local one. When one without
-starts under a new driver they begin an empty file or, on the same Ray, append to all that the dead driver wrote.
-Either way iterations that were reported are gone from the log, or come twice. Before Tune starts such a trial, both
-places get what Tune knows to be reported.
+Tune's JSON and CSV loggers append to a local file, which is uploaded to the trial's storage now and then. When a trial
+with a checkpoint starts again, they first copy the storage's older file over the local one. When a trial without a
+checkpoint starts under a new driver, they begin an empty file or, on the same Ray, append to all that the dead driver
+wrote. Either way the log loses iterations that were reported, or repeats them. So before Tune starts such a trial, both
+files are made to hold exactly the iterations that Tune knows to be reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HERE = pyarrow.fs.LocalFileSystem()
 
 
 def upload(trial: Trial) -> None:
-    """This driver has logged the trial: bring its files to its storage, where the loggers look for them."""
+    """This driver has written the trial's log: copy it to the trial's storage, where the loggers look for it."""
     local = trial.local_path
     if not local or not os.path.isdir(local):
         return
@@ -34,13 +34,13 @@ def upload(trial: Trial) -> None:
 
 
 def take_over(trial: Trial, reported: int) -> None:
-    """A new driver starts the trial: its log is what the last one wrote, up to iteration ``reported``."""
+    """A new driver starts the trial: keep of the last driver's log the iterations up to ``reported``."""
     keeping: dict[str, Callable[[list[str], int], list[str]]]
     keeping = {EXPR_RESULT_FILE: _json_lines, EXPR_PROGRESS_FILE: _csv_rows}
     for name, keep in keeping.items():
         local = os.path.join(trial.local_path, name)
         if not reported:
-            # The storage's file, if there is one, is overwritten by the new one.
+            # The loggers begin a new file, which overwrites the storage's one if there is one.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(local)
             continue
@@ -55,7 +55,7 @@ def take_over(trial: Trial, reported: int) -> None:
 
 
 def _written(trial: Trial, name: str) -> Iterator[str]:
-    """What there is of a log file: in the trial's storage, and in the driver's own folder, which may have more."""
+    """The contents of a log file in the trial's storage and in the driver's own folder, which may have more."""
     local = os.path.join(trial.local_path, name)
     for files, path in ((trial.storage.storage_filesystem, _remote(trial, name)), (_HERE, local)):
         with contextlib.suppress(FileNotFoundError), files.open_input_stream(path) as stream:
@@ -81,7 +81,7 @@ def _csv_rows(lines: list[str], reported: int) -> list[str]:
     columns = lines[0].rstrip("\r\n").split(",")
     if TRAINING_ITERATION not in columns:
         return lines
-    # One row an iteration and none is ever skipped; counting does not trip over quoted commas.
+    # There is one row for each iteration, from the first on. Rows are counted because values may hold quoted commas.
     return [line for line in lines[: reported + 1] if line.endswith("\n")]
 
 

@@ -1,4 +1,4 @@
-"""Whatever cannot work is said in one line, with the value and the remedy, before a worker is started."""
+"""What cannot work is refused in one line, with the value and the remedy, before a worker is started."""
 
 from __future__ import annotations
 

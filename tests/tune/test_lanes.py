@@ -1,4 +1,4 @@
-"""Trials that share a device by lanes: memory limits packing, one that outgrows its part does so alone."""
+"""Trials that share a device by lanes: memory limits packing, and a trial that outgrows its part disturbs no other."""
 
 from __future__ import annotations
 

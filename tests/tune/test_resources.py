@@ -1,4 +1,4 @@
-"""What a script asks for one trial is what it gets, and other jobs of the cluster see it taken."""
+"""A trial gets the resources that its script asks for, and other jobs of the cluster see them taken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ray
 
 
 def look(config: dict[str, Any]) -> None:
-    """Says what the trial sees of the machine, twice so that the second is not at the start."""
+    """Reports what the trial sees of the machine, twice so that the second is not at the start."""
     began = time.time()
     time.sleep(0.3)
     tune.report(

@@ -1,4 +1,4 @@
-"""A trial's log files under a new driver: what Tune knows of, once, whatever the last driver left where."""
+"""Under a new driver a trial's log files hold what Tune knows to be reported, whatever the last driver left."""
 
 from __future__ import annotations
 
