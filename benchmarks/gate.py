@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import device_home, seat, spin, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings
-from salus_share.seat_table import Board
+from salus_share.seat_table import SeatTable
 
 ITERATION_S = 0.010
 
@@ -70,7 +70,7 @@ def answers(begin: Any, address: str, count: int, serves: bool) -> float:
 def lone_loss(count: int) -> float:
     """The part of its time that a trial alone loses, iterations with and without a gate in turn."""
     with device_home() as directory:
-        Board.create(directory, 1 << 30, "FAIR")
+        SeatTable.create(directory, 1 << 30, "FAIR")
         gate = seat(directory, "alone", 1)
         taken: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(2 * count):
@@ -103,13 +103,13 @@ def main() -> None:
     options = parser(__doc__.splitlines()[0]).parse_args()
     count = 2_000 if options.quick else 20_000
     with device_home() as directory:
-        Board.create(directory, 1 << 30, "FAIR")
+        SeatTable.create(directory, 1 << 30, "FAIR")
         _, (alone,) = together(passes, [(str(directory), count, False)])
     say(f"alone: {alone * 1e6:.1f} us a pass")
     _, (worker,) = together(in_worker, [(count,)])
     say(f"alone in a worker with lanes: {worker * 1e6:.1f} us an iteration")
     with device_home() as directory:
-        Board.create(directory, 1 << 30, "FAIR")
+        SeatTable.create(directory, 1 << 30, "FAIR")
         _, (gate, _) = together(passes, [(str(directory), count, False), (str(directory), count, True)])
     say(f"another one there: {gate * 1e6:.1f} us a pass")
     with device_home() as directory:

@@ -22,7 +22,7 @@ from typing import Any
 from salus_share import service
 from salus_share.gate import Gate
 from salus_share.policies import Pack
-from salus_share.seat_table import IDLE, Board
+from salus_share.seat_table import IDLE, SeatTable
 
 _spawn = multiprocessing.get_context("spawn")
 #: What a child says when it can begin.
@@ -58,12 +58,12 @@ class Turns(Pack):
 
 def seat(directory: Path, name: str, token: int) -> Gate:
     """A gate of an admitted trial of this process, in lane 0."""
-    board = Board(directory)
-    with board.lock():
-        made = board.take_seat(name, os.getpid())
+    table = SeatTable(directory)
+    with table.lock():
+        made = table.take_seat(name, os.getpid())
         made.lane, made.token, made.arrival, made.state = 0, token, token, IDLE
-        board.write(made)
-    return Gate(board, made.index, token)
+        table.write(made)
+    return Gate(table, made.index, token)
 
 
 def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> tuple[float, list[Any]]:

@@ -30,7 +30,7 @@ from salus_share import service
 from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
 from salus_share.gate import Gate
 from salus_share.messages import Need
-from salus_share.seat_table import Board, home
+from salus_share.seat_table import SeatTable, home
 
 #: How long a service may take to notice that nobody waits for its answer any more, seconds.
 LAST_WORD_S = 2.0
@@ -145,7 +145,7 @@ class LaneClient:
         if told["is"] != "admitted":
             raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
         self._token = told["token"]
-        self._gate = Gate(Board(self._directory), told["seat"], self._token)
+        self._gate = Gate(SeatTable(self._directory), told["seat"], self._token)
 
     def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send, and wait for the answer. If the service dies meanwhile, ask the next one."""
@@ -155,7 +155,7 @@ class LaneClient:
                 self._link = service.start(self._directory, self._capacity, self._policy)
                 known = self._rejoin()
             if known is False and asked["do"] == "paused":
-                # It waited, and those who wait are not on the board: it asks as if it were new.
+                # It waited, and those who wait are not on the table: it asks as if it were new.
                 asked = self._last
             if known is False and asked["do"] != "announce":
                 raise StaleToken(f"{self._name!r} is not on this device any more; ask to be admitted again")

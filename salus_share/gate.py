@@ -20,7 +20,19 @@ from contextlib import AbstractContextManager
 
 from salus_share.errors import SalusError, StaleToken
 from salus_share.policies import Policy, next_turn, policy
-from salus_share.seat_table import ADMITTED, IDLE, INSIDE, LEFT, LINGERING, PAUSED, READY, RESIDENT, Board, Seat, alive
+from salus_share.seat_table import (
+    ADMITTED,
+    IDLE,
+    INSIDE,
+    LEFT,
+    LINGERING,
+    PAUSED,
+    READY,
+    RESIDENT,
+    Seat,
+    SeatTable,
+    alive,
+)
 
 #: Longest that a lane is kept for a trial between two of its iterations: this part of the last one, at most so long.
 LINGER_PART, LINGER_S = 0.1, 0.005
@@ -34,11 +46,11 @@ class Gate:
     Not for several threads at once; a process with several trials has one gate each.
     """
 
-    def __init__(self, board: Board, index: int, token: int) -> None:
-        self._board = board
+    def __init__(self, table: SeatTable, index: int, token: int) -> None:
+        self._table = table
         self._index = index
         self.token = token
-        self._policy = policy(board.policy)
+        self._policy = policy(table.policy)
         #: The lane of the iteration under way, or of the last one, and whether others are in it.
         self.lane = -1
         self.shared = False
@@ -58,15 +70,15 @@ class Gate:
 
     def withdraw(self) -> None:
         """Give up the seat: the trial's memory is free. The service finds it so, now or when it is back."""
-        board = self._board
-        with board.lock():
-            mine = board.seat(self._index)
+        table = self._table
+        with table.lock():
+            mine = table.seat(self._index)
             granted = None
             if mine.token == self.token and mine.state in RESIDENT:
-                board.set_state(mine, LEFT)
-                granted = grant(board, self._policy, mine.lane)
+                table.set_state(mine, LEFT)
+                granted = grant(table, self._policy, mine.lane)
         if granted is not None:
-            wake(board, granted)
+            wake(table, granted)
         self.close()
 
     def close(self) -> None:
@@ -85,15 +97,15 @@ class Gate:
             raise SalusError("this trial is at its gate already; one iteration at a time")
         self._inside, self._began = True, time.monotonic()
         try:
-            board = self._board
-            with board.lock():
-                state, _, token, self.lane = board.standing_at(self._index)
+            table = self._table
+            with table.lock():
+                state, _, token, self.lane = table.standing_at(self._index)
                 self._check(token, state, ADMITTED)
-                active, clock = board.mates(self._index, self.lane)
+                active, clock = table.mates(self._index, self.lane)
                 self.shared = clock is not None
                 if clock is not None:
-                    board.owe(self._index, clock)
-                board.set_state_at(self._index, READY if active else INSIDE)
+                    table.owe(self._index, clock)
+                table.set_state_at(self._index, READY if active else INSIDE)
                 passed = not active or self._take()
             if not passed:
                 self._wait()
@@ -107,30 +119,30 @@ class Gate:
         """The iteration is over, and with it the use of ephemeral memory. Nothing if it never began."""
         now = time.monotonic()
         self._inside = False
-        board = self._board
+        table = self._table
         woken = None
-        with board.lock():
-            state, paused, token, lane = board.standing_at(self._index)
+        with table.lock():
+            state, paused, token, lane = table.standing_at(self._index)
             if token != self.token or state != INSIDE:
                 return
-            board.count(self._index, now - self._began)
-            active, _ = board.mates(self._index, lane)
-            board.set_state_at(self._index, PAUSED if paused else IDLE)
+            table.count(self._index, now - self._began)
+            active, _ = table.mates(self._index, lane)
+            table.set_state_at(self._index, PAUSED if paused else IDLE)
             if active:
-                woken = (None if paused else self._linger(lane, now)) or grant(board, self._policy, lane)
+                woken = (None if paused else self._linger(lane, now)) or grant(table, self._policy, lane)
         if woken is not None:
-            wake(board, woken)
+            wake(table, woken)
 
     def _linger(self, lane: int, now: float) -> Seat | None:
         """The lane is kept a moment if this trial would be next. Returns who takes it when the moment is over."""
-        board = self._board
-        mine = board.seat(self._index)
-        ready = {seat.index: seat.standing for seat in in_lane(board, lane) if seat.state == READY}
+        table = self._table
+        mine = table.seat(self._index)
+        ready = {seat.index: seat.standing for seat in in_lane(table, lane) if seat.state == READY}
         if not ready or next_turn(self._policy, {**ready, mine.index: mine.standing}) != mine.index:
             return None
         mine.state, mine.linger_until = LINGERING, now + min(LINGER_S, LINGER_PART * mine.last_s)
-        board.write(mine)
-        return board.seat(next(iter(ready)))
+        table.write(mine)
+        return table.seat(next(iter(ready)))
 
     def _check(self, token: int, state: int, states: tuple[int, ...]) -> None:
         if token != self.token or state not in states:
@@ -141,26 +153,26 @@ class Gate:
 
     def _take(self) -> bool:
         """This trial is ready: whether the lane is its now. If it is another's turn, that one gets it."""
-        granted = grant(self._board, self._policy, self.lane)
+        granted = grant(self._table, self._policy, self.lane)
         if granted is not None and granted.index != self._index:
-            wake(self._board, granted)
+            wake(self._table, granted)
         return granted is not None and granted.index == self._index
 
     # Waiting
 
     def _wait(self) -> None:
-        board = self._board
+        table = self._table
         suspicious = False
         try:
             # Whoever chose this trial before the inbox is there wakes nobody: so look after it is.
             inbox = self._open_inbox()
             while True:
-                with board.lock():
-                    mine = board.seat(self._index)
+                with table.lock():
+                    mine = table.seat(self._index)
                     self._check(mine.token, mine.state, (READY, INSIDE))
-                    mates = [seat for seat in in_lane(board, mine.lane) if seat.index != mine.index]
+                    mates = [seat for seat in in_lane(table, mine.lane) if seat.index != mine.index]
                     if suspicious:
-                        bury(board, mates)
+                        bury(table, mates)
                     if mine.state == INSIDE or self._take():
                         return
                 now = time.monotonic()
@@ -168,10 +180,10 @@ class Gate:
                 suspicious = self._sleep(inbox, mates, timeout)
         except BaseException:
             # Ctrl-C, or an old token: nobody may wait for this one. If it is inside by now, `_leave` follows.
-            with board.lock():
-                mine = board.seat(self._index)
+            with table.lock():
+                mine = table.seat(self._index)
                 if mine.token == self.token and mine.state == READY:
-                    board.set_state(mine, IDLE)
+                    table.set_state(mine, IDLE)
             raise
 
     def _sleep(self, inbox: socket.socket, mates: list[Seat], timeout: float) -> bool:
@@ -198,7 +210,7 @@ class Gate:
         if self._inbox is None:
             made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             made.setblocking(False)
-            address = self._board.address(self._index, self.token)
+            address = self._table.address(self._index, self.token)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address)
             made.bind(address)
@@ -224,9 +236,9 @@ class _Pass(AbstractContextManager[None]):
 # What the gate and the service do to a lane; all but `wake` under the board's lock.
 
 
-def in_lane(board: Board, lane: int) -> list[Seat]:
+def in_lane(table: SeatTable, lane: int) -> list[Seat]:
     """The trials of a lane that may pass the gate."""
-    return [seat for seat in board.seats() if seat.lane == lane and seat.state in ADMITTED]
+    return [seat for seat in table.seats() if seat.lane == lane and seat.state in ADMITTED]
 
 
 def lingers(seat: Seat, now: float) -> bool:
@@ -234,43 +246,43 @@ def lingers(seat: Seat, now: float) -> bool:
     return seat.state == LINGERING and seat.linger_until > now
 
 
-def grant(board: Board, chosen: Policy, lane: int) -> Seat | None:
+def grant(table: SeatTable, chosen: Policy, lane: int) -> Seat | None:
     """If nobody has the lane, let in the best of those that are ready. Returns it; it may have to be woken."""
     now = time.monotonic()
-    seats = in_lane(board, lane)
+    seats = in_lane(table, lane)
     if any(seat.state == INSIDE or lingers(seat, now) for seat in seats):
         return None
     ready = {seat.index: seat for seat in seats if seat.state == READY}
     best = next_turn(chosen, {index: seat.standing for index, seat in ready.items()})
     if best is None:
         return None
-    board.set_state(ready[best], INSIDE)
+    table.set_state(ready[best], INSIDE)
     return ready[best]
 
 
-def bury(board: Board, seats: list[Seat]) -> None:
+def bury(table: SeatTable, seats: list[Seat]) -> None:
     """Take the dead out of the lane."""
     for seat in seats:
         if not alive(seat):
-            board.set_state(seat, LEFT)
+            table.set_state(seat, LEFT)
 
 
-def pause(board: Board, chosen: Policy, index: int) -> list[Seat]:
+def pause(table: SeatTable, chosen: Policy, index: int) -> list[Seat]:
     """The trial may pass no more: at once, or at the end of the iteration it is in. Returns whom to wake."""
-    seat = board.seat(index)
+    seat = table.seat(index)
     if seat.state == INSIDE:
         seat.pause = 1
-        board.write(seat)
+        table.write(seat)
         return []
     if seat.state not in ADMITTED:
         return []
     waits = seat.state == READY
-    board.set_state(seat, PAUSED)
-    granted = grant(board, chosen, seat.lane)
+    table.set_state(seat, PAUSED)
+    granted = grant(table, chosen, seat.lane)
     return [other for other in (seat if waits else None, granted) if other is not None]
 
 
-def wake(board: Board, seat: Seat) -> None:
+def wake(table: SeatTable, seat: Seat) -> None:
     """Wake a trial that waits at the gate."""
     pid = os.getpid()
     if pid not in _sending:
@@ -278,7 +290,7 @@ def wake(board: Board, seat: Seat) -> None:
         _sending[pid].setblocking(False)
     with contextlib.suppress(OSError):
         # Nobody there: it has no inbox yet and will look, or it is dead and those who watch it know.
-        _sending[pid].sendto(b"x", board.address(seat.index, seat.token))
+        _sending[pid].sendto(b"x", table.address(seat.index, seat.token))
 
 
 #: By process (one that was forked has its own): the socket that wakes others.

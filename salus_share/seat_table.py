@@ -88,10 +88,10 @@ def home(device: str) -> Path:
     return base / f"salus-{os.getuid()}" / device
 
 
-class Board:
+class SeatTable:
     """The board in ``directory``. `create` makes it; any number of processes open it.
 
-    Every method that changes something needs the lock: ``with board.lock(): ...``.
+    Every method that changes something needs the lock: ``with table.lock(): ...``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -101,15 +101,15 @@ class Board:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
         except (OSError, ValueError) as error:
-            raise SalusError(f"there is no board at {path} ({error}); start the device's lane service") from error
+            raise SalusError(f"there is no seat table at {path} ({error}); start the device's lane service") from error
         magic, version, _, _, _, self.capacity, policy = _HEADER.unpack_from(self._map)
         if (magic, version) != (MAGIC, VERSION):
-            raise SalusError(f"{path} is not a board of version {VERSION}; remove it when no trial runs")
+            raise SalusError(f"{path} is not a seat table of version {VERSION}; remove it when no trial runs")
         self.policy = policy.rstrip(b"\0").decode()
         self._lock = _lock_of(directory)
 
     @classmethod
-    def create(cls, directory: Path, capacity: int, policy: str) -> Board:
+    def create(cls, directory: Path, capacity: int, policy: str) -> SeatTable:
         """Open the board, made first if it is not there. Raises SalusError if it is there with other settings."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = directory / "board"
@@ -123,13 +123,13 @@ class Board:
             with contextlib.suppress(FileExistsError):
                 os.link(fresh, path)
             fresh.unlink()
-        board = cls(directory)
-        if (board.capacity, board.policy) != (int(capacity), policy):
+        table = cls(directory)
+        if (table.capacity, table.policy) != (int(capacity), policy):
             raise SalusError(
-                f"the lanes of {directory.name} are {board.capacity} bytes under {board.policy}, asked for were "
+                f"the lanes of {directory.name} are {table.capacity} bytes under {table.policy}, asked for were "
                 f"{int(capacity)} under {policy}; use the same settings, or wait until its trials are done"
             )
-        return board
+        return table
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the board, for microseconds. A process that dies here frees it."""

@@ -1,7 +1,7 @@
 """The lane service of a device: a small process that carries out what the device's scheduler decides.
 
 Trials announce what they need over a local socket, wait, and are given a seat on the board, a lane and a token. The
-service is in nobody's way between two iterations, and holds nothing that is not on the board: when it is killed
+service is in nobody's way between two iterations, and holds nothing that is not on the table: when it is killed
 the trials go on, and the next one finds them in the same lanes. The first trial that needs a service starts it
 (`start`); it ends by itself when nobody has been there for a while.
 
@@ -44,7 +44,7 @@ from salus_share.messages import (
 )
 from salus_share.policies import policy
 from salus_share.scheduler import Resident, Scheduler
-from salus_share.seat_table import FREE, IDLE, LEFT, PAUSED, RESIDENT, WAITING, Board, Seat, alive
+from salus_share.seat_table import FREE, IDLE, LEFT, PAUSED, RESIDENT, WAITING, Seat, SeatTable, alive
 
 #: How often the service looks at the board by itself, and how long it stays when nobody is there, seconds.
 TICK_S, IDLE_S = 0.25, 30.0
@@ -61,14 +61,14 @@ class _Visitor:
 
 
 class LaneService:
-    """The loop. ``directory``: the device's home; see `board.home`."""
+    """The loop. ``directory``: the device's home; see `seat_table.home`."""
 
     def __init__(self, directory: Path, capacity: int, policy_name: str, idle_s: float = IDLE_S) -> None:
         self._directory = directory
         self._idle_s = idle_s
         self._policy = policy(policy_name)
         self._scheduler = Scheduler(capacity, self._policy)
-        self._board = Board.create(directory, capacity, policy_name)
+        self._seat_table = SeatTable.create(directory, capacity, policy_name)
         self._visitors: dict[str, _Visitor] = {}
         #: trial -> index of its seat; and -> a pidfd of its process.
         self._seats: dict[str, int] = {}
@@ -106,8 +106,8 @@ class LaneService:
     def _recover(self) -> None:
         """Go on where a service that was killed has left off."""
         found = []
-        with self._board.lock():
-            for seat in self._board.seats():
+        with self._seat_table.lock():
+            for seat in self._seat_table.seats():
                 if seat.state in RESIDENT and alive(seat):
                     place = Place(seat.lane, seat.persistent, seat.ephemeral)
                     leaving = seat.state == PAUSED or bool(seat.pause)
@@ -115,15 +115,15 @@ class LaneService:
                     self._seats[seat.name] = seat.index
                 else:
                     # The dead, those who left, and those who waited: they ask again.
-                    self._board.set_state(seat, FREE)
-        self._carry_out(self._scheduler.restore(found, self._board.tokens))
+                    self._seat_table.set_state(seat, FREE)
+        self._carry_out(self._scheduler.restore(found, self._seat_table.tokens))
         for name in self._seats:
             self._watch(name)
 
     def _look(self) -> None:
         """Tell the scheduler what the board says: who is gone, and what is left of the others."""
-        with self._board.lock():
-            seats = {seat.name: seat for seat in self._board.seats()}
+        with self._seat_table.lock():
+            seats = {seat.name: seat for seat in self._seat_table.seats()}
         for name, seat in seats.items():
             job = self._scheduler.jobs.get(name)
             if self._seats.get(name) != seat.index or job is None:
@@ -138,12 +138,12 @@ class LaneService:
         index = self._seats.pop(name, None)
         if index is None:
             return
-        with self._board.lock():
-            seat = self._board.seat(index)
-            self._board.set_state(seat, FREE)
-            granted = gate.grant(self._board, self._policy, seat.lane)
+        with self._seat_table.lock():
+            seat = self._seat_table.seat(index)
+            self._seat_table.set_state(seat, FREE)
+            granted = gate.grant(self._seat_table, self._policy, seat.lane)
         if granted is not None:
-            gate.wake(self._board, granted)
+            gate.wake(self._seat_table, granted)
         self._unwatch(name)
         self._tell(JobLeft(name))
 
@@ -154,8 +154,8 @@ class LaneService:
             os.close(fd)
 
     def _watch(self, name: str) -> None:
-        with self._board.lock():
-            seat = self._board.seat(self._seats[name])
+        with self._seat_table.lock():
+            seat = self._seat_table.seat(self._seats[name])
         with contextlib.suppress(ProcessLookupError):
             fd = self._pidfds[name] = os.pidfd_open(seat.pid)
             self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
@@ -188,8 +188,8 @@ class LaneService:
 
     def _closed(self, name: str) -> None:
         """A trial hung up. If its process lives and its memory is not free, it may only have lost its client."""
-        with self._board.lock():
-            seat = self._board.seat(self._seats[name]) if name in self._seats else None
+        with self._seat_table.lock():
+            seat = self._seat_table.seat(self._seats[name]) if name in self._seats else None
         if seat is not None and (seat.state in (LEFT, WAITING) or not alive(seat)):
             self._gone(name)
 
@@ -221,19 +221,19 @@ class LaneService:
                 remaining, rung = asked["remaining"], int(asked["rung"])
                 # What is no number does not come as far as the board.
                 self._tell(Progress(name, remaining, rung))
-                with self._board.lock():
-                    seat = self._board.seat(self._seats[name])
+                with self._seat_table.lock():
+                    seat = self._seat_table.seat(self._seats[name])
                     seat.remaining = math.nan if remaining is None else float(remaining)
                     seat.rung = rung
-                    self._board.write(seat)
+                    self._seat_table.write(seat)
                 self._send(visitor, {"is": "noted"})
             case "paused":
                 name = self._speaker(visitor)
-                with self._board.lock():
-                    seat = self._board.seat(self._seats[name])
+                with self._seat_table.lock():
+                    seat = self._seat_table.seat(self._seats[name])
                     pid = seat.pid
-                    self._board.set_state(seat, FREE)
-                    self._seats[name] = self._board.take_seat(name, pid).index
+                    self._seat_table.set_state(seat, FREE)
+                    self._seats[name] = self._seat_table.take_seat(name, pid).index
                 self._tell(Paused(name))
             case "status":
                 self._send(visitor, self._status())
@@ -245,27 +245,27 @@ class LaneService:
         # Who must make room is decided by what is left of the others now.
         self._look()
         if name in self._seats:
-            with self._board.lock():
-                seat = self._board.seat(self._seats[name])
+            with self._seat_table.lock():
+                seat = self._seat_table.seat(self._seats[name])
             if seat.state in RESIDENT and alive(seat):
                 raise SalusError(f"{name!r} is on this device already, in process {seat.pid}; it must leave first")
             self._gone(name)
         need = None
         if asked["persistent"] is not None:
             need = Need(asked["persistent"], asked["ephemeral"])
-        with self._board.lock():
-            seat = self._board.take_seat(name, int(asked["pid"]))
+        with self._seat_table.lock():
+            seat = self._seat_table.take_seat(name, int(asked["pid"]))
             remaining = asked["remaining"]
             seat.remaining = math.nan if remaining is None else float(remaining)
             seat.rung = int(asked["rung"])
-            self._board.write(seat)
+            self._seat_table.write(seat)
         self._seats[name] = seat.index
         self._visitors[name], visitor.name = visitor, name
         try:
             self._tell(JobAdded(name, need, remaining, seat.rung))
         except SalusError:
-            with self._board.lock():
-                self._board.set_state(seat, FREE)
+            with self._seat_table.lock():
+                self._seat_table.set_state(seat, FREE)
             del self._seats[name], self._visitors[name]
             visitor.name = None
             raise
@@ -292,8 +292,8 @@ class LaneService:
     def _seat(self, name: str) -> Seat | None:
         if name not in self._seats:
             return None
-        with self._board.lock():
-            return self._board.seat(self._seats[name])
+        with self._seat_table.lock():
+            return self._seat_table.seat(self._seats[name])
 
     # Instructions
 
@@ -312,14 +312,14 @@ class LaneService:
             case Move(name, _):
                 self._settle(name)
             case Pause(name):
-                with self._board.lock():
-                    woken = gate.pause(self._board, self._policy, self._seats[name])
+                with self._seat_table.lock():
+                    woken = gate.pause(self._seat_table, self._policy, self._seats[name])
                 for seat in woken:
-                    gate.wake(self._board, seat)
+                    gate.wake(self._seat_table, seat)
             case Refuse(name, reason):
                 index = self._seats.pop(name)
-                with self._board.lock():
-                    self._board.set_state(self._board.seat(index), FREE)
+                with self._seat_table.lock():
+                    self._seat_table.set_state(self._seat_table.seat(index), FREE)
                 self._unwatch(name)
                 self._push(name, {"is": "refused", "reason": reason})
 
@@ -329,17 +329,17 @@ class LaneService:
         ``token``: of its admission, if it is one. All in one write, since the service may be killed after any.
         """
         place = self._scheduler.table.places[name]
-        with self._board.lock():
-            seat = self._board.seat(self._seats[name])
+        with self._seat_table.lock():
+            seat = self._seat_table.seat(self._seats[name])
             if token is not None:
                 arrival = self._scheduler.jobs[name].standing.arrival
                 seat.token, seat.state, seat.arrival, seat.pause = token, IDLE, arrival, 0
-                self._board.tokens = token
+                self._seat_table.tokens = token
             if token is not None or seat.lane != place.lane:
-                _, clock = self._board.mates(seat.index, place.lane)
-                seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._board.turns
+                _, clock = self._seat_table.mates(seat.index, place.lane)
+                seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._seat_table.turns
             seat.lane, seat.persistent, seat.ephemeral = place.lane, int(place.persistent), int(place.ephemeral)
-            self._board.write(seat)
+            self._seat_table.write(seat)
 
     def _push(self, name: str, told: dict[str, Any]) -> None:
         visitor = self._visitors.get(name)
@@ -385,7 +385,7 @@ def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 
         with contextlib.suppress(OSError):
             link = connect(directory)
             try:
-                Board.create(directory, capacity, policy_name)
+                SeatTable.create(directory, capacity, policy_name)
             except SalusError:
                 link.close()
                 raise

@@ -42,7 +42,7 @@ from salus_share import Need
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply
-from salus_share.seat_table import Board, home
+from salus_share.seat_table import SeatTable, home
 from salus_share.telemetry import DeviceSample, Telemetry
 
 PARTS = ("pack", "mps", "admissions", "greedy", "resident", "overhead")
@@ -317,7 +317,7 @@ def greedy(plan: Plan) -> dict[str, Any]:
 
 def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, float]:
     """The part of its time that a lone trial loses, iterations with and without in turn."""
-    Board.create(Path(directory), 1 << 30, "FAIR")
+    SeatTable.create(Path(directory), 1 << 30, "FAIR")
     gate = seat(Path(directory), "alone", 1)
     kind = "cpu" if plan.device == "cpu" else "cuda"
     member = LaneMember("alone", LaneSettings("benchmark", "FAIR", None, 1.0), kind)

@@ -23,7 +23,7 @@ from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
 from salus_share.memory import CONTEXT, CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
 from salus_share.messages import Need
-from salus_share.seat_table import RESIDENT, Board, alive, home
+from salus_share.seat_table import RESIDENT, SeatTable, alive, home
 from salus_share.trial import SharedTrial
 
 logger = logging.getLogger(__name__)
@@ -214,9 +214,9 @@ class LaneMember:
     def _has_company(self) -> bool:
         """Whether others are admitted to the device. Who came within an iteration is in no ticket yet."""
         with contextlib.suppress(SalusError):
-            board = Board(home(self._settings.device))
-            with board.lock():
-                seats = board.seats()
+            table = SeatTable(home(self._settings.device))
+            with table.lock():
+                seats = table.seats()
             return any(seat.state in RESIDENT and seat.name != self._name and alive(seat) for seat in seats)
         return False
 

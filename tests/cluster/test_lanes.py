@@ -18,7 +18,7 @@ from fluidtune.cluster.process_reset import Baseline
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
-from salus_share.seat_table import INSIDE, Board, home
+from salus_share.seat_table import INSIDE, SeatTable, home
 from tests.salus.processes import until
 
 MB = 1 << 20
@@ -75,7 +75,7 @@ def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(set
     turns(member)
     # Promoted: the lane's policy is told.
     assert member.settle(Ticket(None, 10.0, 2)) is None
-    assert [seat.rung for seat in Board(home(settings.device)).seats()] == [2]
+    assert [seat.rung for seat in SeatTable(home(settings.device)).seats()] == [2]
     member.settle(None)
     until(lambda: there(settings) == [])
     turns(member)
@@ -122,13 +122,13 @@ def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(
     assert member.settle(Ticket(None, 10.0, 0)) is None
     assert meter.cached == 0, "it joined with what it cached when it was alone"
     other = LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT")
-    board = Board(home(settings.device))
+    table = SeatTable(home(settings.device))
     emptied = []
-    meter.give_back = lambda: emptied.append(board.seats()[0].state)
+    meter.give_back = lambda: emptied.append(table.seats()[0].state)
     with member.iteration():
         # There is one lane for both.
         other.admit(Need(0, 2000 * MB))
-        assert {seat.lane for seat in board.seats()} == {0}
+        assert {seat.lane for seat in table.seats()} == {0}
     assert emptied == [INSIDE]
     other.leave()
     member.leave()

@@ -18,7 +18,7 @@ from typing import Any
 from salus_share import Need, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.gate import Gate
-from salus_share.seat_table import IDLE, Board
+from salus_share.seat_table import IDLE, SeatTable
 
 #: How long a test waits for what must happen; a failure takes this long, a success some milliseconds.
 PATIENCE_S = 60.0
@@ -61,15 +61,15 @@ def _lives(pid: int) -> bool:
     return False
 
 
-def seat(board: Board, name: str, *, lane: int = 0, token: int, **fields: Any) -> Gate:
+def seat(table: SeatTable, name: str, *, lane: int = 0, token: int, **fields: Any) -> Gate:
     """A gate of an admitted trial in this process, without a service."""
-    with board.lock():
-        made = board.take_seat(name, os.getpid())
+    with table.lock():
+        made = table.take_seat(name, os.getpid())
         made.lane, made.token, made.arrival, made.state = lane, token, token, IDLE
         for key, value in fields.items():
             setattr(made, key, value)
-        board.write(made)
-    return Gate(board, made.index, token)
+        table.write(made)
+    return Gate(table, made.index, token)
 
 
 class Child:
@@ -111,7 +111,7 @@ class Child:
 
 def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
     """Iterations that last until told otherwise; says "in" at the beginning of each and "out" after it."""
-    gate = seat(Board(directory), name, token=token)
+    gate = seat(SeatTable(directory), name, token=token)
     pipe.send("ready")
     while pipe.recv() == "go":
         with gate.iteration():
@@ -122,8 +122,8 @@ def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
 
 def die_with_the_lock(pipe: Connection, directory: Path) -> None:
     """Take the board's lock and die; a forked child, such as a data loader's worker, lives on."""
-    board = Board(directory)
-    with board.lock():
+    table = SeatTable(directory)
+    with table.lock():
         child = os.fork()
         if child == 0:
             time.sleep(PATIENCE_S)
@@ -135,8 +135,8 @@ def die_with_the_lock(pipe: Connection, directory: Path) -> None:
 def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int, iterations: int, threads: int) -> None:
     """Iterations that find out whether anyone else is in the lane; sends how often somebody was."""
     inside = directory / f"inside-{lane}"
-    board = Board(directory)
-    gates = [seat(board, f"{name}-{i}", lane=lane, token=token + i) for i in range(threads)]
+    table = SeatTable(directory)
+    gates = [seat(table, f"{name}-{i}", lane=lane, token=token + i) for i in range(threads)]
     met = []
 
     def work(gate: Gate) -> None:
@@ -166,7 +166,7 @@ def iterate(
     pipe: Connection, directory: Path, name: str, token: int, seconds: float, gap: float, fields: dict[str, Any]
 ) -> None:
     """Iterations of so many seconds with gaps between, until told to stop; sends how many."""
-    gate = seat(Board(directory), name, token=token, **fields)
+    gate = seat(SeatTable(directory), name, token=token, **fields)
     pipe.send("ready")
     pipe.recv()
     done = 0

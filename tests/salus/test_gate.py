@@ -13,32 +13,32 @@ import pytest
 
 from salus_share import SalusError, StaleToken
 from salus_share import gate as gate_module
-from salus_share.seat_table import SEATS, Board
+from salus_share.seat_table import SEATS, SeatTable
 from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, seat, until
 
 
 @pytest.fixture
 def directory():
     with home() as made:
-        Board.create(made, 1 << 30, "FAIR")
+        SeatTable.create(made, 1 << 30, "FAIR")
         yield made
 
 
 def test_a_trial_alone_passes_and_is_counted(directory) -> None:
-    board = Board(directory)
-    gate = seat(board, "a", token=1, remaining=5.0)
+    table = SeatTable(directory)
+    gate = seat(table, "a", token=1, remaining=5.0)
     for _ in range(3):
         with gate.iteration():
             time.sleep(0.01)
-    found = board.seat(0)
+    found = table.seat(0)
     assert 0.03 <= found.service < 5
     assert found.remaining == pytest.approx(5.0 - found.service)
     assert found.last_turn == 3
 
 
 def test_an_iteration_that_raises_gives_the_lane_back(directory) -> None:
-    board = Board(directory)
-    one, other = seat(board, "a", token=1), seat(board, "b", token=2)
+    table = SeatTable(directory)
+    one, other = seat(table, "a", token=1), seat(table, "b", token=2)
     with pytest.raises(RuntimeError), one.iteration():
         raise RuntimeError
     with other.iteration(), pytest.raises(SalusError, match="already"), other.iteration():
@@ -62,12 +62,12 @@ def test_one_at_a_time_in_a_lane_between_processes_and_threads(directory) -> Non
 
 
 def test_lanes_do_not_wait_for_each_other(directory) -> None:
-    board = Board(directory)
+    table = SeatTable(directory)
     with Child(hold, directory, "a", 1) as other:
         assert other.told() == "ready"
         other.tell("go")
         assert other.told() == "in"
-        with seat(board, "b", lane=1, token=2).iteration():
+        with seat(table, "b", lane=1, token=2).iteration():
             pass
 
 
@@ -99,7 +99,7 @@ def test_killed_inside_while_nobody_waited(directory) -> None:
         assert holder.told() == "in"
         holder.kill()
         holder.process.join()
-        with seat(Board(directory), "b", token=2).iteration():
+        with seat(SeatTable(directory), "b", token=2).iteration():
             pass
 
 
@@ -111,13 +111,13 @@ def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> 
         holder.tell("go")
         assert holder.told() == "in"
         threading.Timer(0.2, holder.kill).start()
-        with seat(Board(directory), "b", token=2).iteration():
+        with seat(SeatTable(directory), "b", token=2).iteration():
             pass
 
 
 def test_killed_while_waiting(directory) -> None:
-    board = Board(directory)
-    gate = seat(board, "mine", token=1)
+    table = SeatTable(directory)
+    gate = seat(table, "mine", token=1)
     with Child(hold, directory, "a", 2) as waiter:
         assert waiter.told() == "ready"
         with gate.iteration():
@@ -135,7 +135,7 @@ def test_killed_with_the_boards_lock_while_a_data_loader_lives_on(directory) -> 
         loader = child.told()
         try:
             child.process.join()
-            with seat(Board(directory), "a", token=1).iteration():
+            with seat(SeatTable(directory), "a", token=1).iteration():
                 pass
         finally:
             os.kill(loader, signal.SIGKILL)
@@ -153,13 +153,13 @@ def test_fair_between_processes(directory) -> None:
         for child in (a, b):
             child.tell("stop")
         assert a.told() > 2 * b.told()
-    service = [found.service for found in Board(directory).seats()]
+    service = [found.service for found in SeatTable(directory).seats()]
     assert max(service) < 1.5 * min(service)
 
 
 def test_a_preferred_trial_keeps_the_lane_while_it_fetches_its_next_batch() -> None:
     with home() as directory:
-        Board.create(directory, 1 << 30, "SRTF")
+        SeatTable.create(directory, 1 << 30, "SRTF")
         with (
             Child(iterate, directory, "short", 1, 0.02, 0.0005, {"remaining": 100.0}) as short,
             Child(iterate, directory, "long", 2, 0.02, 0.0, {"remaining": 1e6}) as long,
@@ -174,23 +174,23 @@ def test_a_preferred_trial_keeps_the_lane_while_it_fetches_its_next_batch() -> N
 
 
 def test_a_trial_that_was_told_to_leave_is_refused_with_its_old_token(directory) -> None:
-    board = Board(directory)
-    gate = seat(board, "a", token=1)
-    with gate.iteration(), board.lock():
+    table = SeatTable(directory)
+    gate = seat(table, "a", token=1)
+    with gate.iteration(), table.lock():
         # Told within an iteration: it ends it.
-        assert gate_module.pause(board, gate._policy, 0) == []
+        assert gate_module.pause(table, gate._policy, 0) == []
     with pytest.raises(StaleToken, match="token 1"), gate.iteration():
         pytest.fail("passed")
     gate.withdraw()
-    assert [found.name for found in board.seats()] == ["a"]
-    seat(board, "a", token=2)
+    assert [found.name for found in table.seats()] == ["a"]
+    seat(table, "a", token=2)
     with pytest.raises(StaleToken), gate.iteration():
         pytest.fail("passed")
 
 
 def test_a_trial_that_waits_is_told_too(directory) -> None:
-    board = Board(directory)
-    first, second = seat(board, "a", token=1), seat(board, "b", token=2)
+    table = SeatTable(directory)
+    first, second = seat(table, "a", token=1), seat(table, "b", token=2)
     refused = []
 
     def wait() -> None:
@@ -203,18 +203,18 @@ def test_a_trial_that_waits_is_told_too(directory) -> None:
     thread = threading.Thread(target=wait)
     with first.iteration():
         thread.start()
-        until(lambda: board.seat(1).state == gate_module.READY)
-        with board.lock():
-            woken = gate_module.pause(board, first._policy, 1)
+        until(lambda: table.seat(1).state == gate_module.READY)
+        with table.lock():
+            woken = gate_module.pause(table, first._policy, 1)
         for found in woken:
-            gate_module.wake(board, found)
+            gate_module.wake(table, found)
         thread.join(10)
     assert len(refused) == 1
 
 
 def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
-    board = Board(directory)
-    first, second = seat(board, "a", token=1), seat(board, "b", token=2)
+    table = SeatTable(directory)
+    first, second = seat(table, "a", token=1), seat(table, "b", token=2)
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -233,32 +233,32 @@ def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
 
 
 def test_boards_with_other_settings_and_no_board(directory, tmp_path) -> None:
-    Board.create(directory, 1 << 30, "FAIR")
+    SeatTable.create(directory, 1 << 30, "FAIR")
     with pytest.raises(SalusError, match="same settings"):
-        Board.create(directory, 1 << 29, "FAIR")
-    with pytest.raises(SalusError, match="no board"):
-        Board(tmp_path)
+        SeatTable.create(directory, 1 << 29, "FAIR")
+    with pytest.raises(SalusError, match="no seat table"):
+        SeatTable(tmp_path)
     (tmp_path / "board").write_bytes(b"\0" * 4096)
-    with pytest.raises(SalusError, match="not a board"):
-        Board(tmp_path)
+    with pytest.raises(SalusError, match="not a seat table"):
+        SeatTable(tmp_path)
 
 
 def test_seats_run_out_and_names_are_short(directory) -> None:
-    board = Board(directory)
-    with board.lock():
+    table = SeatTable(directory)
+    with table.lock():
         with pytest.raises(SalusError, match="shorter"):
-            board.take_seat("x" * 65, os.getpid())
+            table.take_seat("x" * 65, os.getpid())
         for index in range(SEATS):
-            board.take_seat(str(index), os.getpid())
+            table.take_seat(str(index), os.getpid())
         with pytest.raises(SalusError, match="another one"):
-            board.take_seat("one more", os.getpid())
+            table.take_seat("one more", os.getpid())
 
 
 @pytest.mark.faults
 def test_kills_at_random_moments(directory) -> None:
     """Twenty trials of a lane are killed whenever it is; the one that is left goes on."""
     random.seed(1)
-    gate = seat(Board(directory), "mine", token=1)
+    gate = seat(SeatTable(directory), "mine", token=1)
     for turn in range(10):
         with (
             Child(iterate, directory, f"a{turn}", 2 * turn + 2, 0.001, 0.0, {}) as a,

@@ -15,7 +15,7 @@ import pytest
 
 from salus_share import Need, Refused, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
-from salus_share.seat_table import RESIDENT, Board, Seat
+from salus_share.seat_table import RESIDENT, Seat, SeatTable
 from tests.salus.processes import Child, home, kill_service, seat, trial, until
 
 
@@ -76,7 +76,7 @@ def test_needs_that_are_none_are_told_and_leave_nothing(directory, need, error) 
     with client(directory, "a") as a:
         with pytest.raises(SalusError, match=error):
             a.admit(need)
-        assert Board(directory).seats() == []
+        assert SeatTable(directory).seats() == []
         a.admit(Need(1, 1))
         with pytest.raises(SalusError, match="already"):
             client(directory, "a").admit(Need(1, 1))
@@ -91,7 +91,7 @@ def test_one_that_outgrows_the_device_is_refused(directory) -> None:
             a.need(Need(90, 20))
         with pytest.raises(Refused, match="smaller batch"):
             a.yield_memory()
-        assert Board(directory).seats() == []
+        assert SeatTable(directory).seats() == []
 
 
 def test_a_killed_trials_memory_is_free(directory) -> None:
@@ -209,15 +209,15 @@ def test_trials_go_on_without_the_service_and_it_comes_back_with_the_same_lanes(
 
 def test_the_board_never_says_more_than_fits_wherever_the_service_is_killed(directory, monkeypatch) -> None:
     made = service.LaneService(directory, 100, "FAIR")
-    sums, write = [], Board.write
+    sums, write = [], SeatTable.write
 
-    def watched(board: Board, seat: Seat) -> None:
-        write(board, seat)
-        there = [other for other in board.seats() if other.state in RESIDENT]
+    def watched(table: SeatTable, seat: Seat) -> None:
+        write(table, seat)
+        there = [other for other in table.seats() if other.state in RESIDENT]
         lanes = {other.lane: max(one.ephemeral for one in there if one.lane == other.lane) for other in there}
         sums.append(sum(other.persistent for other in there) + sum(lanes.values()))
 
-    monkeypatch.setattr(Board, "write", watched)
+    monkeypatch.setattr(SeatTable, "write", watched)
     visitors = {}
     for name, need in (("a", (None, None)), ("b", (20, 20)), ("c", (10, 20)), ("d", (10, 10))):
         visitors[name] = service._Visitor(ends()[0])
@@ -225,17 +225,17 @@ def test_the_board_never_says_more_than_fits_wherever_the_service_is_killed(dire
         made._answer(visitors[name], {"do": "announce", "name": name, "pid": os.getpid(), **asked})
     # Others are let in to what it gives back; then d needs more, and moves to its lane.
     made._answer(visitors["a"], {"do": "need", "persistent": 10, "ephemeral": 30})
-    assert [seat.lane for seat in Board(directory).seats()] == [0, 1, 1, 1]
+    assert [seat.lane for seat in SeatTable(directory).seats()] == [0, 1, 1, 1]
     made._answer(visitors["d"], {"do": "need", "persistent": 10, "ephemeral": 25})
-    assert [seat.lane for seat in Board(directory).seats()] == [0, 1, 1, 0]
+    assert [seat.lane for seat in SeatTable(directory).seats()] == [0, 1, 1, 0]
     assert max(sums) == 100
     made._listener.close()
 
 
 def test_one_that_does_not_fit_when_it_is_found_again_is_told_to_leave(directory) -> None:
-    board = Board.create(directory, 100, "FAIR")
-    unknown = seat(board, "a", token=1, ephemeral=100)
-    small = seat(board, "b", token=2, lane=1, persistent=10, ephemeral=10)
+    table = SeatTable.create(directory, 100, "FAIR")
+    unknown = seat(table, "a", token=1, ephemeral=100)
+    small = seat(table, "b", token=2, lane=1, persistent=10, ephemeral=10)
     with client(directory, "c") as c:
         c.start_service()
         assert lanes(directory) == {"0": {"a"}, "1": {"b"}}
@@ -259,7 +259,7 @@ def test_what_is_no_number_does_not_end_the_service(directory) -> None:
                 a.progress(bad)
         time.sleep(3 * service.TICK_S)
         assert service.status(directory)["pid"] == pid
-        assert Board(directory).seats()[0].remaining == 5.0
+        assert SeatTable(directory).seats()[0].remaining == 5.0
 
 
 def _there(directory) -> bool:
@@ -294,7 +294,7 @@ def test_a_service_that_dies_while_a_trial_comes_back_is_asked_again(directory, 
 
 
 def test_one_that_is_admitted_when_its_patience_ends_is_admitted(directory, monkeypatch) -> None:
-    Board.create(directory, 100, "FAIR")
+    SeatTable.create(directory, 100, "FAIR")
     ours, other = ends()
 
     def admit_late() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from salus_share import Need, Refused, ServiceLost, StaleToken
 from salus_share.client import LaneClient
-from salus_share.seat_table import Board
+from salus_share.seat_table import SeatTable
 from salus_share.streams import InProcessLanes, LaneJob
 from tests.salus.processes import home
 
@@ -58,9 +58,9 @@ def test_trials_have_the_losses_they_have_alone_and_fail_alone(directory, epheme
         failing.result(30)
     with pytest.raises(Refused):
         lanes.start("large", losses, Need(50, 51)).result(30)
-    board = Board(directory)
-    with board.lock():
-        assert all(seat.state == 7 for seat in board.seats())
+    table = SeatTable(directory)
+    with table.lock():
+        assert all(seat.state == 7 for seat in table.seats())
 
 
 # A GPU's part, with a stand-in for CUDA
