@@ -22,7 +22,8 @@ from typing import Any
 from salus_share import service
 from salus_share.gate import Gate
 from salus_share.policies import Pack
-from salus_share.seat_table import IDLE, SeatTable
+from salus_share.seat_table import SeatTable
+from salus_share.turns import IDLE
 
 _spawn = multiprocessing.get_context("spawn")
 #: What a child says when it can begin.

@@ -5,21 +5,22 @@ trials share a GPU is not decided here (fluidtune does). Imports neither ray nor
 needs neither torch nor a GPU.
 """
 
+from salus_share.admission import Admission
 from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
 from salus_share.lanes import Lane, LaneTable
 from salus_share.messages import Need
-from salus_share.packing import choose_device, divide, fit_together, packing_limit, shares
+from salus_share.packing import SEATS, choose_device, divide, fit_together, packing_limit, shares
 from salus_share.policies import Policy, policy
-from salus_share.scheduler import Scheduler
 
 __all__ = [
+    "SEATS",
+    "Admission",
     "Lane",
     "LaneTable",
     "Need",
     "Policy",
     "Refused",
     "SalusError",
-    "Scheduler",
     "ServiceLost",
     "StaleToken",
     "choose_device",

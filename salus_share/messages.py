@@ -1,22 +1,24 @@
-"""What goes into the scheduler of a device and what comes out: plain, frozen dataclasses.
+"""The events that go into the `Admission` of a device, and the instructions that come out: plain, frozen dataclasses.
 
-Memory is bytes, times are seconds. A job is a trial as the device sees it.
+Memory is in bytes, times are in seconds. A job is a trial as its device sees it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from salus_share.lanes import Amount
+from salus_share.policies import Standing
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a job takes of a device.
+    """What a job needs of a device.
 
-    ``persistent``: P, its model and what the framework keeps. ``ephemeral``: E, the peak of what lives within one
-    iteration. ``compute``: the part of the device that its iterations keep busy when it runs alone, 0 to 1; None
-    if nobody measured it.
+    ``persistent``: P, bytes of its model and of what the framework keeps. ``ephemeral``: E, the peak in bytes of what
+    lives within one iteration. ``compute``: the part of the device that its iterations keep busy when it runs alone,
+    0 to 1; None if nobody measured it.
     """
 
     persistent: Amount
@@ -24,7 +26,7 @@ class Need:
     compute: float | None = None
 
     def at_least(self, other: Need) -> Need:
-        """The larger of both, amount by amount; ``compute`` is this one's."""
+        """The larger of both needs, amount by amount, with the ``compute`` of this one."""
         persistent, ephemeral = max(self.persistent, other.persistent), max(self.ephemeral, other.ephemeral)
         return Need(persistent, ephemeral, self.compute)
 
@@ -34,12 +36,12 @@ class Event:
 
 
 class Instruction:
-    """Something that the shell must do."""
+    """Something that whoever drives the `Admission` must do."""
 
 
 @dataclass(frozen=True)
 class JobAdded(Event):
-    """A job asks to be admitted. ``need`` None: nobody knows it, so it is run alone first."""
+    """A job asks to be admitted. ``need`` None: nobody knows it, so the job runs alone on the device first."""
 
     job: str
     need: Need | None
@@ -49,7 +51,7 @@ class JobAdded(Event):
 
 @dataclass(frozen=True)
 class NeedFound(Event):
-    """At an iteration boundary a job turned out to need this much."""
+    """A job that is not within an iteration was measured to need this much."""
 
     job: str
     need: Need
@@ -57,7 +59,7 @@ class NeedFound(Event):
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """Seconds left and rung are known anew."""
+    """Somebody outside the device says anew how many seconds a job has left, and its rung."""
 
     job: str
     remaining: float | None
@@ -65,42 +67,29 @@ class Progress(Event):
 
 
 @dataclass(frozen=True)
-class Ready(Event):
-    """A job stands at the gate: it would run an iteration. Raises StaleToken for a token that is not its last."""
+class Served(Event):
+    """The standings of residents, by job, after the iterations that they have run by now."""
 
-    job: str
-    token: int
-
-
-@dataclass(frozen=True)
-class IterationEnded(Event):
-    """The iteration that `Run` allowed is over, after ``seconds``; ephemeral memory is empty.
-
-    ``again``: the job stands at the gate for the next one in the same moment, and is chosen from with the others.
-    """
-
-    job: str
-    seconds: float
-    again: bool = False
+    standings: Mapping[str, Standing]
 
 
 @dataclass(frozen=True)
 class Paused(Event):
-    """The job did what `Pause` asked: it committed and its memory is free. It waits to be admitted again."""
+    """The job did what `Pause` asked for: it committed and freed its memory. It waits to be admitted again."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class JobLeft(Event):
-    """The job is gone, at whatever moment: done, stopped, or dead."""
+    """The job is done, stopped or dead. It may have been waiting or resident."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class Admit(Instruction):
-    """The job may load its model, and run iterations in ``lane`` while ``token`` is its last."""
+    """The job may load its model, and run iterations in ``lane`` until it gets another token than ``token``."""
 
     job: str
     lane: int
@@ -109,15 +98,7 @@ class Admit(Instruction):
 
 @dataclass(frozen=True)
 class Move(Instruction):
-    """The job's iterations belong to another lane from now on; nothing is copied."""
-
-    job: str
-    lane: int
-
-
-@dataclass(frozen=True)
-class Run(Instruction):
-    """The job runs one iteration in ``lane``. Answered by IterationEnded or JobLeft."""
+    """The job's iterations run in another lane from now on. Nothing is copied."""
 
     job: str
     lane: int
@@ -125,14 +106,14 @@ class Run(Instruction):
 
 @dataclass(frozen=True)
 class Pause(Instruction):
-    """The job must commit and leave the device at its next boundary. Answered by Paused or JobLeft."""
+    """The job must commit and leave the device at its next iteration boundary. `Paused` or `JobLeft` answers it."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class Refuse(Instruction):
-    """The job can never be admitted. It is not known any more."""
+    """The job can never be admitted. It is forgotten."""
 
     job: str
     reason: str

@@ -16,10 +16,14 @@ from typing import TypeVar
 from salus_share.errors import SalusError
 from salus_share.lanes import Amount, LaneTable, amount
 from salus_share.messages import Need
-from salus_share.policies import Policy, Standing, next_turn, served
+from salus_share.policies import Policy, Standing
+from salus_share.turns import next_turn, served
 
 Device = TypeVar("Device")
 
+#: How many trials a device has room for, whatever they need. Judgement: the seat table in shared memory has that many
+#: seats; more trials than this on one GPU would only slow each other.
+SEATS = 64
 #: By how much the trials of a device may be stretched before placement calls it crowded: 5 %.
 STRETCH = 1.05
 #: How many turns a trial is followed for to see its share, and how long one is taken to be, seconds.

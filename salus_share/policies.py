@@ -11,17 +11,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 from salus_share.errors import SalusError
 
 #: What a rank is made of; compared as tuples.
 Rank = tuple[float, ...]
-Key = TypeVar("Key")
-
-#: Seconds of service that a job may be owed after it was away: it is not caught up with beyond that.
-CREDIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +139,3 @@ def policy(name: str) -> Policy:
     if not isinstance(made, Policy):
         raise SalusError(f"policy {name!r} is a {type(made).__name__}, expected a class derived from Policy")
     return made
-
-
-def next_turn(chosen: Policy, ready: Mapping[Key, Standing]) -> Key | None:
-    """Whose iteration runs next in a lane, of the jobs that are ready; None if none is. Ties: who came first."""
-    if not ready:
-        return None
-    return min(ready, key=lambda key: (chosen.turn(ready[key]), ready[key].arrival))
-
-
-def served(job: Standing, seconds: float, turn: int) -> Standing:
-    """After an iteration of ``seconds``, the device's ``turn``-th: what is left is counted down with it."""
-    remaining = None if job.remaining is None else max(0.0, job.remaining - seconds)
-    return replace(job, service=job.service + seconds, last_turn=turn, remaining=remaining)
-
-
-def back(service: float, clock: float) -> float:
-    """The service of a job that stands at the gate again; ``clock``: that of whoever began last in its lane.
-
-    What it was away for it is owed up to `CREDIT_S`, so that nobody is pushed aside until it caught up.
-    """
-    return max(service, clock - CREDIT_S)

@@ -1,8 +1,9 @@
-"""The board of a device: a few kilobytes of shared memory in which its trials see each other.
+"""The seat table of a device: a few kilobytes of shared memory in which its trials see each other.
 
-One file per device, a seat per trial. Whoever changes it holds its lock: a POSIX record lock, which the kernel
-takes from a process that dies (a robust mutex would need C; a flock would live on in a forked data loader). Here is
-only how things are written down; who may pass is decided in `gate`, who is admitted by the service.
+There is one file per device, with one seat per trial. Whoever changes the table holds its lock. The lock is a POSIX
+record lock, because the kernel takes it from a process that dies. (A robust mutex would need C; a `flock` would live
+on in a forked data loader.) This module decides nothing, it only records: whose iteration runs is decided in `turns`,
+who is admitted in `admission`.
 """
 
 from __future__ import annotations
@@ -21,36 +22,44 @@ from operator import attrgetter
 from pathlib import Path
 
 from salus_share.errors import SalusError
-from salus_share.policies import Standing, back
+from salus_share.packing import SEATS
+from salus_share.policies import Standing
+from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Other
 
 MAGIC, VERSION = 0x5A105, 1
-SEATS = 64
+#: The name of the table's file, in the device's directory. Older versions have the same, so that trials of both never
+#: share a device by two tables.
+FILE = "board"
+#: The most bytes of a policy's name, and of a trial's.
+NAME = 64
 
-#: magic, version, seats in use (high-water mark), tokens, turns, capacity, policy.
-_HEADER = struct.Struct("=IIIxxxxQQQ64s")
-_SEATS_USED, _TOKENS, _TURNS = 8, 16, 24
-_FIRST_SEAT = 128
-#: state, pause, token, lane, last turn, service, remaining, last iteration's seconds, linger until, pid, rung, start of
-#: the process, persistent, ephemeral, arrival, job. What an iteration changes comes first and together.
-_SEAT = struct.Struct("=IIQqQddddIiQqqQ64s")
+#: The header: magic, version, seats in use (high-water mark), tokens, turns, capacity, policy.
+_HEADER = struct.Struct(f"=IIIxxxxQQQ{NAME}s")
+#: Where three of these are, in bytes from the beginning; and where the first seat is.
+_SEATS_USED, _TOKENS, _TURNS, _FIRST_SEAT = 8, 16, 24, 128
+#: A seat: the fields of `Seat` but for its index. What an iteration changes comes first and together.
+_SEAT = struct.Struct(f"=IIQqQddddIiQqqQ{NAME}s")
+#: Bytes from one seat to the next.
 _SIZE = 192
-#: Of these: state, pause, token, lane; and from the fifth on what an iteration counts.
+#: Parts of a seat: its first four fields (state, pause, token, lane), and from byte 24 on the next four (`Counts`).
 _PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
 _STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
 
-FREE, WAITING, IDLE, READY, INSIDE, LINGERING, PAUSED, LEFT = range(8)
-#: States in which a seat's memory is in use.
+#: The states of a seat beyond those in `turns`: nobody has it; its trial waits for admission; its trial has freed its
+#: memory, which the service has not seen yet.
+FREE, WAITING, LEFT = 0, 1, 7
+#: The states in which a seat's memory is in use.
 RESIDENT = (IDLE, READY, INSIDE, LINGERING, PAUSED)
-#: States in which its token may pass the gate.
-ADMITTED = (IDLE, READY, INSIDE, LINGERING)
 
 
 @dataclass(slots=True)
 class Seat:
-    """A trial as the board has it, in the order in which it is written.
+    """One trial's seat, its fields in the order in which they are stored.
 
-    ``start``: of its process, in ticks since boot, so that a pid is not mistaken. ``lane``: -1 before admission.
-    ``linger_until``: on the monotonic clock; until then the lane is kept for it.
+    ``pause``: 1 if the trial must leave the device after the iteration that it is in. ``lane``: -1 before admission.
+    ``last_turn``, ``service``, ``last_s``: as in `turns.Counts`. ``remaining``: seconds left, NaN if unknown.
+    ``linger_until``: on the monotonic clock. ``start``: when its process started, in ticks since boot, so that a pid
+    which is used again is not mistaken for it. ``persistent``, ``ephemeral``: bytes that it was promised.
     """
 
     index: int
@@ -78,25 +87,26 @@ class Seat:
         return Standing(self.arrival, self.service, self.last_turn, remaining, self.rung)
 
 
-#: Of a seat: what is written between its state and its name.
+#: The values of a seat's fields between its state and its name.
 _values = attrgetter(*[field.name for field in fields(Seat)][2:-1])
 
 
 def home(device: str) -> Path:
-    """The directory of a device's lane service, on this node and of this user."""
+    """The directory of a device on this node, for this user: its seat table, its lane service and their sockets."""
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     return base / f"salus-{os.getuid()}" / device
 
 
 class SeatTable:
-    """The board in ``directory``. `create` makes it; any number of processes open it.
+    """The seat table in ``directory``. `create` makes it; any number of processes open it.
 
-    Every method that changes something needs the lock: ``with table.lock(): ...``.
+    Every method that changes something needs the lock: ``with table.lock(): ...``. It is the `turns.Seats` of real
+    trials, by the index of their seats.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        path = directory / "board"
+        path = directory / FILE
         try:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
@@ -110,14 +120,14 @@ class SeatTable:
 
     @classmethod
     def create(cls, directory: Path, capacity: int, policy: str) -> SeatTable:
-        """Open the board, made first if it is not there. Raises SalusError if it is there with other settings."""
+        """Open the table, or make it if there is none. Raises SalusError if it is there with other settings."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = directory / "board"
+        path = directory / FILE
         if not path.exists():
-            fresh = directory / f"board.{os.getpid()}"
+            fresh = directory / f"{FILE}.{os.getpid()}"
             name = policy.encode()
-            if len(name) > 64:
-                raise SalusError(f"the policy's name {policy!r} is longer than 64 bytes")
+            if len(name) > NAME:
+                raise SalusError(f"the policy's name {policy!r} is longer than {NAME} bytes")
             content = _HEADER.pack(MAGIC, VERSION, 0, 0, 0, int(capacity), name)
             fresh.write_bytes(content.ljust(_FIRST_SEAT + SEATS * _SIZE, b"\0"))
             with contextlib.suppress(FileExistsError):
@@ -132,7 +142,7 @@ class SeatTable:
         return table
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the board, for microseconds. A process that dies here frees it."""
+        """Hold the table, for microseconds. The kernel frees it when a process dies that holds it."""
         return self._lock
 
     # Seats
@@ -149,22 +159,17 @@ class SeatTable:
         return Seat(index, *numbers, name.rstrip(b"\0").decode())  # type: ignore[call-arg]
 
     def write(self, seat: Seat) -> None:
-        """Write all of a seat; its state last, so that a reader after a crash finds it whole or as it was."""
+        """Write all of a seat. Its state is written last: after a crash the seat is found whole, or as it was."""
         at = _FIRST_SEAT + seat.index * _SIZE
         (state,) = _STATE.unpack_from(self._map, at)
         _SEAT.pack_into(self._map, at, state, *_values(seat), seat.name.encode())
-        self.set_state(seat, seat.state)
-
-    def set_state(self, seat: Seat, state: int) -> None:
-        """Change a seat's state, and nothing else."""
-        seat.state = state
-        _STATE.pack_into(self._map, _FIRST_SEAT + seat.index * _SIZE, state)
+        self.set_state(seat.index, seat.state)
 
     def take_seat(self, name: str, pid: int) -> Seat:
-        """A free seat for a trial. Raises SalusError if all are taken."""
+        """Give a trial a free seat. Raises SalusError if there is none, or its name is too long."""
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
-        if len(name.encode()) > 64:
-            raise SalusError(f"the trial's name {name!r} is longer than 64 bytes; give it a shorter one")
+        if len(name.encode()) > NAME:
+            raise SalusError(f"the trial's name {name!r} is longer than {NAME} bytes; give it a shorter one")
         index = next((i for i in range(used) if self.seat(i).state == FREE), used)
         if index >= SEATS:
             raise SalusError(f"{SEATS} trials are at this device; {name!r} must go to another one")
@@ -174,71 +179,85 @@ class SeatTable:
         struct.pack_into("=I", self._map, _SEATS_USED, max(used, index + 1))
         return seat
 
-    # What every pass does, without making a `Seat` of each
-
-    def standing_at(self, index: int) -> tuple[int, int, int, int]:
-        """(state, pause, token, lane) of a seat."""
+    def admission_of(self, index: int) -> tuple[int, int, int, int]:
+        """(state, pause, token, lane) of a seat. A quicker `seat`: every pass asks it."""
         return _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)  # type: ignore[return-value]
 
-    def mates(self, index: int, lane: int) -> tuple[bool, float | None]:
-        """Whether another trial of the lane is ready, inside or lingers, and the lane's clock, None without others.
+    # What `turns.Seats` asks for
 
-        The clock is the service that whoever of the others began last had then.
-        """
+    def in_lane(self, lane: int) -> dict[int, Seat]:
+        """The seats of the trials of a lane that may pass its gate."""
+        return {seat.index: seat for seat in self.seats() if seat.lane == lane and seat.state in ADMITTED}
+
+    def others(self, index: int, lane: int) -> list[Other]:
+        """The trials of a lane that may pass its gate, but for the one with this seat."""
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
-        active, clock = False, None
+        found = []
         for other in range(used):
             if other != index:
                 at = _FIRST_SEAT + other * _SIZE
-                state, _, _, its = _PASS.unpack_from(self._map, at)
-                if its == lane and state in ADMITTED:
-                    _, service, _, last = _COUNTS.unpack_from(self._map, at + _COUNTS_AT)
-                    began = service if state == INSIDE else service - last
-                    clock = began if clock is None else max(clock, began)
-                    active = active or state != IDLE
-        return active, clock
+                state, _, _, its_lane = _PASS.unpack_from(self._map, at)
+                if its_lane == lane and state in ADMITTED:
+                    _, service, _, last_s = _COUNTS.unpack_from(self._map, at + _COUNTS_AT)
+                    found.append((state, service, last_s))
+        return found
 
-    def owe(self, index: int, clock: float) -> None:
-        """The trial stands at the gate of a lane with this clock: what `policies.back` says, written down."""
-        at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
-        turn, service, remaining, last = _COUNTS.unpack_from(self._map, at)
-        _COUNTS.pack_into(self._map, at, turn, back(service, clock), remaining, last)
+    def counts(self, index: int) -> Counts:
+        """What iterations changed of a trial so far."""
+        return _COUNTS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE + _COUNTS_AT)
 
-    def count(self, index: int, seconds: float) -> None:
-        """An iteration is over: what `policies.served` says, written down."""
-        (turn,) = _TURN.unpack_from(self._map, _TURNS)
-        _TURN.pack_into(self._map, _TURNS, turn + 1)
-        at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
-        _, service, remaining, _ = _COUNTS.unpack_from(self._map, at)
-        # max(nan, 0) would be nan or 0, as the order has it: unknown stays unknown.
-        left = remaining if remaining != remaining else max(0.0, remaining - seconds)
-        _COUNTS.pack_into(self._map, at, turn + 1, service + seconds, left, seconds)
+    def set_counts(self, index: int, counts: Counts) -> None:
+        """Record it."""
+        _COUNTS.pack_into(self._map, _FIRST_SEAT + index * _SIZE + _COUNTS_AT, *counts)
 
-    def set_state_at(self, index: int, state: int) -> None:
+    def set_state(self, index: int, state: int) -> None:
         """Change a seat's state, and nothing else."""
         _STATE.pack_into(self._map, _FIRST_SEAT + index * _SIZE, state)
 
+    def set_lingering(self, index: int, until: float) -> None:
+        """Make a trial LINGERING until a moment."""
+        seat = self.seat(index)
+        seat.state, seat.linger_until = LINGERING, until
+        self.write(seat)
+
+    def set_leaving(self, index: int) -> None:
+        """Record that a trial which is INSIDE must leave the device after its iteration."""
+        seat = self.seat(index)
+        seat.pause = 1
+        self.write(seat)
+
+    @property
+    def turns(self) -> int:
+        """How many iterations have ended on the device."""
+        return int(_TURN.unpack_from(self._map, _TURNS)[0])
+
+    def count_turn(self) -> int:
+        """Count one more. Returns how many have ended now."""
+        (turn,) = _TURN.unpack_from(self._map, _TURNS)
+        _TURN.pack_into(self._map, _TURNS, turn + 1)
+        return int(turn) + 1
+
+    # The rest
+
     @property
     def tokens(self) -> int:
-        """The last token that was given out."""
+        """The last token that was given out on the device."""
         return int(_TURN.unpack_from(self._map, _TOKENS)[0])
 
     @tokens.setter
     def tokens(self, token: int) -> None:
         _TURN.pack_into(self._map, _TOKENS, token)
 
-    @property
-    def turns(self) -> int:
-        """Iterations that ended on the device so far."""
-        return int(_TURN.unpack_from(self._map, _TURNS)[0])
-
     def address(self, index: int, token: int) -> str:
-        """The socket on which a trial that waits at the gate is woken; of one admission only."""
+        """The path of the socket on which a trial that waits at the gate is woken. Each admission has its own."""
         return f"{self.directory}/wake-{index}-{token}"
 
 
 class _Lock(AbstractContextManager[None]):
-    """One per board and process: record locks do not hold threads of one process apart, a thread lock does."""
+    """The lock of one seat table in one process.
+
+    A record lock does not keep threads of one process apart, so a thread lock goes with it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -262,7 +281,7 @@ _locks_lock = threading.Lock()
 
 
 def _lock_of(directory: Path) -> _Lock:
-    # Closing any descriptor of the file would free the process's lock on it: it is opened once and stays open.
+    # Closing any descriptor of the file frees the process's lock on it. So the file is opened once and stays open.
     with _locks_lock:
         key = (os.getpid(), str(directory))
         if key not in _locks:
@@ -271,7 +290,7 @@ def _lock_of(directory: Path) -> _Lock:
 
 
 def started(pid: int) -> int:
-    """When a process started, in ticks since boot; 0 if there is none (a zombie is none)."""
+    """When a process started, in ticks since boot; 0 if there is no such process, or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -281,5 +300,5 @@ def started(pid: int) -> int:
 
 
 def alive(seat: Seat) -> bool:
-    """Whether the seat's process is the one that took it, and runs."""
+    """Whether the process that took the seat runs."""
     return seat.pid != 0 and started(seat.pid) == seat.start

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from salus_share import gate
+from salus_share.admission import Admission, Resident
 from salus_share.errors import SalusError, ServiceLost
+from salus_share.gate import wake
 from salus_share.lanes import Place
 from salus_share.messages import (
     Admit,
@@ -41,10 +42,11 @@ from salus_share.messages import (
     Paused,
     Progress,
     Refuse,
+    Served,
 )
 from salus_share.policies import policy
-from salus_share.scheduler import Resident, Scheduler
-from salus_share.seat_table import FREE, IDLE, LEFT, PAUSED, RESIDENT, WAITING, Seat, SeatTable, alive
+from salus_share.seat_table import FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
+from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
 
 #: How often the service looks at the board by itself, and how long it stays when nobody is there, seconds.
 TICK_S, IDLE_S = 0.25, 30.0
@@ -67,8 +69,9 @@ class LaneService:
         self._directory = directory
         self._idle_s = idle_s
         self._policy = policy(policy_name)
-        self._scheduler = Scheduler(capacity, self._policy)
+        self._admission = Admission(capacity, self._policy)
         self._seat_table = SeatTable.create(directory, capacity, policy_name)
+        self._turns = Turns(self._policy, self._seat_table)
         self._visitors: dict[str, _Visitor] = {}
         #: trial -> index of its seat; and -> a pidfd of its process.
         self._seats: dict[str, int] = {}
@@ -115,23 +118,26 @@ class LaneService:
                     self._seats[seat.name] = seat.index
                 else:
                     # The dead, those who left, and those who waited: they ask again.
-                    self._seat_table.set_state(seat, FREE)
-        self._carry_out(self._scheduler.restore(found, self._seat_table.tokens))
+                    self._seat_table.set_state(seat.index, FREE)
+        self._carry_out(self._admission.restore(found, self._seat_table.tokens))
         for name in self._seats:
             self._watch(name)
 
     def _look(self) -> None:
-        """Tell the scheduler what the board says: who is gone, and what is left of the others."""
+        """Tell admission what the table says: who is gone, and what the others were served."""
         with self._seat_table.lock():
             seats = {seat.name: seat for seat in self._seat_table.seats()}
+        served = {}
         for name, seat in seats.items():
-            job = self._scheduler.jobs.get(name)
+            job = self._admission.jobs.get(name)
             if self._seats.get(name) != seat.index or job is None:
                 continue
             if seat.state == LEFT or not alive(seat):
                 self._gone(name)
-            elif seat.state in RESIDENT and seat.standing.remaining != job.standing.remaining:
-                self._tell(Progress(name, seat.standing.remaining, seat.rung))
+            elif seat.state in RESIDENT and seat.standing != job.standing:
+                served[name] = seat.standing
+        if served:
+            self._tell(Served(served))
 
     def _gone(self, name: str) -> None:
         """A trial is dead, or its memory is free for another reason."""
@@ -139,11 +145,11 @@ class LaneService:
         if index is None:
             return
         with self._seat_table.lock():
-            seat = self._seat_table.seat(index)
-            self._seat_table.set_state(seat, FREE)
-            granted = gate.grant(self._seat_table, self._policy, seat.lane)
+            lane = self._seat_table.seat(index).lane
+            self._seat_table.set_state(index, FREE)
+            granted = self._turns.grant(lane, time.monotonic())
         if granted is not None:
-            gate.wake(self._seat_table, granted)
+            wake(self._seat_table, granted)
         self._unwatch(name)
         self._tell(JobLeft(name))
 
@@ -208,12 +214,15 @@ class LaneService:
                 self._send(visitor, {"is": "welcome"})
             case "need":
                 name = self._speaker(visitor)
-                instructions = self._scheduler.handle(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                seat = self._seat(name)
+                if seat is not None and seat.state == INSIDE:
+                    raise SalusError(f"{name!r} is within an iteration; tell what it needs at the boundary")
+                instructions = self._admission.handle(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
                 # First, since others are let in to what it gives back: the board never says more than fits.
-                if name in self._scheduler.table.places:
+                if name in self._admission.table.places:
                     self._settle(name)
                 self._carry_out(instructions)
-                job = self._scheduler.jobs.get(name)
+                job = self._admission.jobs.get(name)
                 if job is not None:
                     self._send(visitor, {"is": "pause"} if job.leaving else {"is": "room"})
             case "progress":
@@ -229,10 +238,12 @@ class LaneService:
                 self._send(visitor, {"is": "noted"})
             case "paused":
                 name = self._speaker(visitor)
+                # What its iterations left of it is on the seat that it gives up.
+                self._look()
                 with self._seat_table.lock():
                     seat = self._seat_table.seat(self._seats[name])
                     pid = seat.pid
-                    self._seat_table.set_state(seat, FREE)
+                    self._seat_table.set_state(seat.index, FREE)
                     self._seats[name] = self._seat_table.take_seat(name, pid).index
                 self._tell(Paused(name))
             case "status":
@@ -265,7 +276,7 @@ class LaneService:
             self._tell(JobAdded(name, need, remaining, seat.rung))
         except SalusError:
             with self._seat_table.lock():
-                self._seat_table.set_state(seat, FREE)
+                self._seat_table.set_state(seat.index, FREE)
             del self._seats[name], self._visitors[name]
             visitor.name = None
             raise
@@ -273,7 +284,7 @@ class LaneService:
             self._watch(name)
 
     def _status(self) -> dict[str, Any]:
-        table = self._scheduler.table
+        table = self._admission.table
         return {
             "is": "status",
             "pid": os.getpid(),
@@ -281,7 +292,7 @@ class LaneService:
             "capacity": int(table.capacity),
             "reserved": int(table.reserved),
             "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
-            "waiting": list(self._scheduler.waiting),
+            "waiting": list(self._admission.waiting),
         }
 
     def _speaker(self, visitor: _Visitor) -> str:
@@ -298,7 +309,7 @@ class LaneService:
     # Instructions
 
     def _tell(self, event: Event) -> None:
-        self._carry_out(self._scheduler.handle(event))
+        self._carry_out(self._admission.handle(event))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -313,13 +324,13 @@ class LaneService:
                 self._settle(name)
             case Pause(name):
                 with self._seat_table.lock():
-                    woken = gate.pause(self._seat_table, self._policy, self._seats[name])
-                for seat in woken:
-                    gate.wake(self._seat_table, seat)
+                    woken = self._turns.pause(self._seats[name], time.monotonic())
+                for index in woken:
+                    wake(self._seat_table, index)
             case Refuse(name, reason):
                 index = self._seats.pop(name)
                 with self._seat_table.lock():
-                    self._seat_table.set_state(self._seat_table.seat(index), FREE)
+                    self._seat_table.set_state(index, FREE)
                 self._unwatch(name)
                 self._push(name, {"is": "refused", "reason": reason})
 
@@ -328,16 +339,19 @@ class LaneService:
 
         ``token``: of its admission, if it is one. All in one write, since the service may be killed after any.
         """
-        place = self._scheduler.table.places[name]
+        place = self._admission.table.places[name]
         with self._seat_table.lock():
             seat = self._seat_table.seat(self._seats[name])
             if token is not None:
-                arrival = self._scheduler.jobs[name].standing.arrival
-                seat.token, seat.state, seat.arrival, seat.pause = token, IDLE, arrival, 0
+                standing = self._admission.jobs[name].standing
+                seat.token, seat.state, seat.pause = token, IDLE, 0
+                # A trial that made room has a new seat, and goes on with what was left of it.
+                seat.arrival, seat.rung = standing.arrival, standing.rung
+                seat.remaining = math.nan if standing.remaining is None else standing.remaining
                 self._seat_table.tokens = token
             if token is not None or seat.lane != place.lane:
-                _, clock = self._seat_table.mates(seat.index, place.lane)
-                seat.service, seat.last_s, seat.last_turn = clock or 0.0, 0.0, self._seat_table.turns
+                seat.last_turn, seat.service = self._turns.level(seat.index, place.lane)
+                seat.last_s = 0.0
             seat.lane, seat.persistent, seat.ephemeral = place.lane, int(place.persistent), int(place.ephemeral)
             self._seat_table.write(seat)
 

@@ -18,7 +18,8 @@ from fluidtune.cluster.process_reset import Baseline
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
-from salus_share.seat_table import INSIDE, SeatTable, home
+from salus_share.seat_table import SeatTable, home
+from salus_share.turns import INSIDE
 from tests.salus.processes import until
 
 MB = 1 << 20

@@ -18,7 +18,8 @@ from typing import Any
 from salus_share import Need, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.gate import Gate
-from salus_share.seat_table import IDLE, SeatTable
+from salus_share.seat_table import SeatTable
+from salus_share.turns import IDLE
 
 #: How long a test waits for what must happen; a failure takes this long, a success some milliseconds.
 PATIENCE_S = 60.0

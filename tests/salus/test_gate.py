@@ -13,7 +13,9 @@ import pytest
 
 from salus_share import SalusError, StaleToken
 from salus_share import gate as gate_module
-from salus_share.seat_table import SEATS, SeatTable
+from salus_share.packing import SEATS
+from salus_share.seat_table import SeatTable
+from salus_share.turns import READY
 from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, seat, until
 
 
@@ -177,8 +179,8 @@ def test_a_trial_that_was_told_to_leave_is_refused_with_its_old_token(directory)
     table = SeatTable(directory)
     gate = seat(table, "a", token=1)
     with gate.iteration(), table.lock():
-        # Told within an iteration: it ends it.
-        assert gate_module.pause(table, gate._policy, 0) == []
+        # It is told within an iteration, which it ends.
+        assert gate._turns.pause(0, time.monotonic()) == []
     with pytest.raises(StaleToken, match="token 1"), gate.iteration():
         pytest.fail("passed")
     gate.withdraw()
@@ -203,9 +205,9 @@ def test_a_trial_that_waits_is_told_too(directory) -> None:
     thread = threading.Thread(target=wait)
     with first.iteration():
         thread.start()
-        until(lambda: table.seat(1).state == gate_module.READY)
+        until(lambda: table.seat(1).state == READY)
         with table.lock():
-            woken = gate_module.pause(table, first._policy, 1)
+            woken = first._turns.pause(1, time.monotonic())
         for found in woken:
             gate_module.wake(table, found)
         thread.join(10)

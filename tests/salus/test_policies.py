@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from salus_share import Policy, SalusError, policy
-from salus_share.policies import POLICIES, Standing, back, next_turn, served
+from salus_share.policies import POLICIES, Standing
+from salus_share.turns import credited, next_turn, served
 
 JOBS = {
     "first": Standing(1, service=5.0, last_turn=8, remaining=50.0),
@@ -63,6 +64,6 @@ def test_what_an_iteration_changes() -> None:
 
 
 def test_credit_is_bounded() -> None:
-    assert back(2.0, 50.0) == 49.0
-    assert back(49.5, 50.0) == 49.5
-    assert back(60.0, 50.0) == 60.0
+    assert credited(2.0, 50.0) == 49.0
+    assert credited(49.5, 50.0) == 49.5
+    assert credited(60.0, 50.0) == 60.0

@@ -156,6 +156,35 @@ def test_growing_is_done_in_place_or_told_to_leave(directory) -> None:
         assert service.status(directory)["reserved"] == 85
 
 
+def test_a_need_that_is_told_within_an_iteration_is_refused(directory) -> None:
+    with client(directory, "a") as a, client(directory, "b") as b:
+        a.admit(Need(10, 10))
+        b.admit(Need(10, 20))
+        with a.iteration(), pytest.raises(SalusError, match="within an iteration"):
+            # There is room for it in the lane of b, where another iteration may be under way.
+            a.need(Need(60, 20))
+        assert lanes(directory) == {"0": {"a"}, "1": {"b"}}
+        a.need(Need(60, 20))
+        assert lanes(directory) == {"1": {"a", "b"}}
+
+
+def test_the_trial_that_was_served_most_makes_room(directory) -> None:
+    more = {"policy": "HPT"}
+    with Child(trial, directory, "a", (40, 10), more) as a, Child(trial, directory, "b", (40, 10), more) as b:
+        assert [a.told(), b.told()] == ["admitted", "admitted"]
+        table = SeatTable(directory)
+        with table.lock():
+            one = next(found for found in table.seats() if found.name == "a")
+            one.service = 5.0
+            table.write(one)
+        with Child(trial, directory, "c", (40, 10), {**more, "rung": 1}):
+            until(lambda: service.status(directory)["waiting"] == ["c"])
+            b.tell("iterate")
+            assert b.told() == "done"
+            a.tell("iterate")
+            assert a.told() == "stale"
+
+
 def test_progress_decides_who_makes_room(directory) -> None:
     more = {"policy": "HPT"}
     with Child(trial, directory, "a", (40, 20), more) as a, Child(trial, directory, "b", (40, 20), more) as b:

@@ -1,0 +1,283 @@
+"""Who is admitted to a device, into which lane, and who must leave to make room.
+
+Pure: events in, instructions out. It knows no clock, process or torch; the lane service, the twin and the tests drive
+the same `Admission`. Whose iteration runs next is decided in `turns`; which trials come to a device, by the caller.
+
+    waiting --Admit--> resident --Pause--> leaving
+       ^                                      |
+       +----------------Paused----------------+          JobLeft, from any status: the job is forgotten
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from salus_share.errors import SalusError
+from salus_share.lanes import Amount, LaneTable, Place, amount
+from salus_share.messages import (
+    Admit,
+    Event,
+    Instruction,
+    JobAdded,
+    JobLeft,
+    Move,
+    Need,
+    NeedFound,
+    Pause,
+    Paused,
+    Progress,
+    Refuse,
+    Served,
+)
+from salus_share.policies import Policy, Standing
+
+
+@dataclass
+class Job:
+    """What is recorded of one job."""
+
+    name: str
+    #: The whole device while nobody knows the job's need.
+    need: Need
+    #: Of a resident, as the last `Served` or `Progress` said.
+    standing: Standing
+    #: The token of its last admission; 0 before the first.
+    token: int = 0
+    #: A resident that was told to leave and has not left yet.
+    leaving: bool = False
+    #: How many jobs were admitted past it since it began to wait.
+    passed: int = 0
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A job that a new lane service finds on the device: all that is needed to go on."""
+
+    name: str
+    place: Place
+    token: int
+    standing: Standing
+    leaving: bool = False
+
+
+class Admission:
+    """Admits jobs to a device of ``capacity`` bytes by ``policy``."""
+
+    def __init__(self, capacity: Amount, policy: Policy) -> None:
+        self.policy = policy
+        self.table = LaneTable(capacity, policy.max_lanes)
+        self._jobs: dict[str, Job] = {}
+        self._waiting: dict[str, Job] = {}
+        self._arrivals = 0
+        self._tokens = 0
+        self._handlers: dict[type[Event], Callable[..., list[Instruction]]] = {
+            JobAdded: self._job_added,
+            NeedFound: self._need_found,
+            Progress: self._progress,
+            Served: self._served,
+            Paused: self._paused,
+            JobLeft: self._job_left,
+        }
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Process one event. Returns what must be done, in this order.
+
+        Raises SalusError for an event that cannot be true; nothing is changed then.
+        """
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise SalusError(f"{event!r} is not an event of salus_share.messages")
+        return handler(event)
+
+    def restore(self, residents: Iterable[Resident], tokens: int) -> list[Instruction]:
+        """Begin with jobs that are on the device already, in their lanes. ``tokens``: the last token given out.
+
+        Where 2.1 would not hold, the largest jobs are told to leave. Until they have left, they are recorded with what
+        memory is free instead of what they hold.
+        """
+        self._tokens = tokens
+        out: list[Instruction] = []
+        for resident in sorted(residents, key=lambda resident: resident.place.persistent + resident.place.ephemeral):
+            place = resident.place
+            need = Need(place.persistent, place.ephemeral)
+            job = Job(resident.name, need, resident.standing, resident.token, resident.leaving)
+            self._jobs[job.name] = job
+            self._arrivals = max(self._arrivals, resident.standing.arrival)
+            if not self.table.has_room(place):
+                persistent = min(place.persistent, self.table.free)
+                place = replace(place, persistent=persistent, ephemeral=self.table.free - persistent)
+                out += self._pause(job)
+            self.table.put(job.name, place)
+        return out
+
+    # Views
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """Every job that is resident or waits, in order of arrival. To be read only."""
+        return dict(self._jobs)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The jobs that wait for admission, the next one first."""
+        return tuple(job.name for job in self._in_order())
+
+    # Events
+
+    def _job_added(self, event: JobAdded) -> list[Instruction]:
+        if event.job in self._jobs:
+            status = "waiting" if event.job in self._waiting else "resident"
+            raise SalusError(f"{event.job!r} is here already ({status}); it must leave first")
+        _check_remaining(event.job, event.remaining)
+        need = event.need if event.need is not None else Need(0, self.table.capacity)
+        reason = self._why_never(event.job, need)
+        if reason is not None:
+            return [Refuse(event.job, reason)]
+        self._arrivals += 1
+        standing = Standing(self._arrivals, remaining=event.remaining, rung=event.rung)
+        job = Job(event.job, need, standing)
+        self._jobs[event.job] = self._waiting[event.job] = job
+        return self._admit_waiting()
+
+    def _need_found(self, event: NeedFound) -> list[Instruction]:
+        job = self._known(event.job)
+        reason = self._why_never(event.job, event.need)
+        if job.name in self._waiting:
+            if reason is not None:
+                self._forget(job)
+                return [Refuse(job.name, reason), *self._admit_waiting()]
+            job.need = event.need
+            return self._admit_waiting()
+        job.need = event.need
+        if reason is not None:
+            # It has to leave, and will be refused when it asks again.
+            return self._pause(job)
+        before = self.table.places[job.name].lane
+        lane = self.table.change(job.name, event.need.persistent, event.need.ephemeral)
+        if lane is None:
+            return self._pause(job)
+        moved: list[Instruction] = [] if lane == before else [Move(job.name, lane)]
+        return moved + self._admit_waiting()
+
+    def _progress(self, event: Progress) -> list[Instruction]:
+        job = self._known(event.job)
+        _check_remaining(event.job, event.remaining)
+        job.standing = replace(job.standing, remaining=event.remaining, rung=event.rung)
+        return self._admit_waiting()
+
+    def _served(self, event: Served) -> list[Instruction]:
+        for name in event.standings:
+            if name not in self.table.places:
+                raise SalusError(f"{name!r} was served, but is not on this device")
+        for name, standing in event.standings.items():
+            self._jobs[name].standing = standing
+        return self._admit_waiting()
+
+    def _paused(self, event: Paused) -> list[Instruction]:
+        job = self._known(event.job)
+        if job.name in self._waiting:
+            raise SalusError(f"{job.name!r} waits already")
+        self.table.release(job.name)
+        job.leaving = False
+        reason = self._why_never(job.name, job.need)
+        if reason is not None:
+            self._forget(job)
+            return [Refuse(job.name, reason), *self._admit_waiting()]
+        job.passed = 0
+        self._waiting[job.name] = job
+        return self._admit_waiting()
+
+    def _job_left(self, event: JobLeft) -> list[Instruction]:
+        job = self._known(event.job)
+        if job.name not in self._waiting:
+            self.table.release(job.name)
+        self._forget(job)
+        return self._admit_waiting()
+
+    # Decisions
+
+    def _admit_waiting(self) -> list[Instruction]:
+        """Admit the jobs that memory and policy let in; pause residents for a job that may take their place."""
+        out: list[Instruction] = []
+        overtaken: list[Job] = []
+        for job in self._in_order() if self._waiting else ():
+            if self.policy.max_jobs is not None and len(self.table.places) >= self.policy.max_jobs:
+                lane = None
+            else:
+                lane = self.table.admit(job.name, job.need.persistent, job.need.ephemeral)
+            if lane is not None:
+                del self._waiting[job.name]
+                self._tokens += 1
+                job.token, job.passed = self._tokens, 0
+                out.append(Admit(job.name, lane, job.token))
+                for other in overtaken:
+                    other.passed += 1
+                if any(other.passed >= self.policy.patience for other in overtaken):
+                    break
+                continue
+            pauses = self._make_room(job)
+            if pauses is not None:
+                # What they free is this job's: no job behind it may have it meanwhile.
+                out += pauses
+                break
+            if job.passed >= self.policy.patience:
+                break
+            overtaken.append(job)
+        return out
+
+    def _make_room(self, job: Job) -> list[Instruction] | None:
+        """Pause residents until the job would fit. None: the policy does not let it, or the job would still not fit."""
+        residents = [self._jobs[name] for name in self.table.places]
+        may_go = [other for other in residents if self.policy.evicts(job.standing, other.standing)]
+        if not may_go:
+            return None
+        trial = self.table.copy()
+        going = [other for other in residents if other.leaving]
+        for other in going:
+            trial.release(other.name)
+        chosen: list[Job] = []
+        # The residents that would run last leave first.
+        candidates = sorted((o for o in may_go if not o.leaving), key=lambda o: self.policy.turn(o.standing))
+        while trial.copy().admit(job.name, job.need.persistent, job.need.ephemeral) is None:
+            if not candidates:
+                return None
+            chosen.append(candidates.pop())
+            trial.release(chosen[-1].name)
+        return [instruction for other in chosen for instruction in self._pause(other)]
+
+    def _pause(self, job: Job) -> list[Instruction]:
+        if job.leaving:
+            return []
+        job.leaving = True
+        return [Pause(job.name)]
+
+    def _in_order(self) -> list[Job]:
+        return sorted(self._waiting.values(), key=lambda job: (self.policy.entry(job.standing), job.standing.arrival))
+
+    def _why_never(self, name: str, need: Need) -> str | None:
+        """Why the job can never be admitted, None if it can. Raises SalusError unless the need is two amounts."""
+        total = amount(need.persistent, f"persistent memory of {name!r}")
+        total += amount(need.ephemeral, f"ephemeral memory of {name!r}")
+        if total <= self.table.capacity:
+            return None
+        return (
+            f"{name!r} needs {need.persistent} + {need.ephemeral} bytes, the device has {self.table.capacity}; "
+            "give it a smaller batch or model, or a larger device"
+        )
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.name]
+        self._waiting.pop(job.name, None)
+
+    def _known(self, name: str) -> Job:
+        job = self._jobs.get(name)
+        if job is None:
+            raise SalusError(f"{name!r} is not known here; add it first")
+        return job
+
+
+def _check_remaining(name: str, remaining: float | None) -> None:
+    if remaining is not None and not (math.isfinite(remaining) and remaining >= 0):
+        raise SalusError(f"remaining of {name!r} is {remaining!r}, expected seconds >= 0, or None if nobody knows")

@@ -1,0 +1,250 @@
+"""Who runs the next iteration in a lane, and what an iteration is charged.
+
+The gate of real trials and the twin both call `Turns`. They differ in where trials are recorded (`Seats`: shared
+memory, or a dict) and in the clock that they read: every call is handed ``now``, in seconds. This module reads no
+clock, wakes no process and admits nobody.
+
+A trial of a lane is in one of five states:
+
+    IDLE       between two iterations; it is not at the gate
+    READY      at the gate; it waits for its turn
+    INSIDE     it runs an iteration; at most one trial of a lane does
+    LINGERING  between two iterations; the lane is kept for it until ``linger_until``
+    PAUSED     told to leave the device; it passes the gate no more
+
+    IDLE or LINGERING --arrive--> READY --grant--> INSIDE --end_iteration--> IDLE, LINGERING or PAUSED
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+from salus_share.errors import StaleToken
+from salus_share.policies import Policy, Standing
+
+#: The states of a trial that was admitted. They are part of the layout of the seat table, which has more of them.
+IDLE, READY, INSIDE, LINGERING, PAUSED = range(2, 7)
+#: The states in which a trial may pass its gate.
+ADMITTED = (IDLE, READY, INSIDE, LINGERING)
+
+#: A lane is kept for a trial between two of its iterations for this part of its last iteration, and for at most this
+#: many seconds. Judgement: fetching a batch that was prepared in time takes less, and the others lose at most a tenth.
+LINGER_PART, LINGER_S = 0.1, 0.005
+#: Seconds of service that a trial may be behind its lane when it comes back to the gate. Judgement: without a bound, a
+#: trial that was away for an hour would hold the lane for an hour.
+CREDIT_S = 1.0
+Key = TypeVar("Key")
+
+
+#: What iterations change of a trial: (the device's turn in which it ran last; its service, which is the seconds that it
+#: ran, counted from its lane's clock when it came; seconds left, NaN if unknown; seconds of its last iteration).
+#: A plain tuple, because every pass makes some.
+Counts = tuple[int, float, float, float]
+#: What an arriving trial looks at in another trial of its lane: (state, service, seconds of its last iteration).
+Other = tuple[int, float, float]
+
+
+class Member(Protocol):
+    """A trial of a lane, as `Turns` reads it."""
+
+    @property
+    def lane(self) -> int:
+        """The lane's number."""
+
+    @property
+    def state(self) -> int:
+        """One of the states above."""
+
+    @property
+    def last_s(self) -> float:
+        """Seconds of its last iteration; 0 before the first in this lane."""
+
+    @property
+    def linger_until(self) -> float:
+        """The moment, on the clock of ``now``, until which the lane is kept for it while it is LINGERING."""
+
+    @property
+    def standing(self) -> Standing:
+        """What a policy sees of it."""
+
+
+class Seats(Protocol[Key]):
+    """Where the trials of one device are recorded. Every call is made under the caller's lock, if it needs one."""
+
+    def seat(self, key: Key, /) -> Member:
+        """One trial."""
+
+    def in_lane(self, lane: int, /) -> Mapping[Key, Member]:
+        """The trials of a lane that may pass its gate."""
+
+    def others(self, key: Key, lane: int, /) -> list[Other]:
+        """The trials of a lane that may pass its gate, but for ``key``. A quicker `in_lane`: every pass asks it."""
+
+    def counts(self, key: Key, /) -> Counts:
+        """What iterations changed of a trial so far."""
+
+    def set_counts(self, key: Key, counts: Counts, /) -> None:
+        """Record it."""
+
+    def set_state(self, key: Key, state: int, /) -> None:
+        """Change a trial's state, and nothing else."""
+
+    def set_lingering(self, key: Key, until: float, /) -> None:
+        """Make a trial LINGERING until a moment."""
+
+    def set_leaving(self, key: Key, /) -> None:
+        """Record that a trial which is INSIDE must leave the device after its iteration."""
+
+    @property
+    def turns(self) -> int:
+        """How many iterations have ended on the device."""
+
+    def count_turn(self) -> int:
+        """Count one more. Returns how many have ended now."""
+
+
+class Turns(Generic[Key]):
+    """The turn machine of one device.
+
+    Methods that may give the lane to another trial return whom the caller must wake: either that trial is INSIDE
+    now, or the lane is kept for one that lingers and the woken trial must call `grant` at `kept_until`.
+    """
+
+    def __init__(self, policy: Policy, seats: Seats[Key]) -> None:
+        self._policy = policy
+        self._seats = seats
+
+    def arrive(self, key: Key, lane: int, now: float) -> tuple[Key | None, bool]:
+        """A trial is at the gate of its lane.
+
+        Returns who was given the lane (None: somebody has it, or it is kept), and whether the lane has other trials.
+        """
+        seats = self._seats
+        others = seats.others(key, lane)
+        if not others:
+            seats.set_state(key, INSIDE)
+            return key, False
+        last_turn, service, remaining, last_s = seats.counts(key)
+        with_credit = credited(service, lane_clock(others))
+        if with_credit != service:
+            seats.set_counts(key, (last_turn, with_credit, remaining, last_s))
+        for state, _, _ in others:
+            if state != IDLE:
+                seats.set_state(key, READY)
+                return self.grant(lane, now), True
+        seats.set_state(key, INSIDE)
+        return key, True
+
+    def end_iteration(self, key: Key, lane: int, seconds: float, now: float, *, leaving: bool = False) -> Key | None:
+        """The iteration of a trial that was INSIDE is over after ``seconds``. Returns whom to wake.
+
+        ``leaving``: the trial was told to leave the device meanwhile.
+        """
+        seats = self._seats
+        _, service, remaining, _ = seats.counts(key)
+        service, remaining = charge(service, remaining, seconds)
+        seats.set_counts(key, (seats.count_turn(), service, remaining, seconds))
+        seats.set_state(key, PAUSED if leaving else IDLE)
+        for state, _, _ in seats.others(key, lane):
+            if state != IDLE:
+                waiting = None if leaving else self._linger(key, lane, now)
+                return self.grant(lane, now) if waiting is None else waiting
+        return None
+
+    def _linger(self, key: Key, lane: int, now: float) -> Key | None:
+        """Keep the lane for ``key`` if it would be next. Returns who waits and must look again, None if not kept."""
+        members = self._seats.in_lane(lane)
+        mine = members[key]
+        ready = {other: member.standing for other, member in members.items() if member.state == READY}
+        if not ready or next_turn(self._policy, {**ready, key: mine.standing}) != key:
+            return None
+        self._seats.set_lingering(key, now + min(LINGER_S, LINGER_PART * mine.last_s))
+        return next(iter(ready))
+
+    def grant(self, lane: int, now: float) -> Key | None:
+        """Let in the best of those that are READY, if nobody has the lane and it is kept for nobody. Returns it."""
+        members = self._seats.in_lane(lane)
+        if any(member.state == INSIDE or _lingers(member, now) for member in members.values()):
+            return None
+        best = next_turn(self._policy, {key: one.standing for key, one in members.items() if one.state == READY})
+        if best is not None:
+            self._seats.set_state(best, INSIDE)
+        return best
+
+    def kept_until(self, lane: int, now: float) -> float | None:
+        """The moment until which the lane is kept for a trial that lingers; None if it is kept for nobody."""
+        members = self._seats.in_lane(lane).values()
+        return min((member.linger_until for member in members if _lingers(member, now)), default=None)
+
+    def stop_waiting(self, key: Key) -> None:
+        """A trial goes away from the gate, before it got the lane."""
+        if self._seats.seat(key).state == READY:
+            self._seats.set_state(key, IDLE)
+
+    def pause(self, key: Key, now: float) -> list[Key]:
+        """A trial may pass no more: from now on, or from the end of its iteration. Returns whom to wake."""
+        seat = self._seats.seat(key)
+        if seat.state == INSIDE:
+            self._seats.set_leaving(key)
+            return []
+        if seat.state not in ADMITTED:
+            return []
+        waits = seat.state == READY
+        lane = seat.lane
+        self._seats.set_state(key, PAUSED)
+        granted = self.grant(lane, now)
+        return ([key] if waits else []) + ([] if granted is None else [granted])
+
+    def level(self, key: Key, lane: int) -> tuple[int, float]:
+        """``last_turn`` and ``service`` of a trial that is new in a lane: it is level with the lane's others."""
+        others = self._seats.others(key, lane)
+        return self._seats.turns, lane_clock(others) if others else 0.0
+
+
+def next_turn(policy: Policy, ready: Mapping[Key, Standing]) -> Key | None:
+    """Whose iteration runs next in a lane, of the trials that are ready; None if none is. Ties: who arrived first."""
+    if not ready:
+        return None
+    return min(ready, key=lambda key: (policy.turn(ready[key]), ready[key].arrival))
+
+
+def charge(service: float, remaining: float, seconds: float) -> tuple[float, float]:
+    """``service`` and ``remaining`` of a trial after an iteration of ``seconds``."""
+    # What is unknown (NaN) stays unknown; `max` would make 0 of it.
+    return service + seconds, remaining if remaining != remaining else max(0.0, remaining - seconds)
+
+
+def served(standing: Standing, seconds: float, turn: int) -> Standing:
+    """The standing after an iteration of ``seconds``, the device's ``turn``-th."""
+    before = math.nan if standing.remaining is None else standing.remaining
+    service, remaining = charge(standing.service, before, seconds)
+    return replace(standing, service=service, last_turn=turn, remaining=None if remaining != remaining else remaining)
+
+
+def lane_clock(others: Iterable[Other]) -> float:
+    """The clock of a lane: the largest service that one of these trials had when its last iteration began."""
+    return max([service if state == INSIDE else service - last_s for state, service, last_s in others])
+
+
+def credited(service: float, clock: float) -> float:
+    """The service of a trial that comes to the gate of a lane with this clock.
+
+    For the time that it was away it is owed up to `CREDIT_S`, so that nobody waits until it caught up.
+    """
+    return max(service, clock - CREDIT_S)
+
+
+def check_token(held: int, current: int, state: int, allowed: tuple[int, ...] = ADMITTED) -> None:
+    """Raise StaleToken if ``held`` is not the trial's current token, or its state is not one of ``allowed``."""
+    if held != current or state not in allowed:
+        raise StaleToken(
+            f"token {held} is old: this trial was told to leave the device; "
+            "commit, free its memory and ask to be admitted again"
+        )
+
+
+def _lingers(member: Member, now: float) -> bool:
+    return member.state == LINGERING and member.linger_until > now
