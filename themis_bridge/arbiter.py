@@ -177,20 +177,20 @@ class Arbiter:
 
     @_on_event.register
     def _on_release(self, event: m.Release) -> None:
-        self._leases.release(event)
+        self._leases.on_release(event)
 
     @_on_event.register
     def _on_removed(self, event: m.Removed) -> None:
-        if self._leases.removed(event.gpu, event.token):
+        if self._leases.on_removed(event.gpu, event.token):
             self.auctioneer.begin_soon()
 
     @_on_event.register
     def _on_reserved(self, event: m.Reserved) -> None:
-        self._leases.reserved(event.gpu, event.token)
+        self._leases.on_reserved(event.gpu, event.token)
 
     @_on_event.register
     def _on_reserve_failed(self, event: m.ReserveFailed) -> None:
-        self._leases.reservation_failed(event.gpu, event.token, self.auctioneer.retry_s)
+        self._leases.on_reservation_failed(event.gpu, event.token, self.auctioneer.retry_s)
 
     @_on_event.register
     def _on_configured(self, event: m.Configured) -> None:

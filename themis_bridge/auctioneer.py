@@ -67,7 +67,7 @@ class Auctioneer:
     def forget_app(self, name: str) -> None:
         """The app is gone: the round goes on without it."""
         if self.round is not None:
-            self.round.forget(name)
+            self.round.forget_app(name)
 
     def take_report(self, event: m.RhoAnswer) -> None:
         """Note an app's answer to `messages.AskRho`, or refuse it."""
@@ -158,7 +158,7 @@ class Auctioneer:
     def _make_offers(self, round_: Round) -> None:
         """End the first stage: choose the bidders and send them the offer."""
         state = self._state
-        round_.narrow(state.offerable())
+        round_.narrow_offer(state.offerable())
         situation = self._situation(round_)
         round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
         if not round_.bidders:
@@ -181,7 +181,7 @@ class Auctioneer:
 
     def _clear(self, round_: Round) -> None:
         """End the second stage: let the policy decide."""
-        round_.narrow(self._state.offerable())
+        round_.narrow_offer(self._state.offerable())
         situation = self._situation(round_)
         self._settle(round_, self._policy.decide(situation, round_.bids) if round_.offer else Outcome())
 
@@ -197,7 +197,7 @@ class Auctioneer:
                 winner = None
             if lease is None:
                 if winner is not None:
-                    self._leases.grant(gpu, winner, leftover)
+                    self._leases.grant_gpu(gpu, winner, leftover)
                     told.add(winner)
                 continue
             if winner == lease.app:

@@ -24,7 +24,7 @@ class LeaseManager:
 
     # --- grant, end, tell
 
-    def grant(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
+    def grant_gpu(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
         """Lease a GPU that nobody holds, and have it reserved. ``expires``: None for a first lease of usual length."""
         state = self._state
         if expires is None:
@@ -32,7 +32,7 @@ class LeaseManager:
         lease = state.leases.grant(gpu, app, expires, leftover)
         self._out.append(m.Reserve(gpu, app, lease.token))
 
-    def close(self, lease: Lease) -> None:
+    def close_lease(self, lease: Lease) -> None:
         """End a lease now: what is reserved for it has to be removed."""
         lease.closing = True
         self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
@@ -54,7 +54,7 @@ class LeaseManager:
     def end_leases_of(self, app: str) -> None:
         """End all leases of an app that is gone, and all promises to it."""
         for lease in self._state.leases.of(app):
-            self.close(lease)
+            self.close_lease(lease)
         for lease in self._state.leases:
             if lease.heir == app:
                 lease.heir = None
@@ -69,10 +69,10 @@ class LeaseManager:
         """End the leases whose time is over."""
         for lease in list(self._state.leases):
             if not lease.closing and self._state.clock >= lease.expires:
-                self.close(lease)
+                self.close_lease(lease)
                 self.tell_app(lease.app)
 
-    # --- what became of reservations
+    # --- what agents and Ray say of reservations
 
     def forget_gpu(self, gpu: str) -> None:
         """The GPU has left the cluster."""
@@ -83,13 +83,13 @@ class LeaseManager:
             self._state.leases.drop(lease)
             self.tell_app(lease.app)
 
-    def release(self, event: m.Release) -> None:
+    def on_release(self, event: m.Release) -> None:
         """The holder has left the GPU."""
         lease = self._state.leases.current(event.gpu, event.token)
         if lease is not None and lease.app == event.app and not lease.closing:
-            self.close(lease)
+            self.close_lease(lease)
 
-    def removed(self, gpu: str, token: int) -> bool:
+    def on_removed(self, gpu: str, token: int) -> bool:
         """A reservation is gone: the GPU goes to its heir or is free. Returns whether it was under that lease."""
         state = self._state
         lease = state.leases.current(gpu, token)
@@ -100,11 +100,11 @@ class LeaseManager:
             self.tell_app(lease.app)
         heir = lease.heir
         if heir in state.apps and gpu in state.gpus and state.quota_left(heir) > 0:
-            self.grant(gpu, heir, lease.heir_leftover)
+            self.grant_gpu(gpu, heir, lease.heir_leftover)
             self.tell_app(heir)
         return True
 
-    def reserved(self, gpu: str, token: int) -> None:
+    def on_reserved(self, gpu: str, token: int) -> None:
         """A reservation was made. Only if the attempt before had failed is the app still to be told of the lease."""
         state = self._state
         lease = state.leases.current(gpu, token)
@@ -112,10 +112,10 @@ class LeaseManager:
             return
         if state.quota_left(lease.app) < 0:
             # The app has won other GPUs meanwhile.
-            self.close(lease)
+            self.close_lease(lease)
         self.tell_app(lease.app)
 
-    def reservation_failed(self, gpu: str, token: int, pause: float) -> None:
+    def on_reservation_failed(self, gpu: str, token: int, pause: float) -> None:
         """A reservation could not be made. ``pause``: seconds until the next attempt after a first failure."""
         state = self._state
         lease = state.leases.current(gpu, token)
@@ -141,7 +141,7 @@ class LeaseManager:
             elif there is None:
                 # The reservation may have existed and be gone again; a token must not be reserved twice.
                 state.leases.drop(lease)
-                self.grant(lease.gpu, lease.app, lease.leftover, lease.expires)
+                self.grant_gpu(lease.gpu, lease.app, lease.leftover, lease.expires)
             elif there[1] == lease.token and lease.closing:
                 self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
         for gpu, (app, token) in reserved.items():
@@ -154,6 +154,6 @@ class LeaseManager:
             lease = Lease(gpu, app, token, state.clock + state.settings.lease_s)
             state.leases.adopt(lease)
             if known is not None or not adopt:
-                self.close(lease)
+                self.close_lease(lease)
             elif app not in state.apps:
                 state.apps[app] = AppRecord("", state.clock, state.clock)

@@ -74,14 +74,14 @@ class Round:
             return self.asked.keys() - self.reports.keys() - self.refused
         return set(self.bidders) - self.bids.keys() - self.refused
 
-    def forget(self, app: str) -> None:
+    def forget_app(self, app: str) -> None:
         """Remove an app that is gone."""
         self.asked.pop(app, None)
         self.reports.pop(app, None)
         self.bids.pop(app, None)
         self.bidders = [each for each in self.bidders if each != app]
 
-    def narrow(self, still: Container[str]) -> None:
+    def narrow_offer(self, still: Container[str]) -> None:
         """Keep only these GPUs: the others leave the offer, and with them every row of a bid that has one."""
         self.offer = {gpu: place for gpu, place in self.offer.items() if gpu in still}
         here = frozenset(self.offer)

@@ -1,4 +1,4 @@
-"""The auction by brute force: every combination of rows, straight from pseudocode 1."""
+"""The auction by brute force: tries every combination of rows, as pseudocode 1 is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from themis_bridge import Bid
 
 
 def random_bids(rng: random.Random, apps: int, gpus: list[str]) -> list[Bid]:
-    """Consistent tables over random subsets: each rho below that of every listed subset of its row."""
+    """Bids on random subsets; each row has a smaller rho than every listed subset of it."""
     bids = []
     for app in range(apps):
         rows = {frozenset(rng.sample(gpus, rng.randint(1, len(gpus)))) for _ in range(rng.randint(0, 6))}
@@ -22,7 +22,7 @@ def random_bids(rng: random.Random, apps: int, gpus: list[str]) -> list[Bid]:
 
 
 def best(tables: list[dict[frozenset[str], float]]) -> tuple[float, list[frozenset[str]]]:
-    """The largest product of 1/rho over disjoint rows, and those rows."""
+    """The largest sum of log(1/rho) over disjoint rows, and those rows."""
     top, winners = -math.inf, []
     for rows in itertools.product(*tables):
         if sum(map(len, rows)) == len(frozenset().union(*rows)):
@@ -33,7 +33,7 @@ def best(tables: list[dict[frozenset[str], float]]) -> tuple[float, list[frozens
 
 
 def clear(bids: list[Bid]) -> tuple[dict[str, frozenset[str]], dict[str, float]]:
-    """The proportionally fair allocation and the payments."""
+    """App -> its row in the proportionally fair allocation, and app -> its payment."""
     tables = [dict(bid.rho) for bid in bids]
     _, rows = best(tables)
     payments = {}

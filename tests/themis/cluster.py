@@ -17,7 +17,7 @@ SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
 
 
 class Job:
-    """An app of some single-GPU jobs that began at 0."""
+    """The `Work` of an app of single-GPU jobs that began at 0 s. ``seconds``: of each job."""
 
     def __init__(self, jobs: int = 4, seconds: float = 1000.0):
         self.jobs, self.seconds, self.now = jobs, seconds, 0.0
@@ -32,7 +32,7 @@ class Job:
 
 
 class Cluster:
-    """An arbiter, agents and GPUs with instant messages."""
+    """An arbiter, agents and GPUs; messages and reservations take no time."""
 
     def __init__(self, gpus: int = 4, settings: Settings = SETTINGS, policy: Policy | None = None):
         self.arbiter = Arbiter(ArbiterState(settings), policy)
@@ -40,7 +40,7 @@ class Cluster:
         self.now = 0.0
         self.silent: set[str] = set()
         self.reserved: dict[str, tuple[str, int]] = {}
-        #: (GPU, app): what Ray cannot reserve.
+        #: (GPU, app) that Ray cannot reserve.
         self.impossible: set[tuple[str, str]] = set()
         self.notices: list = []
         self.said: list[m.Instruction] = []

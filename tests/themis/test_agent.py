@@ -26,7 +26,7 @@ def test_an_agent_ignores_messages_that_are_out_of_date():
     assert agent.handle(m.Leases("a", "s", (1, 0), ()))[1] == [Lost(gpu, 5)]
 
 
-def test_an_arbiter_that_began_anew_by_an_earlier_clock_is_believed():
+def test_a_new_arbiter_with_an_earlier_clock_is_believed():
     agent = Agent("a", "s", Job())
     gpu = Gpu("g", "m")
     agent.handle(m.Leases("a", "s", (2_000, 1), (m.LeaseView(gpu, 2_001, 60.0),)))
@@ -55,7 +55,7 @@ def test_leftovers_keep_the_cached_table():
     gpu = Gpu("g", "m")
     agent.handle(m.Offer("a", "s", 1, (gpu,), 2.0, 4, (), None))
     agent.handle(m.Leases("a", "s", (0, 1), (m.LeaseView(gpu, 5, 60.0, leftover=True),)))
-    job.seconds = 1.0  # it would now report a much better rho
+    job.seconds = 1.0  # Without the cached table it would now report another rho.
     job.now = 5000.0
     (answer,), _ = agent.handle(m.AskRho("a", "s", 2, 2.0, 4))
     assert answer.report.rho == pytest.approx(2.0)
@@ -73,7 +73,7 @@ def test_the_cached_table_does_not_outlive_the_leases_that_it_was_bid_for():
     def told(version, *views):
         agent.handle(m.Leases("a", "s", (0, version), views))
 
-    # It bid when it kept one GPU, got another one as a leftover, and lost the first.
+    # It bids while it keeps one GPU, gets another one as a leftover, and then loses the first.
     told(1, m.LeaseView(first, 5, 60.0))
     agent.handle(m.Offer("a", "s", 1, (second,), 2.0, 4, (first,), None))
     told(2, m.LeaseView(first, 5, 60.0), m.LeaseView(second, 6, 60.0, leftover=True))
@@ -81,7 +81,7 @@ def test_the_cached_table_does_not_outlive_the_leases_that_it_was_bid_for():
     assert rho() == pytest.approx(1.0), "as said"
     told(3, m.LeaseView(second, 6, 50.0, leftover=True))
     assert rho() == pytest.approx(4.0)
-    # The leftover is one again.
+    # The lease of the leftover ends, and the GPU is a leftover again.
     told(4, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 50.0, leftover=True))
     assert rho() == pytest.approx(1.0)
     told(5, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 90.0, leftover=True))

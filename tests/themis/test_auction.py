@@ -1,4 +1,4 @@
-"""The partial-allocation auction: against brute force, and what must hold of any clearing."""
+"""The partial-allocation auction: compared with brute force, and properties that hold for any clearing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_lone_bidder_pays_nothing():
 
 
 def test_payment_is_what_the_others_lose():
-    # b would have got both and gains 8 from 2; with a there it gets one and gains 4.
+    # Alone, b would win both GPUs and raise its valuation from 1/8 to 1; with a present it wins one, for 1/2.
     a = Bid("a", {NONE: 10.0, frozenset({1}): 1.0, frozenset({1, 2}): 0.9})
     b = Bid("b", {NONE: 8.0, frozenset({2}): 2.0, frozenset({1, 2}): 1.0})
     clearing = clear_auction([a, b], {1, 2})
@@ -120,7 +120,7 @@ APP = st.tuples(st.integers(1, 8), st.sampled_from([1, 1, 2, 3, 4, 8]), st.float
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(APP, min_size=1, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=5))
-def test_any_market_of_real_apps(apps, sizes):
+def test_any_auction_among_real_apps(apps, sizes):
     where = machines(*sizes)
     bids, values = [], {}
     for number, (jobs, width, seconds, elapsed) in enumerate(apps):
@@ -138,7 +138,7 @@ def test_any_market_of_real_apps(apps, sizes):
         assert kept <= won
         assert len(kept) == math.floor(clearing.payment[bid.app] * len(won) + 1e-9)
         assert 0 < clearing.payment[bid.app] <= 1
-    # What is laid out is worth what was bid for: the shape is the row's.
+    # The GPUs that are won are worth what was bid, because they have the shape of the row.
     value = sum(-math.log(values[app].rho([where[g] for g in won])) for app, won in clearing.proportional.items())
     assert value >= clearing.value - 1e-9
     assert clearing.value <= relaxed_value(bids, where, where=where) + 1e-9

@@ -1,4 +1,4 @@
-"""Finish-time fairness: the paper's example, and what must hold of any app."""
+"""Finish-time fairness: the paper's example, and properties that hold for any app."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_table_3():
 
 def test_later_phases_use_the_median_job():
     assert [[job.time_per_iter for job in phase] for phase in PHASES] == [[80, 100, 100, 120], [100, 100], [100]]
-    # The paper's revision of it, once a 120 s and a 100 s job were chosen, on one GPU each.
+    # The paper's revised forecast once a job of 120 s and one of 100 s were chosen, each on one GPU.
     narrow = [[JobInfo(16, 120), JobInfo(16, 100)]]
     assert shared_finish_time(narrow, 2) == 120 * 16
 
@@ -98,7 +98,7 @@ def test_vgg_of_table_1():
     assert slow.of("rack") == pytest.approx(103.6 / 80.4)
 
 
-def test_jobs_of_different_widths_use_the_sum_of_them():
+def test_jobs_of_different_widths_use_the_sum_of_their_widths():
     jobs = [JobInfo(1, 10, 2)] * 20 + [JobInfo(1, 10, 5)] * 2
     assert Phase(jobs).demand == Valuation([jobs], 0.0, 1.0).useful == 50
 
@@ -128,7 +128,7 @@ def test_another_gpu_never_hurts(jobs, counts, place):
     assert phase.time(counts, 1.3) >= shared_finish_time([jobs], sum(counts)) * (1 - 1e-12)
 
 
-def test_the_time_passed_raises_rho():
+def test_the_time_that_passed_raises_rho():
     base = Valuation(PHASES, 0.0, 2500.0)
     gpu = Gpu("0", "m")
     assert base.rho([gpu]) == 4

@@ -55,7 +55,7 @@ def test_a_holder_that_never_leaves_is_killed_at_the_end():
 
 def test_a_leftover_for_the_heir_is_no_leftover_of_the_holder():
     class Turns:
-        """First a wins, then b has the leftover."""
+        """First "a" wins the GPU, then "b" gets it as a leftover."""
 
         recalls = False
 

@@ -1,4 +1,4 @@
-"""Arbiter, tenants and leases on a real Ray: groups that hold, tokens that grow, an arbiter that dies and goes on."""
+"""Arbiter, tenants and leases on a real Ray: reservations, tokens, and an arbiter that dies and is restarted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Process:
 def control(one_ray):
     from themis_bridge.shell import control
 
-    # A cluster of its own: what an arbiter leaves behind is no other test's business.
+    # The test has a cluster of its own, so that what an arbiter leaves behind cannot disturb another test.
     one_ray.stop()
     one_ray.use(num_cpus=2)
     control.start("CPU", lease_s=60.0, notice_s=5.0, pace_s=0.5)
@@ -66,7 +66,7 @@ def gained(tenant, count):
 
 
 def where(tenant, lease, patience=PATIENCE_S):
-    """Start an actor in a lease; its process."""
+    """The process id of an actor that is started in a lease."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -87,7 +87,7 @@ def test_leases_of_one_tenant(control):
     first, second = gained(tenant, 2)
     assert first.gpu.id != second.gpu.id
     assert where(tenant, first) != os.getpid()
-    # The arbiter dies: nothing changes for whoever holds a lease.
+    # The arbiter dies. Nothing changes for the holder of a lease.
     before = control.status()
     os.kill(before["pid"], signal.SIGKILL)
 
@@ -102,15 +102,15 @@ def test_leases_of_one_tenant(control):
     tokens = {gpu: lease["token"] for gpu, lease in before["apps"]["a"]["leases"].items()}
     assert {gpu: lease["token"] for gpu, lease in after["apps"]["a"]["leases"].items()} == tokens
     assert not [notice for notice in tenant.poll() if isinstance(notice, Lost)]
-    # A GPU that was left comes back under a newer token; in the old group nothing runs.
+    # A GPU that was left is leased again under a newer token. In its old group nothing can run.
     tenant.vacated(first.gpu.id)
     (third,) = gained(tenant, 1)
     assert third.gpu == first.gpu and third.token > second.token
     assert where(tenant, third) != os.getpid()
-    # Ray says so or lets it wait for ever.
+    # Ray either raises an error or lets the actor wait for ever.
     with pytest.raises((ActorPlacementGroupRemoved, ActorUnschedulableError, GetTimeoutError)):
         where(tenant, first, patience=5.0)
-    # Only what is leased here.
+    # A job that asks for another unit is refused.
     with pytest.raises(ThemisError, match="leases single CPUs"):
         Tenant("b", Work(), {"GPU": 1.0}, "GPU")
     tenant.close()

@@ -1,4 +1,4 @@
-"""Who bids, and who gets what nobody won."""
+"""Themis as a policy: which apps bid, and which get the GPUs that no app has won."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def test_the_worst_rho_bids():
     assert bidders(reports, held, {}, 0.5) == ["b", "c"]
 
 
-def test_no_more_bid_than_want_all_there_is():
+def test_no_more_apps_bid_than_it_takes_to_use_the_offer():
     small = {f"a{i}": Report(10.0 - i, 1, best=10.0 - i) for i in range(9)}
     assert bidders(small, {}, {}, 0.0) == ["a0", "a1"]
     large = {name: Report(report.rho, 8, best=report.best) for name, report in small.items()}
     assert bidders(large, {}, {}, 0.0) == ["a0"]
 
 
-def test_of_those_without_a_gpu_the_one_that_waited_longest_comes_first():
-    # Half of its work done, and starved since: its rho is half that of one that has just come.
+def test_among_apps_without_a_gpu_the_one_that_waited_longest_bids_first():
+    # "starved" has done half of its work and held nothing since: its rho is half that of an app that has just joined.
     reports = {"new": Report(100.0, 1, best=1.0), "starved": Report(53.0, 1, best=3.5), "rich": Report(60.0, 4)}
     held = {"rich": (Gpu("of rich", "m"),)}
     assert bidders(reports, held, {}, 0.0) == ["starved", "new"]
 
 
-def test_who_still_has_a_gpu_on_offer_is_not_without():
+def test_an_app_whose_gpu_is_on_offer_counts_as_holding_one():
     reports = {"new": Report(100.0, 1, best=1.0), "holder": Report(5.0, 1, best=4.0)}
     assert bidders(reports, {}, {"g0": "holder"}, 0.0) == ["new", "holder"]
 
@@ -50,11 +50,11 @@ def leftover(
     return share_leftover(Situation(reports, everybody, there, holder, {}), {}, {})
 
 
-def test_what_nobody_won_goes_to_the_longest_first():
+def test_leftovers_go_first_to_the_app_with_most_work_left():
     offer = [Gpu(f"g{i}", "m") for i in range(4)]
     reports = {"short": Report(2.0, 3, left=5.0), "long": Report(1.0, 3, left=90.0)}
     assert sorted(leftover(reports, {}, offer, {}).values()) == ["long", "long", "long", "short"]
-    # Those that lost an auction come last, whatever they have left.
+    # Apps that have bid come last, whatever work they have left.
     bids = {"long": Bid("long", {frozenset(): 1.0})}
     situation = Situation(reports, dict.fromkeys(reports, ()), {g.id: g for g in offer}, {}, {})
     assert sorted(share_leftover(situation, {}, bids).values()) == ["long", "short", "short", "short"]
@@ -63,10 +63,10 @@ def test_what_nobody_won_goes_to_the_longest_first():
 def test_a_scattered_app_moves_together_lease_by_lease():
     at = {"a": (Gpu("first", "m1"), Gpu("second", "m2"))}
     reports = {"a": Report(1.0, 3, 4, left=9.0)}
-    # Its third lease ends on m3; beside another of its GPUs one is free.
+    # Its third lease, on m3, is on offer; a GPU beside another one of its GPUs is free.
     offer = [Gpu("own", "m3"), Gpu("free", "m1"), Gpu("far", "m4")]
     assert leftover(reports, at, offer, {"own": "a"}) == {"free": "a"}
-    # It does not move where it gains nothing.
+    # It does not move if nothing is gained.
     assert leftover(reports, at, [Gpu("own", "m1"), Gpu("free", "m2")], {"own": "a"}) == {"own": "a"}
     assert leftover(reports, {}, [Gpu("own", "m3"), Gpu("free", "m1")], {"own": "a"}).keys() == {"own", "free"}
 
@@ -85,14 +85,14 @@ def test_a_gang_goes_or_stays_whole():
     assert owners == {"holder", "winner"}
 
 
-def test_a_holder_s_last_gang_goes_gpu_by_gpu():
+def test_the_last_gang_of_a_holder_goes_gpu_by_gpu():
     offer = {f"g{i}": Gpu(f"g{i}", "m1") for i in range(4)}
     reports = {"holder": Report(1.0, 4, 4), "winner": Report(1.4, 4, 4)}
     situation = Situation(reports, {"holder": (), "winner": ()}, offer, dict.fromkeys(offer, "holder"), {})
     assert sorted(renew(situation, dict.fromkeys(offer, "winner")).values()) == ["holder", "holder", "holder", "winner"]
 
 
-def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_longest():
+def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with_most_work():
     offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
     reports = {
         "long": Report(1.0, 4, left=90.0, best=0.9),
@@ -101,7 +101,7 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_longest(
         "new": Report(99.0, 4, left=1.0, best=LONG_WAIT / 2),
     }
     held = {**dict.fromkeys(reports, ()), "long": (Gpu("of long", "m"),)}
-    # One that can use a single GPU bids beside a larger one: it wins one and pays it.
+    # An app that can use a single GPU bids beside a larger one: it wins a GPU and pays with all of it.
     small = {**reports, "worst": Report(90.0, 1, left=2.0, best=3.0)}
     situation = Situation(small, held, dict(list(offer.items())[:2]), {}, {})
     rows = [(), ("g0",), ("g0", "g1")]
@@ -113,6 +113,6 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_longest(
     assert Themis(0.0).bidders(situation)[:2] == ["worst", "waited"]
     assert outcome.clearing is not None and not outcome.clearing.allocation["worst"]
     assert sorted(outcome.grants.values()) == ["waited", "worst"]
-    # One gang each, and what is over as ever.
+    # Each of them gets one gang; the rest goes by work left.
     given = share_leftover(Situation(reports, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]

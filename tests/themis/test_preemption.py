@@ -1,4 +1,4 @@
-"""Leases recalled for an app that comes: which ones, and what becomes of them."""
+"""Leases that are recalled for a new app: which ones, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m, size in enumerate((4, 4, 2
 
 
 def recalled(held: dict[str, list[str]], rho: dict[str, float | None], settings: Settings = SETTINGS) -> list[str]:
-    """What is recalled for "new", with leases that end in 50 s."""
+    """The GPUs whose leases are recalled for "new", if all leases end in 50 s."""
     table = LeaseTable()
     for app, gpus in held.items():
         for gpu in gpus:
@@ -24,28 +24,28 @@ def recalled(held: dict[str, list[str]], rho: dict[str, float | None], settings:
     return [lease.gpu for lease in leases_to_recall("new", GPUS, table, apps, settings, 0.0)]
 
 
-def test_whoever_is_furthest_ahead_gives_and_keeps_a_share():
+def test_the_app_that_is_furthest_ahead_gives_and_keeps_a_share():
     half = [gpu for gpu in GPUS if gpu[:2] in ("m0", "m2")]
     rest = [gpu for gpu in GPUS if gpu not in half]
-    # A third of twelve: two from the one that is ahead, down to a share; then two from the other.
+    # The share is a third of twelve: "ahead" gives two and keeps a share of four, then "behind" gives two.
     assert recalled({"ahead": half, "behind": rest}, {"ahead": 0.5, "behind": 0.9}) == ["m0g0", "m0g1", "m1g0", "m1g1"]
-    # Who has not said yet how far it is gives nothing.
+    # An app that has not reported its rho gives nothing.
     assert recalled({"ahead": half, "behind": rest}, {"ahead": None, "behind": 0.9}) == ["m1g0", "m1g1"]
 
 
-def test_whole_machines_first():
-    # The free ones are of its share of six.
+def test_whole_machines_are_recalled_first():
+    # The share is six, of which three GPUs are free.
     assert recalled({"most": list(GPUS)[2:11]}, {"most": 1.0}) == ["m1g0", "m1g1", "m1g2"]
     assert recalled({"all": list(GPUS)}, {"all": 1.0}) == ["m0g0", "m0g1", "m0g2", "m0g3", "m1g0", "m1g1"]
 
 
-def test_what_is_free_or_over_the_quota_is_not_recalled():
+def test_free_gpus_and_a_quota_reduce_what_is_recalled():
     assert len(recalled({"all": list(GPUS)[2:]}, {"all": 1.0})) == 4
     assert recalled({"all": list(GPUS)[6:]}, {"all": 1.0}) == []
     assert len(recalled({"all": list(GPUS)}, {"all": 1.0}, SETTINGS.changed({"quotas": {"new": 1}}))) == 1
 
 
-def test_what_was_recalled_for_another_counts():
+def test_leases_that_were_recalled_for_another_app_count():
     table = LeaseTable()
     for gpu in GPUS:
         table.grant(gpu, "all", 50.0)
@@ -75,7 +75,7 @@ def test_weights_and_doubts_count():
     assert first() == "a"
 
 
-def test_an_app_that_comes_has_its_share_within_the_notice():
+def test_a_new_app_has_its_share_within_the_notice():
     cluster = Cluster(8)
     first = cluster.join("a", Job(8))
     cluster.wait(25)
@@ -93,10 +93,10 @@ def test_an_app_that_comes_has_its_share_within_the_notice():
     assert {gpu: view.token for gpu, view in first.leases.items()} == {gpu: tokens[gpu] for gpu in kept}
     assert {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases if lease.gpu in kept} == {
         gpu: ends[gpu] for gpu in kept
-    }, "what it keeps, it keeps as long as it was promised"
+    }, "what it keeps, it keeps until the end that it was promised"
 
 
-def test_what_the_newcomer_does_not_take_stays_until_its_end():
+def test_a_recalled_lease_that_no_app_wins_stays_until_its_end():
     cluster = Cluster(8)
     first = cluster.join("a", Job(8))
     cluster.wait(25)
@@ -108,7 +108,7 @@ def test_what_the_newcomer_does_not_take_stays_until_its_end():
     assert not cluster.notices and len(first.leases) == 8
     assert {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases} == ends
     assert not any(lease.recalled for lease in cluster.arbiter.state.leases)
-    # One that can use one GPU takes one.
+    # An app that can use one GPU gets one.
     cluster.join("c", Job(1))
     cluster.wait(2 * SETTINGS.answer_s + SETTINGS.notice_s + 1)
     assert len(cluster.holds("c")) == 1 and len(first.leases) == 7

@@ -52,7 +52,7 @@ def test_a_repeated_reservation_does_not_count_as_held_before_it_is_made():
     cluster.send(m.GpuJoined(Gpu("g1", "m1")))
     agent = cluster.join("a", Job(1))
     cluster.wait(3)
-    # It is tried again, and Ray takes its time.
+    # The reservation is tried again, and Ray has not made it yet.
     token = cluster.arbiter.state.leases.grant("g1", "a", 1e6).token
     cluster.wait(150)
     assert cluster.holds("a") == set(agent.leases) == {"g0"}, "it bids for another"

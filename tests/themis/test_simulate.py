@@ -18,17 +18,17 @@ from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
 
 
 def app(name: str, *phases: int) -> Spec:
-    """One job a phase, of so many seconds on one GPU."""
+    """An app with one single-GPU job in each phase. ``phases``: seconds of each."""
     return Spec(name, 0.0, [[JobInfo(seconds, 1.0)] for seconds in phases])
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["themis", *BASELINES])
 def test_apps_that_end_at_the_same_moment_all_end(policy: str) -> None:
-    # The first one's end starts a round, in which the others are found to have ended, too.
+    # The end of the first app starts a round, in which the other two are found to have ended, too.
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(3)]
     run = simulate([app("a", 500, 500), app("b", 500, 500), app("c", 1000)], gpus, Setup(policy=policy))
-    # Some policies let them change places, which costs time.
+    # Under some policies the apps change places, which costs time.
     assert run.jct.keys() == {"a", "b", "c"}
     assert all(1000 + SWITCH_S - 1e-6 <= jct <= 1000 + 5 * SWITCH_S for jct in run.jct.values())
 
@@ -36,52 +36,52 @@ def test_apps_that_end_at_the_same_moment_all_end(policy: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("seconds", range(498, 503))
 def test_an_end_within_a_microsecond_of_a_round(seconds: int) -> None:
-    # The only lease ends after 600 s and is offered 60 s before: at 540 s, as this app ends, give or take.
+    # The only lease ends after 600 s and is offered 60 s earlier. That is at 540 s, within 2 s of the end of this app.
     for nudge in (-1e-7, 0.0, 1e-7, 4e-7):
         run = simulate([app("a", seconds + nudge)], [Gpu("g", "m")], Setup())
         assert run.makespan == pytest.approx(seconds + SWITCH_S)
 
 
-def test_gpus_that_come_together_are_switched_to_together() -> None:
+def test_gpus_that_are_gained_together_cost_one_switch() -> None:
     specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
     gpus = [Gpu(f"g{i}", "m") for i in range(4)]
     assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)
 
 
-def test_drf_gives_a_newcomer_its_share_though_the_cluster_is_full() -> None:
+def test_drf_gives_a_new_app_its_share_of_a_full_cluster() -> None:
     long = Spec("long", 0.0, [[JobInfo(10000, 1.0)] * 4])
     late = Spec("late", 100.0, [[JobInfo(1000, 1.0)]])
     gpus = [Gpu(f"g{i}", "m") for i in range(4)]
     assert simulate([long, late], gpus, Setup(policy="drf")).jct["late"] < 2000
 
 
-def test_gandiva_goes_by_placements_and_not_by_apps() -> None:
+def test_gandiva_gives_no_app_gpus_that_would_scatter_it() -> None:
     wide = Spec("wide", 0.0, [[JobInfo(80000, 1.0, 8)]])
     narrow = Spec("narrow", 1.0, [[JobInfo(1000, 1.0)] * 4])
     gpus = [Gpu(f"g{i}", f"m{i // 4}") for i in range(8)]
-    # The wide job over both machines would be placed worse than on one of them.
+    # On both machines the wide job would be placed worse than on one of them.
     assert simulate([wide, narrow], gpus, Setup(policy="gandiva")).jct["narrow"] < 2000
 
 
-def test_who_knows_nothing_of_placement_takes_the_first() -> None:
+def test_baselines_without_placement_take_the_first_gpus() -> None:
     offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
     facts = TwinApp(app("a", 1000)).facts()
     situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
     assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
-def test_a_claim_is_of_work_alone() -> None:
+def test_a_claim_changes_only_the_work() -> None:
     spec, there = Spec("a", 0.0, [[JobInfo(1000, 1.0, 2)]]), [Gpu("g", "m"), Gpu("h", "n")]
     honest, half = (TwinApp(spec, claim=claim).valuation(1.0, 4) for claim in (1.0, 0.5))
     assert half.finish(there) == pytest.approx(honest.finish(there) / 2)
 
 
-def test_who_claims_less_work_than_it_has_is_found_out() -> None:
+def test_an_app_that_claims_less_work_than_it_has_is_found_out() -> None:
     found = {}
     for claim in (0.5, 1.0):
         book = AppRecord("s", 0.0, 0.0)
         for _ in range(100):
-            # On both GPUs of two, in a cluster of its own: 1 % of 1,000 s is done between reports.
+            # It holds both GPUs of a cluster of its own, and does 1 % of its 1,000 s between two reports.
             left = (1000.0 - book.served) * claim
             rho = (book.served + left) / (1000.0 * claim)
             book.take_report(Report(rho, 2, left=left, whole=1000.0 * claim), [1, 2], 2, book.served, 1.0)
@@ -92,7 +92,7 @@ def test_who_claims_less_work_than_it_has_is_found_out() -> None:
 
 
 def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
-    """What an arbiter thinks of an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
+    """The arbiter's doubt about an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
     spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], {"slot": 1.0, "machine": 1.0, "rack": 1.3, "cluster": 1.6})
     app, book = TwinApp(spec, error=error, lie=lie), AppRecord("s", 0.0, 0.0)
     agent = Agent("a", "s", app)
@@ -103,7 +103,7 @@ def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
             app.gain_gpu(gpu)
         views = tuple(LeaseView(gpu, 10 * number + i, 600.0) for i, gpu in enumerate(place))
         agent.handle(Leases("a", "s", (0, number), views))
-        # The first report when the GPUs are already switched to.
+        # The first report comes when the switch to the GPUs is over.
         for now in range(600 * number - 500, 600 * number, 60):
             app.advance(float(now))
             ((answer,), _) = agent.handle(AskRho("a", "s", 1, 1.0, 2))
@@ -118,14 +118,14 @@ APART = [Gpu("g", "m"), Gpu("i", "n", "r")]
 
 @pytest.mark.parametrize("places", [[APART], [TOGETHER, APART], [APART, TOGETHER]])
 @pytest.mark.parametrize("lie", [0.1, 0.2])
-def test_who_overstates_what_placements_cost_it_is_found_out(places: list[list[Gpu]], lie: float) -> None:
+def test_an_app_that_overstates_what_placements_cost_it_is_found_out(places: list[list[Gpu]], lie: float) -> None:
     assert doubted(lie, 1.0, *places) == pytest.approx((1 + lie) ** 2)
 
 
 @pytest.mark.parametrize("places", [[APART], [TOGETHER], [TOGETHER, APART], [APART, TOGETHER]])
-def test_who_is_honest_is_not_doubted(places: list[list[Gpu]]) -> None:
+def test_an_honest_app_is_not_doubted(places: list[list[Gpu]]) -> None:
     assert doubted(0.0, 1.0, *places) == 1.0
-    # Who errs about its work is slower or faster than it says on all GPUs.
+    # An app that errs about its work is slower or faster than it says on all GPUs alike.
     if TOGETHER in places:
         assert doubted(0.0, 1.1, *places) == 1.0
 
@@ -133,7 +133,7 @@ def test_who_is_honest_is_not_doubted(places: list[list[Gpu]]) -> None:
 def test_trials_that_stop_early_are_no_progress() -> None:
     book = AppRecord("s", 0.0, 0.0)
     for minute in range(10):
-        # Held up on two GPUs of two: half as fast, and every minute a tenth of the work is found to be of no use.
+        # It holds two GPUs that make it half as fast, and every minute trials with a tenth of its work stop early.
         whole = 1000.0 * (1 - minute / 10)
         ends = 2 * (whole - 30.0 * minute)
         report = Report((60.0 * minute + ends) / whole, 2, left=ends / 2, whole=whole, leases=(1, 2))
@@ -142,7 +142,7 @@ def test_trials_that_stop_early_are_no_progress() -> None:
     assert book._placement_overstatement() == 1.0
 
 
-def test_who_claims_less_does_not_end_sooner() -> None:
+def test_an_app_that_claims_less_work_does_not_end_sooner() -> None:
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
     specs = [app(f"a{i}", 4000) for i in range(8)]
 
@@ -153,7 +153,7 @@ def test_who_claims_less_does_not_end_sooner() -> None:
     assert jct(0.75) >= jct(1.0) - 1
 
 
-def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
+def test_an_app_that_claims_more_work_does_not_end_sooner() -> None:
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
     specs = [app(f"a{i}", 4000) for i in range(8)]
 
@@ -164,12 +164,12 @@ def test_who_claims_more_work_than_it_has_does_not_end_sooner() -> None:
 
 
 def test_nobody_starves_where_apps_outnumber_gpus() -> None:
-    # Two bid for the two GPUs of a pair and pay all that they win: 17.6 when the rest went to the longest (bug 92).
+    # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6 (bug 92).
     apps = tuning_apps(30, 2, days=0.1, between_s=240.0)
     assert simulate(apps, machines(TESTBED_64)[:16], Setup()).worst < 2.5
 
 
-def test_equal_shares_leave_no_gpu_that_somebody_could_use() -> None:
+def test_equal_shares_leave_no_gpu_idle_that_an_app_could_use() -> None:
     assert equal_shares({"a": 1, "b": 10, "c": 10}, 9) == {"a": 1, "b": 4, "c": 4}
     assert equal_shares({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
 
@@ -177,6 +177,6 @@ def test_equal_shares_leave_no_gpu_that_somebody_could_use() -> None:
 def test_equal_shares_end_when_arithmetic_says() -> None:
     first = Spec("first", 0.0, [[JobInfo(100, 1.0, 2)], [JobInfo(50, 1.0, 1)]])
     second = Spec("second", 25.0, [[JobInfo(75, 1.0, 2)]])
-    # Until 25 s the first has both GPUs, until 75 s each has one; then its second phase has one and the other app one.
+    # The first app has both GPUs until 25 s and one until 75 s; then its second phase has one, the other app the other.
     assert ends([second, first], 2) == pytest.approx({"first": 125.0, "second": 100.0})
     assert ends([first], 2) == pytest.approx({"first": 100.0})

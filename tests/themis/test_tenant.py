@@ -1,4 +1,4 @@
-"""A job's end of the line to the arbiter, without Ray."""
+"""`Tenant`, the side of a job, without Ray."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from themis_bridge.shell import tenant
 
 
 class Remote:
-    """A method of an actor in this process; ``ray.get`` returns its answer as it is."""
+    """A method of an actor, called in this process; the patched ``ray.get`` returns its answer."""
 
     def __init__(self, method):
         self.remote = method
 
 
 class Arbiter:
-    """It takes whoever asks for the unit that it leases, and knows those that joined."""
+    """It lets jobs join that ask for its unit, and refuses messages of all others."""
 
     def __init__(self, unit):
         self.unit, self.apps = unit, set()
@@ -38,7 +38,7 @@ class Arbiter:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A cluster whose arbiter can be exchanged."""
+    """A cluster whose arbiter can be replaced."""
     there = SimpleNamespace(arbiter=Arbiter("GPU"))
     monkeypatch.setattr(tenant.control, "start", lambda unit: there.arbiter)
     monkeypatch.setattr(tenant, "POLL_S", 0.01)

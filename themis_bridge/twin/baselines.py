@@ -38,7 +38,7 @@ class _Supply:
         """Give an app up to ``size`` GPUs: no more than it wants, and no more than there are."""
         size = min(size, self.wants[app])
         self.wants[app] -= size
-        picked = self.pick(app, size)
+        picked = self.pick_gpus(app, size)
         for gpu in picked:
             machine = self.situation.offer[gpu].machine
             self.grants[gpu] = app
@@ -48,7 +48,7 @@ class _Supply:
                 del self.free[machine]
         return picked
 
-    def pick(self, app: str, size: int) -> list[str]:
+    def pick_gpus(self, app: str, size: int) -> list[str]:
         """The GPUs that the app would be given."""
         free, near = dict(self.free), self.near[app]
         picked: list[str] = []
@@ -108,7 +108,7 @@ class Shares:
 
         def key(app: str) -> tuple[float, int, float, str]:
             facts, have = reports[app].facts, held[app]
-            more = [situation.offer[gpu] for gpu in supply.pick(app, min(size[app], supply.wants[app]))]
+            more = [situation.offer[gpu] for gpu in supply.pick_gpus(app, min(size[app], supply.wants[app]))]
             return self.key(facts, len(have), have + more), len(have), facts.arrived, app
 
         while supply.free and (wanting := [app for app in reports if supply.wants[app]]):
