@@ -252,12 +252,11 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted((_plain(item) for item in value), key=str)
-    if isinstance(value, Iterable) and not isinstance(value, bytes):
-        if getattr(value, "shape", None) == ():  # a 0-d array or tensor has __iter__ but cannot be iterated
-            return _plain(value.item())  # type: ignore[attr-defined]
-        return [_plain(item) for item in value]
-    if hasattr(value, "item") and callable(value.item):  # numpy.bool_ and other scalars that are not Real
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", ()) == ():
+        # numpy's and torch's scalars; a 0-d array has __iter__ but cannot be iterated.
         return _plain(value.item())
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return [_plain(item) for item in value]
     return str(value)
 
 

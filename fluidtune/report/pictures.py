@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: Unix seconds -> the x coordinate of a picture.
+TimeAxis = Callable[[float], float]
 EventSource = Iterable[EventDict] | str | os.PathLike[str]
 
 #: Colours of trials. The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common
@@ -191,7 +193,7 @@ def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
     return boxes
 
 
-def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: Any) -> None:
+def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis) -> None:
     # One collection for all bars: 10,000 separate rectangles would take minutes.
     from matplotlib.collections import PolyCollection
 
@@ -204,7 +206,7 @@ def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], a
     axes.add_collection(bars, autolim=False)
 
 
-def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: Any) -> None:
+def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: TimeAxis) -> None:
     """A triangle where a trial grew (up) or shrank (down), a cross where a worker or device was lost."""
     marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
     width: dict[str, int] = {}
@@ -252,7 +254,7 @@ def _draw_labels(
     boxes: Sequence[_Box],
     names: Mapping[str, str],
     colours: Mapping[str, str],
-    at: Any,
+    at: TimeAxis,
 ) -> None:
     """Write a trial's short name into each of its bars that is large enough."""
     if len(boxes) > LABELLED_INTERVALS or not boxes:
