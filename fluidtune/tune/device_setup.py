@@ -1,4 +1,7 @@
-"""How one job's devices are cut, shared and held: decided once, from the settings and the first trial's request."""
+"""How one job's devices are cut, shared and held.
+
+Decided once, when the job begins, from the settings and from what the job's first trial asks for.
+"""
 
 from __future__ import annotations
 
@@ -103,9 +106,10 @@ def set_up_devices(
     """
     spec = DeviceSpec.parse(settings.devices)
     on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
-    # Two trials on one core take turns: nothing is to be found out there.
+    # Two trials on one core take turns, so there is no better packing limit to search for.
     search = settings.max_packing is None and not on_cores
-    # A script may ask for more trials at once than there are cores; a GPU is asked for by each trial.
+    # A script may want more trials in flight than there are cores; these then share cores. A trial on GPUs says itself
+    # what part of a GPU it asks for.
     packs = settings.max_packing is None and on_cores and not synchronous
     plan = layout(
         spec,

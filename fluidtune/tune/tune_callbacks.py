@@ -31,7 +31,7 @@ class TuneCallbacks:
         self._due.popleft()()
 
     def call_newest(self) -> None:
-        """Make the newest callback, before those that are due longer."""
+        """Make the newest callback, ahead of the older ones."""
         self._due.pop()()
 
     def tell_started(self, ticket: TrackedActor) -> None:
