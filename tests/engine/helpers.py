@@ -1,4 +1,4 @@
-"""An engine with what most tests need around it."""
+"""An engine in the surroundings that most tests need."""
 
 from __future__ import annotations
 

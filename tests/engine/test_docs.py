@@ -1,4 +1,4 @@
-"""docs/engine.md says what the code does: the statuses of a trial, the steps of `Engine.handle`, the names of c."""
+"""docs/engine.md agrees with the code: statuses of a trial, steps of `Engine.handle`, names of numbers of trials."""
 
 from __future__ import annotations
 

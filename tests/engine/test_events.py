@@ -51,7 +51,7 @@ from tests.engine.helpers import Bench, elastic, plain
         ("nonsense", "nonsense"),
     ],
 )
-def test_what_cannot_be_true_is_refused_by_name_and_changes_nothing(event, named):
+def test_an_event_that_cannot_be_true_is_refused_by_name_and_changes_nothing(event, named):
     bench = Bench(1)
     bench(plain("run", 200), plain("wait"))
     before = bench.engine.trials, bench.engine.devices
@@ -63,12 +63,12 @@ def test_what_cannot_be_true_is_refused_by_name_and_changes_nothing(event, named
 
 
 @pytest.mark.parametrize("setting", [{"max_packing": 0}, {"max_workers": 0}, {"resize_seconds": -1.0}])
-def test_settings_that_cannot_work(setting):
+def test_settings_that_cannot_work_are_refused(setting):
     with pytest.raises(EngineError, match=next(iter(setting))):
         Engine(**setting)
 
 
-def test_nothing_is_lost_when_a_batch_is_refused_halfway():
+def test_what_follows_from_events_before_a_refused_one_is_not_lost():
     bench = Bench(1)
     bench(plain("a"), plain("b"))
     with pytest.raises(EngineError):
@@ -81,7 +81,7 @@ def test_late_answers_are_ignored():
     assert bench(elastic("a")) == [Start("a", (0, 1), 1.0)]
     assert bench(WorkerLost("a")) == [Release("a", (0, 1)), Resume("a", (0, 1), 1.0)]
     assert bench(ResizeFailed("a", (0,))) == [Release("a", (1,))]
-    assert bench(Resized("a", (0, 1), 0.1)) == []  # to the first start
+    assert bench(Resized("a", (0, 1), 0.1)) == []  # an answer to the first start
     assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,))]
     late = [Result("a", 1.0, 1), Resized("a", (0,), 0.1), ResizeFailed("a", (0,)), WorkerLost("a")]
     assert bench(*late, TrialEnded("a", "stopped")) == []
@@ -99,18 +99,18 @@ def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
     assert Resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
 
 
-def test_a_trial_that_lost_its_first_worker_starts_where_another_is_warm():
+def test_a_trial_that_lost_its_first_worker_resumes_where_another_worker_is_warm():
     bench = Bench(2)
     bench(elastic("a"))
     bench(Resized("a", (0, 1), 0.1))
     out = bench(WorkerLost("a", device=0))
     assert isinstance(out[1], Resume) and out[1].devices[0] == 1
     bench(TrialEnded("a", "stopped"))
-    assert bench(plain("b"))[0].devices == (0,)  # only while nobody has been there since
+    assert bench(plain("b"))[0].devices == (0,)  # device 0 was avoided only until a trial got it
 
 
 def wide(width: int, devices: int) -> Bench:
-    """Trial a on the last ``width`` devices; nobody has been on the others."""
+    """Trial a is on the last ``width`` of ``devices`` devices; it has never been on the others."""
     bench = Bench(devices)
     bench(*(plain(f"p{d}", 1) for d in range(devices - width)))
     bench(elastic("a"))
@@ -120,32 +120,32 @@ def wide(width: int, devices: int) -> Bench:
 
 
 @pytest.mark.parametrize("alive", [2, 3])
-def test_a_trial_whose_group_broke_goes_on_where_a_worker_lives_for_sure(alive):
-    """The one that lives is heard before the death of the other: nobody knows yet which device is cold."""
+def test_a_trial_whose_group_broke_resumes_where_a_worker_certainly_lives(alive):
+    """The living worker reports before the death of the other is noticed, so that no device is known to be cold."""
     bench = wide(2, 4)
     assert first(bench(WorkerLost("a", alive=alive))) == alive
     bench.engine.validate_state()
 
 
-def test_a_trial_that_lost_a_worker_goes_on_where_another_of_its_own_lives_and_not_where_nobody_does():
+def test_a_trial_that_lost_a_worker_resumes_where_another_worker_of_it_may_live():
     assert first(wide(2, 4)(WorkerLost("a", device=2))) == 3
     assert first(wide(2, 4)(WorkerLost("a", device=3))) == 2
     assert first(wide(3, 4)(DeviceLost(1))) == 2
 
 
-def test_two_lost_in_a_row_whatever_is_heard_first():
+def test_two_workers_lost_in_a_row_are_both_avoided():
     bench = wide(3, 4)
     assert first(bench(WorkerLost("a", device=1))) == 2
-    # It was to go on there, in a worker that is dead as well; the third lives.
+    # The worker in which it was to resume is dead as well; the third one lives.
     assert first(bench(WorkerLost("a", device=2))) == 3
-    # That one, too: then there is no better device than any other.
+    # The third one is dead, too. Then no device is better than another.
     assert first(bench(WorkerLost("a", device=3))) == 0
     bench = wide(3, 4)
     assert first(bench(WorkerLost("a", alive=3))) == 3
     assert first(bench(WorkerLost("a", device=3))) == 1
 
 
-def test_where_a_trial_lost_a_worker_does_not_matter_when_it_has_gone_on():
+def test_a_lost_worker_is_forgotten_after_the_next_iteration():
     bench = wide(2, 3)
     assert first(bench(WorkerLost("a", alive=2))) == 2
     bench(Result("a", 1.0, 1))
@@ -158,14 +158,14 @@ def first(out) -> int:
     return resumed.devices[0]
 
 
-def test_worker_lost_while_it_waits_already():
+def test_a_worker_lost_while_its_trial_waits_changes_nothing():
     bench = Bench(1)
     bench(plain("a"))
     assert bench(DeviceLost(0), WorkerLost("a"), Result("a", 1.0, 1)) == []
     assert bench.engine.waiting == ("a",)
 
 
-def test_views():
+def test_views_show_what_is_known():
     bench = Bench(2)
     bench(plain("a", 10), plain("b", None), plain("c", 3))
     assert bench.engine.trial("c").height == 3.0  # nothing measured: 1 s an iteration
@@ -182,7 +182,7 @@ def test_views():
     assert bench.engine.waiting == ("b",)
     assert bench.engine.devices == {0: ("a",), 1: ("c",)}
     assert bench.engine.idle_devices == ()
-    assert bench.engine.trial("b").base == 2.0  # not measured: the group's
+    assert bench.engine.trial("b").base == 2.0  # not measured itself: the group's median
     assert bench.engine.group_overheads("g") == (1.0, 1.0)
     with pytest.raises(EngineError, match="'nobody'"):
         bench.engine.trial("nobody")
@@ -201,7 +201,7 @@ def test_held_devices_are_those_that_a_trial_runs_on_and_those_that_it_was_promi
     assert bench.engine.trial("a").devices == (1,)
 
 
-def test_unknown_budget_is_estimated_by_those_that_finished_then_by_what_was_done():
+def test_an_unknown_budget_is_estimated_from_finished_trials_then_from_iterations_done():
     bench = Bench(2)
     bench(plain("a", None), plain("b", None))
     bench.results("b", 1.0, 3)
@@ -213,7 +213,7 @@ def test_unknown_budget_is_estimated_by_those_that_finished_then_by_what_was_don
     assert bench.engine.trial("b").height == 12.0
 
 
-def test_results_count_down_never_below_zero():
+def test_iterations_left_never_go_below_zero():
     bench = Bench(1)
     bench(plain("a", 1))
     bench.results("a", 1.0, 3)
@@ -230,7 +230,7 @@ def test_median_of_recent_results_forgets_outliers_and_old_times():
     assert bench.engine.trial("a").seconds == {1: 3.0}
 
 
-def test_same_events_same_instructions():
+def test_the_same_events_give_the_same_instructions():
     def run():
         bench = Bench(4, max_packing=2)
         out = bench(*[elastic(f"t{k}", 10 + k % 5) for k in range(9)])
@@ -247,7 +247,7 @@ def test_a_group_may_change_its_concurrency():
     assert bench(GroupAnnounced("n", False, 2)) == [Start("b", (1,), 1.0)]
 
 
-def test_what_waits_for_concurrency_leaves_idle_devices_to_growth():
+def test_a_trial_that_waits_for_concurrency_leaves_idle_devices_to_growth():
     bench = Bench(2)
     bench(GroupAnnounced("n", False, 1), elastic("a", 50, "n"), elastic("b", 50, "n"))
     assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]

@@ -1,4 +1,4 @@
-"""A device that will be lost soon is emptied: nothing comes, and what can move goes at its next commit."""
+"""A device that will be lost soon is emptied: no trial starts there, and those that can move leave."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from fluidtune.engine import (
 from tests.engine.helpers import Bench, elastic, plain
 
 
-def test_nothing_starts_on_it():
+def test_nothing_starts_on_a_leaving_device():
     bench = Bench(2)
     bench(DeviceLeaving(0))
     assert bench.engine.idle_devices == (1,)
@@ -58,7 +58,7 @@ def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
     assert bench(KindFound("a", "checkpointing")) == [Suspend("a")]
 
 
-def test_a_plain_trial_that_is_still_there_starts_again():
+def test_a_plain_trial_still_there_when_the_device_is_lost_starts_again():
     bench = Bench(2)
     bench(plain("a"))
     bench(DeviceLeaving(0))
@@ -66,7 +66,7 @@ def test_a_plain_trial_that_is_still_there_starts_again():
 
 
 @pytest.mark.parametrize("device", [0, 7])
-def test_it_leaves_once_and_only_if_it_is_there(device):
+def test_only_a_known_device_can_leave_and_only_once(device):
     bench = Bench(1)
     bench(DeviceLeaving(0))
     with pytest.raises(EngineError, match=str(device)):

@@ -1,6 +1,7 @@
-"""Whatever happens, in whatever order: the engine's books stay right and its instructions can be carried out.
+"""After any events in any order, the engine's books are right and its instructions can be carried out.
 
-A model keeps its own, simpler books from the instructions alone and refuses whatever a shell could not do.
+A model keeps its own, simpler books from the instructions alone, and refuses every instruction that no shell could
+carry out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PICK = st.integers(0, 1000)
 
 @dataclass
 class Shadow:
-    """What the model believes of a trial."""
+    """What the model knows of a trial."""
 
     group: str
     kind: str
@@ -83,7 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def send(self, *events):
         self.clock += 1
-        # Only what the events themselves end is taken from the model before; see `gone`.
+        # What the events themselves end, the rules below have ended in the model before.
         out = self.engine.handle(*events, now=self.clock)
         self.engine.validate_state()
         for instruction in out:
@@ -261,7 +262,7 @@ class EngineMachine(RuleBasedStateMachine):
     def find_kind(self, pick, kind):
         live = self.those("running", "waiting")
         name = live[pick % len(live)]
-        if len(self.trials[name].held) < 2:  # a shell would not call a trial plain that runs on several
+        if len(self.trials[name].held) < 2:  # no shell calls a trial plain that runs on several devices
             self.trials[name].kind = kind
             self.send(KindFound(name, kind))
 
@@ -307,7 +308,7 @@ class EngineMachine(RuleBasedStateMachine):
             trial = self.trials[name]
             synchronous, concurrency = self.groups[trial.group]
             places = 1000 if synchronous or concurrency is None else concurrency - running[trial.group]
-            # A gang of this group that a node is held for keeps one of the group's places, too.
+            # A gang of this group for which a node is held keeps one of the group's places, too.
             kept = any(
                 self.trials[other].asked >= 2 and self.trials[other].group == trial.group and other != name
                 for other in self.engine.waiting

@@ -1,4 +1,4 @@
-"""c is found out while trials train: one device is tried, and nothing is lost where packing does not pay."""
+"""How c is found while trials train: on one device at a time, and at little cost where packing does not pay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.engine.helpers import Bench, elastic, plain
 
 
 class Device:
-    """Runs whatever an engine starts; ``times[p]``: seconds per iteration of each of p on one device."""
+    """Runs what an engine starts; ``times[p]``: seconds per iteration of each of p trials on one device."""
 
     def __init__(self, times: dict[int, float], *, devices: int = 2, trials: int = 8, memory: float | None = 0.1, **c):
         self.bench = Bench(devices, max_packing=None, **c)
@@ -27,12 +27,12 @@ class Device:
         return out
 
     def until_suspended(self) -> str:
-        """Turns until a trial is told to leave; its name."""
+        """Does iterations until a trial is told to leave. Returns its name."""
         for _ in range(40):
             for instruction in self.turn():
                 if isinstance(instruction, Suspend):
                     return instruction.trial
-        raise AssertionError("nobody was told to leave")
+        raise AssertionError("no trial was told to leave")
 
     def move(self, trial: str) -> None:
         self.bench(TrialEnded(trial, "paused"), elastic(trial, 38))
@@ -41,7 +41,7 @@ class Device:
         return max(len(tenants) for tenants in self.bench.engine.devices.values())
 
 
-def test_packing_that_pays_is_tried_on_one_device_and_then_given_to_all():
+def test_packing_that_pays_is_tried_on_one_device_and_then_used_on_all():
     devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3})
     assert [i.devices for i in devices.said if isinstance(i, Start)] == [(0,), (1,)]
     shared = []
@@ -67,17 +67,17 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
     assert devices.bench.engine.c == 1
     devices.move("t2")
     if slower > 3:
-        devices.move(devices.until_suspended())  # one very slow iteration may be a chance: it is tried once more
+        devices.move(devices.until_suspended())  # one very slow iteration may be an accident, so that it is tried again
     for _ in range(10):
         assert devices.turn() == []
     assert devices.most() == 1
 
 
-def test_one_very_slow_iteration_is_not_the_last_word():
+def test_one_very_slow_iteration_does_not_end_the_search():
     devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3})
     while devices.most() == 1:
         devices.turn()
-    usual, devices.times = devices.times, {1: 1.0, 2: 4.4, 3: 9.0, 4: 9.0}  # they evaluate
+    usual, devices.times = devices.times, {1: 1.0, 2: 4.4, 3: 9.0, 4: 9.0}  # as if they evaluated in this iteration
     gone = devices.until_suspended()
     devices.times = usual
     devices.move(gone)
@@ -86,7 +86,7 @@ def test_one_very_slow_iteration_is_not_the_last_word():
     assert devices.bench.engine.c >= 2
 
 
-def test_shares_are_no_larger_than_the_largest_memory_seen_allows_later_too():
+def test_the_largest_memory_seen_limits_sharing_later_too():
     devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, devices=1, trials=3, memory=0.3)
     while devices.bench.engine.c < 3:
         devices.turn()
@@ -132,12 +132,12 @@ def test_trials_of_one_iteration_that_start_together_show_that_packing_pays():
     assert bench.engine.c == 2
 
 
-def test_what_was_mixed_is_no_verdict():
+def test_iterations_with_changing_neighbours_do_not_count():
     bench = Bench(1, max_packing=None)
     bench(*[elastic(f"t{k}", 1) for k in range(9)])
     bench(Result("t0", 8.0, 1, 0.1), TrialEnded("t0", "stopped"))
     for k in (1, 3, 5):
-        # Its neighbour went, or came, in the middle of it.
+        # Its neighbour left, or came, during the iteration.
         bench.at += 4
         bench(Result(f"t{k}", 4.0, 0.5, 0.1), TrialEnded(f"t{k}", "stopped"))
         bench.at += 4
@@ -145,7 +145,7 @@ def test_what_was_mixed_is_no_verdict():
         assert bench.engine.c == 1
 
 
-def test_hopeless_is_seen_after_one_iteration():
+def test_a_hopeless_attempt_ends_after_one_iteration():
     devices = Device({1: 1.0, 2: 10.0, 3: 99.0, 4: 99.0})
     while devices.most() == 1:
         devices.turn()
@@ -154,7 +154,7 @@ def test_hopeless_is_seen_after_one_iteration():
     assert any(isinstance(i, Suspend) for i in devices.said)
 
 
-def test_a_share_that_does_not_fit_the_memory_is_not_given():
+def test_trials_that_do_not_fit_the_memory_do_not_share():
     devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=0.4)
     for _ in range(20):
         devices.turn()
@@ -165,7 +165,7 @@ def test_a_share_that_does_not_fit_the_memory_is_not_given():
     assert devices.most() == 1
 
 
-def test_where_the_memory_is_not_known_nothing_is_tried():
+def test_nothing_is_tried_while_the_memory_is_not_known():
     devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=None)
     for _ in range(10):
         assert devices.turn() == []
@@ -182,18 +182,18 @@ def test_trials_that_cannot_be_moved_and_short_ones_are_not_tried():
         assert bench(Result("a", 1.0, 1, 0.1)) == []
 
 
-def test_while_a_newcomer_loads_its_neighbours_times_say_nothing():
+def test_while_a_newcomer_loads_its_neighbours_times_do_not_count():
     bench = Bench(1, max_packing=None)
     bench(elastic("a", 100), elastic("b", 100))
     while not bench(Result("a", 1.0, 1, 0.1)):
         pass
     for _ in range(6):
-        bench(Result("a", 1.0, 0.5, 0.1))  # alone still: b's process is starting
+        bench(Result("a", 1.0, 0.5, 0.1))  # still alone, since b's process is starting
     assert bench.engine.c == 1
     assert bench.engine.trial("a").seconds == {1: 1.0}
 
 
-def test_a_try_whose_trials_end_is_not_a_verdict():
+def test_an_attempt_whose_trials_end_is_no_verdict():
     devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3}, trials=12)
     while devices.most() == 1:
         devices.turn()

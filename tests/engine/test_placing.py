@@ -1,4 +1,4 @@
-"""What starts, where and in which order."""
+"""Which trials start, where and in which order."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_figure_3_5_five_devices_widths_3_1_and_two_halves():
     ]
 
 
-def test_synchronous_largest_first_ties_in_order_added():
+def test_a_synchronous_group_starts_largest_first_and_ties_in_order_added():
     bench = Bench(2)
     out = bench(plain("s", 5), plain("l", 9), plain("m1", 7), plain("m2", 7))
     assert out == [Start("l", (0,), 1.0), Start("m1", (1,), 1.0)]
@@ -38,14 +38,14 @@ def test_synchronous_largest_first_ties_in_order_added():
     assert bench(TrialEnded("l", "stopped")) == [Release("l", (0,)), Start("m2", (0,), 1.0)]
 
 
-def test_asynchronous_first_come_first_served_and_one_per_device():
+def test_an_asynchronous_group_is_served_in_order_of_arrival_one_trial_per_device():
     bench = Bench(2, synchronous=False)
     out = bench(plain("s", 5), plain("l", 9), plain("m", 7))
     assert out == [Start("s", (0,), 1.0), Start("l", (1,), 1.0)]
     assert bench.engine.waiting == ("m",)
 
 
-def test_concurrency_below_the_devices_limits_and_above_them_packs():
+def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs():
     bench = Bench(2)
     bench(GroupAnnounced("few", False, concurrency=1))
     assert bench(plain("a", group="few"), plain("b", group="few")) == [Start("a", (0,), 1.0)]
@@ -66,7 +66,7 @@ def test_a_generous_concurrency_does_not_pack_by_itself(packing):
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [Start("a", (0,), 1.0), Start("b", (1,), 1.0)]
 
 
-def test_explicit_packing_is_not_exceeded_by_concurrency():
+def test_concurrency_does_not_exceed_a_given_packing_limit():
     bench = Bench(1, max_packing=2)
     bench(GroupAnnounced("many", False, concurrency=4))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [
@@ -75,7 +75,7 @@ def test_explicit_packing_is_not_exceeded_by_concurrency():
     ]
 
 
-def test_share_below_one_packs_without_max_packing_but_not_while_a_device_is_idle():
+def test_a_share_below_one_packs_without_max_packing_unless_a_device_is_idle():
     bench = Bench(2)
     out = bench(*[plain(name, share=0.5) for name in "abcde"])
     assert out == [
@@ -88,7 +88,7 @@ def test_share_below_one_packs_without_max_packing_but_not_while_a_device_is_idl
     assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [Start(name, (0,), 1 / 3) for name in "abc"]
 
 
-def test_plain_trials_start_on_one_device_however_large():
+def test_plain_trials_start_on_one_device_however_tall():
     assert Bench(4)(plain("a", 1000), plain("b", 1)) == [Start("a", (0,), 1.0), Start("b", (1,), 1.0)]
 
 
@@ -112,7 +112,7 @@ def test_wide_start_respects_max_workers():
 def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
     bench = Bench(4, per_node=2)
     bench(plain("a", 9), plain("b", 8), plain("c", 7))
-    # One device is idle; the head needs two of one node, so that node1 is held for it: the others wait.
+    # One device is idle. The next trial needs two of one node, so that node1 is held for it and the others wait.
     assert bench(plain("gang", 100, share=2), plain("d", 6)) == []
     assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("d", (0,), 1.0)]
     assert bench(TrialEnded("c", "stopped")) == [Release("c", (2,)), Start("gang", (2, 3), 1.0)]
@@ -127,18 +127,18 @@ def test_a_trial_larger_than_any_node_waits_and_holds_nothing_back():
     assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("gang", (0, 7), 1.0)]
 
 
-def test_lost_worker_goes_first_and_resumes():
+def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
     bench = Bench(1)
     bench(plain("a", 10), plain("b", 99))
     assert bench(WorkerLost("b")) == [Release("b", (0,)), Resume("b", (0,), 1.0)]
     bench(TrialEnded("b", "stopped"), plain("c", 1000))
     assert bench.engine.running == ("c",)
     assert bench.engine.waiting == ("a",)
-    # Both lost at once would wait; the lost one is before the taller.
+    # The trial that lost its worker goes before the taller one.
     assert bench(plain("d", 5000), WorkerLost("c")) == [Release("c", (0,)), Resume("c", (0,), 1.0)]
 
 
-def test_lost_device_is_forgotten_and_its_trials_wait_in_front():
+def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
     bench = Bench(2)
     bench(plain("a", 10), plain("b", 9), plain("c", 99))
     assert bench.engine.running == ("c", "a")
@@ -148,14 +148,14 @@ def test_lost_device_is_forgotten_and_its_trials_wait_in_front():
     assert set(bench.engine.devices) == {1}
 
 
-def test_lost_device_of_a_wide_trial_gives_back_the_others():
+def test_a_wide_trial_that_lost_a_device_gives_back_the_others():
     bench = Bench(2)
     assert bench(elastic("a")) == [Start("a", (0, 1), 1.0)]
     assert bench(Resized("a", (0, 1), 0.1)) == []
     assert bench(DeviceLost(0)) == [Release("a", (1,)), Resume("a", (1,), 1.0)]
 
 
-def test_paused_comes_back_with_resume_and_what_was_found():
+def test_a_paused_trial_that_is_added_again_resumes_with_what_was_found():
     bench = Bench(1)
     bench(elastic("a", 5))
     bench(Result("a", 2.0, 1))
@@ -178,7 +178,7 @@ def test_a_group_that_is_passed_over_too_often_comes_first():
     assert current == "patient" and turn == 4
 
 
-def test_few_newcomers_do_not_reorder_but_find_their_place():
+def test_a_few_new_trials_find_their_place_without_a_new_plan():
     bench = Bench(1)
     bench(*[plain(f"t{k}", 100 - k) for k in range(40)])
     bench(plain("new", 97.5))
@@ -188,7 +188,7 @@ def test_few_newcomers_do_not_reorder_but_find_their_place():
 def test_wide_starts_leave_one_device_for_each_of_their_group():
     bench = Bench(6)
     bench(GroupAnnounced("other"), plain("x", 1, group="other"), plain("y", 1, group="other"))
-    # StaticFluid on six devices: 2, 2, 1; but only four are idle.
+    # StaticFluid on six devices gives widths 2, 2, 1, but only four devices are idle.
     assert bench(elastic("a", 40), elastic("b", 39), elastic("c", 21)) == [
         Start("a", (2, 3), 1.0),
         Start("b", (4,), 1.0),
@@ -206,7 +206,7 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     assert bench(TrialEnded("z", "stopped")) == [Release("z", (2,)), Start("gang", (2, 3), 1.0)]
 
 
-def test_who_has_most_to_do_until_the_end_goes_first_what_follows_its_group_included() -> None:
+def test_the_trial_with_the_longest_path_goes_first() -> None:
     engine = Engine()
     engine.handle(DeviceGained(0), GroupAnnounced("last"), GroupAnnounced("early", tail=8.5), now=0.0)
     started = engine.handle(

@@ -1,4 +1,4 @@
-"""What changes its width while it runs."""
+"""Which trials change their width while they run."""
 
 import pytest
 
@@ -22,14 +22,14 @@ from tests.engine.helpers import Bench, elastic, plain
 
 
 def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
-    """One elastic trial on device 0 of several idle ones, found to be elastic only now, not measured."""
+    """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
     assert bench(plain("a", iterations)) == [Start("a", (0,), 1.0)]
     assert bench(KindFound("a", "elastic")) == []
     return bench
 
 
-def test_grows_after_the_first_result_and_not_before():
+def test_a_trial_grows_after_its_first_result_and_not_before():
     bench = alone(2)
     assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
     assert bench.engine.idle_devices == ()
@@ -39,7 +39,7 @@ def test_grows_after_the_first_result_and_not_before():
     assert bench.engine.trial("a").width == 2
 
 
-def test_grows_by_two_until_it_is_known_what_growing_brings():
+def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     bench = alone(8)
     assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
     assert bench(Resized("a", (0, 1), 0.1)) == []
@@ -47,7 +47,7 @@ def test_grows_by_two_until_it_is_known_what_growing_brings():
     assert bench(Result("a", 0.61, 2)) == [Resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
 
 
-def test_does_not_grow_when_too_little_is_left_to_pay_or_plain():
+def test_a_trial_that_is_plain_or_has_little_left_does_not_grow():
     assert alone(iterations=2).results("a", 1.0, 1) == []
     assert alone(resize_seconds=60).results("a", 1.0, 5) == []
     bench = alone()
@@ -61,7 +61,7 @@ def test_a_new_budget_is_a_reason_to_grow():
     assert bench(BudgetChanged("a", 50)) == [Resize("a", (0, 1))]
 
 
-def test_freed_device_goes_to_what_waits_else_to_growth():
+def test_a_freed_device_goes_to_a_waiting_trial_else_to_growth():
     bench = Bench(2)
     bench(elastic("a", 50), elastic("b", 40), elastic("c", 30))
     assert bench(Result("a", 1.0, 1), Result("b", 1.0, 1)) == []
@@ -85,11 +85,11 @@ def test_leftovers_of_the_floor_are_handed_out():
     bench = Bench(3)
     bench(plain("a", 100), plain("b", 100))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench(Result("a", 1.0, 1)) == []  # b is the taller now, and may come to grow
+    assert bench(Result("a", 1.0, 1)) == []  # b is the tallest now and may grow after its first result
     assert bench(Result("b", 1.0, 1)) == [Resize("a", (0, 2))]
 
 
-def test_a_trial_that_is_not_measured_keeps_its_part_until_it_is():
+def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     bench = Bench(4)
     bench(plain("a"), plain("b"))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
@@ -97,15 +97,15 @@ def test_a_trial_that_is_not_measured_keeps_its_part_until_it_is():
     assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3))]
 
 
-def test_one_resize_at_a_time():
+def test_a_trial_has_one_resize_at_a_time():
     bench = alone(2)
     assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
     assert bench(DeviceGained(2, "node0"), DeviceGained(3, "node0"), Result("a", 1.0, 1)) == []
-    assert bench(Resized("a", (0, 1), 0.1)) == []  # not measured at 2 yet
+    assert bench(Resized("a", (0, 1), 0.1)) == []  # its speed at width 2 is not measured yet
     assert bench.results("a", 0.5, 3, width=2) == [Resize("a", (0, 1, 2, 3))]
 
 
-def test_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
+def test_a_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
     bench = Bench(3)
     assert bench(elastic("a")) == [Start("a", (0, 1, 2), 1.0)]
     assert bench(Resized("a", (0, 2), 0.1)) == [Release("a", (1,))]
@@ -113,7 +113,7 @@ def test_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
     assert bench(Result("a", 0.5, 2)) == [Resize("a", (0, 2, 1))]
 
 
-def test_failed_resize_is_tried_again_after_three_results():
+def test_a_failed_resize_is_tried_again_after_three_results():
     bench = alone(2)
     bench(Result("a", 1.0, 1))
     assert bench(ResizeFailed("a", (0,))) == [Release("a", (1,))]
@@ -121,7 +121,7 @@ def test_failed_resize_is_tried_again_after_three_results():
     assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
 
 
-def test_shrinks_back_to_the_best_width_when_slower():
+def test_a_trial_that_is_slower_shrinks_back_to_its_best_width():
     bench = alone(2)
     bench.results("a", 1.0, 1)
     bench(Resized("a", (0, 1), 0.1))
@@ -148,7 +148,7 @@ def test_trials_that_turn_out_slower_shrink_in_the_order_of_their_results():
     assert [instruction.trial for instruction in out] == order
 
 
-def test_one_trials_bad_experience_keeps_the_others_from_trying_but_one_sample_does_not():
+def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_not():
     bench = alone(2)
     bench.results("a", 1.0, 1)
     bench(Resized("a", (0, 1), 0.1))
@@ -162,7 +162,7 @@ def test_one_trials_bad_experience_keeps_the_others_from_trying_but_one_sample_d
     bench(Resized("b", (0,), 0.1))
     bench(TrialEnded("b", "stopped"), plain("c"))
     assert bench(KindFound("c", "elastic"), Result("c", 1.0, 1)) == []
-    # The next rung is another group of the same job; it knows.
+    # The next rung is another group of the same job and knows the same.
     bench(TrialEnded("c", "stopped"), GroupAnnounced("rung2"))
     assert bench(TrialAdded("d", "rung2", "elastic", 100)) == [Start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
@@ -171,8 +171,8 @@ def test_one_trials_bad_experience_keeps_the_others_from_trying_but_one_sample_d
     assert (speed.base_seconds(), speed.measured_ratio(2)) == pytest.approx((1.0, 2.0))
 
 
-def test_scaling_limit_by_what_was_measured():
-    """beta 1.3 pays up to width 4 (h(5) > h(4)): of 8 devices, 4 are used."""
+def test_the_scaling_limit_follows_the_measured_beta():
+    """With beta 1.3 widths pay up to 4, since h(5) > h(4). So 4 of 8 devices are used."""
     bench = alone(8, iterations=1000, max_workers=2)
     bench.results("a", 1.0, 1)
     bench(Resized("a", (0, 1), 0.1))
@@ -192,11 +192,11 @@ def wide_trial(iterations: float | None) -> Bench:
     return bench
 
 
-def test_what_waits_shrinks_the_wide_only_where_that_pays():
+def test_a_waiting_trial_shrinks_a_wide_one_only_where_that_pays():
     bench = wide_trial(1000)
-    bench.results("a", 0.25, 3, width=4)  # perfect scaling: nothing to win
+    bench.results("a", 0.25, 3, width=4)  # it scales perfectly: shrinking it gains nothing
     assert bench(elastic("b")) == []
-    bench.results("a", 0.5, 6, width=4)  # half of it is lost
+    bench.results("a", 0.5, 6, width=4)  # half of the devices' time is lost
     assert bench.engine.trial("a").resizing_to == (0, 1, 2)
     assert bench(plain("c"), plain("d"), plain("e")) == []
     assert bench(Resized("a", (0, 1, 2), 0.1))[:2] == [Release("a", (3,)), Start("b", (3,), 1.0)]
@@ -209,7 +209,7 @@ def test_a_wide_trial_without_a_known_end_makes_room():
     assert bench(Resized("a", (0, 1, 2), 0.1)) == [Release("a", (3,)), Start("b", (3,), 1.0)]
 
 
-def test_wide_start_may_be_partial_or_fail():
+def test_a_wide_start_may_be_partial_or_fail():
     bench = Bench(4)
     assert bench(elastic("a")) == [Start("a", (0, 1, 2, 3), 1.0)]
     assert bench.engine.trial("a").devices == (0,)
@@ -219,7 +219,7 @@ def test_wide_start_may_be_partial_or_fail():
 
 
 def test_dynamic_fluid_takes_from_one_to_give_to_another():
-    """a scales badly and holds 3 of 4, b is as tall: with a device idle and b short, a shrinks."""
+    """a scales badly and holds 3 of 4 devices, and b is as tall. When b lacks devices, a shrinks."""
     bench = Bench(4)
     assert bench(elastic("a", 1000), plain("z", 1)) == [Start("a", (0, 1, 2), 1.0), Start("z", (3,), 1.0)]
     bench.results("a", 1.0, 1)
@@ -232,7 +232,7 @@ def test_dynamic_fluid_takes_from_one_to_give_to_another():
     assert bench(Result("b", 0.6, 2)) == [Resize("b", (3, 9, 1, 2))]
 
 
-def test_alone_on_a_packed_device_it_is_width_one_and_may_grow():
+def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     bench = Bench(2, max_packing=2)
     bench(*[elastic(name, 50) for name in "abcd"])
     assert bench.engine.devices == {0: ("a", "c"), 1: ("b", "d")}
@@ -245,7 +245,7 @@ def test_alone_on_a_packed_device_it_is_width_one_and_may_grow():
     assert bench.engine.trial("a").share == 1.0
 
 
-def test_suspend_a_packed_checkpointing_trial_for_an_idle_device():
+def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
     bench = Bench(2, max_packing=2)
     bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
@@ -255,13 +255,13 @@ def test_suspend_a_packed_checkpointing_trial_for_an_idle_device():
     assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,)), Suspend("a")]
     assert bench.engine.trial("a").status == "suspending"
     assert bench(Result("c", 3.0, 0.5), KindFound("c", "elastic"), Result("c", 3.0, 0.5)) == []
-    assert bench(Result("c", 3.0, 0.5)) == []  # device 1 stays for it
+    assert bench(Result("c", 3.0, 0.5)) == []  # device 1 is kept for d
     moved = TrialEnded("a", "paused"), TrialAdded("a", "g", "checkpointing", 47)
     assert bench(*moved) == [Release("a", (0,)), Resume("a", (1,), 1.0)]
     assert bench.results("c", 1.0, 4) == []
 
 
-def test_one_that_tune_pauses_while_it_is_told_to_suspend_keeps_no_device():
+def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
     bench = Bench(2, max_packing=2)
     bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
@@ -283,7 +283,7 @@ def test_one_iteration_is_not_worth_a_suspension():
     assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,))]
 
 
-def test_no_suspend_where_packing_costs_little():
+def test_nothing_is_suspended_where_packing_costs_little():
     bench = Bench(2, max_packing=2)
     bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
@@ -304,7 +304,7 @@ def test_a_packed_trial_is_moved_where_it_may_then_grow():
     for name in "abcdef":
         bench.results(name, 1.05, 3, width=0.5)
     assert sorted(map(len, bench.engine.devices.values())) == [2, 2, 2]
-    # Apart they would take 17 s instead of 17.85 s, which is not worth 2.5 s; on two devices each, 9.35 s.
+    # On one device each they take 17 s instead of 17.85 s, which is not worth 2.5 s; on two devices each, 9.35 s.
     out = bench(*[TrialEnded(name, "stopped") for name in "bcef"])
     assert [i.trial for i in out if isinstance(i, Suspend)] == ["a"]
 
@@ -321,7 +321,7 @@ def test_nothing_grows_while_devices_are_held_back():
     ]
 
 
-def test_one_trial_that_waits_shrinks_one_trial():
+def test_one_waiting_trial_shrinks_one_wide_trial():
     bench = Bench(4)
     assert bench(elastic("a"), elastic("b")) == [Start("a", (0, 1), 1.0), Start("b", (2, 3), 1.0)]
     bench(Resized("a", (0, 1), 0.1), Resized("b", (2, 3), 0.1))
@@ -330,7 +330,7 @@ def test_one_trial_that_waits_shrinks_one_trial():
     assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,)), Start("c", (1,), 1.0)]
 
 
-def test_what_one_could_not_take_another_may():
+def test_a_device_that_one_trial_could_not_get_goes_to_another():
     bench = Bench(3)
     bench(plain("a", 1000), plain("b", 500))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
@@ -365,7 +365,7 @@ def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_know
     assert len(bench.engine.trial("a").devices) == 4
 
 
-def test_where_nobody_knows_the_end_growing_is_asked_again_as_the_trial_goes_on():
+def test_with_an_unknown_budget_growing_is_considered_again_as_the_trial_goes_on():
     bench = alone(2, None)
     assert bench.results("a", 0.1, 3) == [], "as many again are 0.3 s, of which a resize takes 0.2"
     assert bench.results("a", 0.1, 13) == [Resize("a", (0, 1))]

@@ -21,7 +21,7 @@ def trial(k: int, rng: random.Random) -> tuple[tuple[tuple[str, str], ...], floa
     return traits, COST["width"][width] * COST["batch"][batch]
 
 
-def test_what_makes_trials_slow_is_found_among_what_does_not() -> None:
+def test_the_hyperparameters_that_make_trials_slow_are_found() -> None:
     rng, predictor = random.Random(0), RuntimePredictor()
     trials = [trial(k, rng) for k in range(40)]
     for traits, _ in trials:
@@ -48,7 +48,7 @@ def test_it_forgets_old_trials_and_is_seldom_fitted_again(heard: list[tuple[int,
         assert seconds is None or 1e-7 < seconds < 1e7
 
 
-def test_the_longest_go_first_once_that_is_known() -> None:
+def test_the_longest_trials_go_first_once_they_are_predicted() -> None:
     engine = Engine()
     engine.handle(DeviceGained(0), GroupAnnounced("all"), now=0.0)
     order = ["small", "large", "small", "small", "large", "large", "small", "large"]

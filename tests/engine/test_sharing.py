@@ -1,4 +1,4 @@
-"""Packing by memory, shares under a lane policy, and placement that fills a device: `Engine(lanes=...)`."""
+"""`Engine(lanes=...)`: which trials share a device by memory, and what part of it each gets."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def needs(trial: str, memory: float, ephemeral: float = 0.0, compute: float | No
     return Result(trial, 1.0, 0.25, memory, ephemeral, compute)
 
 
-def test_while_nobody_knows_what_trials_need_each_has_its_device_alone():
+def test_while_needs_are_unknown_each_trial_has_a_device_alone():
     b = bench()
     assert starts(b(*[plain(f"t{k}") for k in range(4)])) == {"t0": (0,)}
     assert b(Result("t0", 1.0, 0.25)) == []
     assert starts(b(needs("t0", 0.3))) == {"t1": (0,), "t2": (0,)}
 
 
-def test_c_is_the_smaller_of_that_by_speed_and_that_by_memory():
+def test_the_smaller_limit_of_speed_and_memory_counts():
     for memory, fit in ((0.6, 1), (0.5, 2), (0.3, 3), (0.1, 4)):
         b = bench()
         b(*[plain(f"t{k}") for k in range(6)])
@@ -48,7 +48,7 @@ def test_c_is_the_smaller_of_that_by_speed_and_that_by_memory():
         assert len(b.engine.tenants(0)) == fit, memory
 
 
-def test_one_that_comes_later_joins_where_there_is_room():
+def test_a_later_trial_joins_a_device_with_room():
     for memory, joins in ((0.3, True), (0.6, False)):
         b = bench(devices=2)
         b(plain("a"), plain("b"))
@@ -56,7 +56,7 @@ def test_one_that_comes_later_joins_where_there_is_room():
         assert bool(starts(b(plain("c")))) is joins
 
 
-def test_what_lives_within_an_iteration_is_shared_by_taking_turns():
+def test_ephemeral_memory_is_shared_by_taking_turns():
     b = bench()
     b(*[plain(f"t{k}") for k in range(6)])
     b(needs("t0", 0.7, 0.6))  # P 0.1, E 0.6: 4 * 0.1 + 0.6 is all of it
@@ -67,13 +67,13 @@ def test_a_share_that_the_script_asks_for_is_believed_until_it_is_measured():
     b = bench(c=1)
     assert len(starts(b(*[plain(f"t{k}", share=0.5) for k in range(3)]))) == 2
     assert b.engine.trial("t0").need == (0.5, 0.0)
-    # Both turned out to need more: when one has left, nobody may take its place.
+    # Both turned out to need more. When one has left, no other trial may take its place.
     b(needs("t0", 0.8), needs("t1", 0.8))
     assert starts(b(TrialEnded("t0", "stopped"))) == {}
     assert b.engine.tenants(0) == ("t1",)
 
 
-def test_one_that_needs_more_than_was_thought_waits_for_a_device_with_room():
+def test_a_trial_that_needs_more_than_expected_waits_for_a_device_with_room():
     b = bench(devices=2, c=2)
     b(*[plain(name) for name in "abcd"])
     b(needs("a", 0.3), needs("b", 0.3))
@@ -86,7 +86,7 @@ def test_one_that_needs_more_than_was_thought_waits_for_a_device_with_room():
     assert starts(out) == {"c": (home,)}
 
 
-def test_what_a_trial_lacked_is_kept_for_it_whatever_it_needs_at_the_moment():
+def test_memory_that_a_trial_lacked_is_kept_for_it_later():
     b = bench()
     b(*[plain(f"t{k}") for k in range(4)])
     b(needs("t0", 0.2, 0.1))
@@ -98,7 +98,7 @@ def test_what_a_trial_lacked_is_kept_for_it_whatever_it_needs_at_the_moment():
     assert b.engine.trial("t1").least is None
 
 
-def test_one_that_needs_much_does_not_keep_the_others_apart():
+def test_one_large_need_does_not_keep_the_other_trials_apart():
     b = bench(devices=2, c=4)
     b(*[plain(f"t{k}") for k in range(12)])
     b(needs("t0", 0.2), needs("t1", 0.2))
@@ -107,13 +107,13 @@ def test_one_that_needs_much_does_not_keep_the_others_apart():
     assert sorted(map(len, b.engine.devices.values())) == [4, 4], "one odd trial made c 1 for all"
 
 
-def test_a_trial_joins_the_device_that_it_fills_without_stretching_anybody():
+def test_a_trial_joins_the_fullest_device_that_it_does_not_slow_down():
     b = bench(devices=3, c=2)
     b(*[plain(name) for name in ("busy", "small", "large", "x", "y", "z")])
     found = b(needs("busy", 0.6, 0.0, 0.9), needs("small", 0.2, 0.0, 0.4), needs("large", 0.4, 0.0, 0.4))
     home = {name: b.engine.trial(name).devices for name in ("busy", "small", "large")}
-    # Each is taken to be like the one in the middle: 0.4 of the memory, 0.4 of the compute. In the end only the busy
-    # one has room: it is stretched, but nobody waits for that.
+    # Each is taken to need the median: 0.4 of the memory, 0.4 of the compute. In the end only the busy
+    # device has room. Its trials are slowed down, but no trial waits for that reason.
     assert list(starts(found).items()) == [("x", home["large"]), ("y", home["small"]), ("z", home["busy"])]
 
 
@@ -143,7 +143,7 @@ def test_a_promoted_trial_goes_first_and_equals_share():
     b(BudgetChanged("b", 30))
     assert b.engine.trial("b").rung == 1
     assert [b.engine.trial(name).width for name in "abc"] == [0.0, 1.0, 0.0]
-    # What those it passes take per iteration says nothing about a width.
+    # The seconds of the trials that it passes do not count, since their width is not known.
     before = b.engine.trial("c").seconds
     b(needs("b", 0.5, 0.45), needs("c", 0.5, 0.45))
     assert b.engine.trial("c").seconds == before
@@ -153,7 +153,7 @@ def test_a_promoted_trial_goes_first_and_equals_share():
     assert [b.engine.trial(name).width for name in "abc"] == pytest.approx([0.0, 0.5, 0.5])
 
 
-def test_a_budget_that_is_said_again_or_shortened_is_no_promotion():
+def test_a_repeated_or_shortened_budget_is_no_promotion():
     b = bench()
     b(plain("a", 10))
     b(
@@ -166,14 +166,14 @@ def test_a_budget_that_is_said_again_or_shortened_is_no_promotion():
     assert b.engine.trial("a").rung == 0
 
 
-def test_under_fifo_nobody_shares():
+def test_under_fifo_no_device_is_shared():
     b = bench(policy="FIFO")
     b(*[plain(f"t{k}") for k in range(4)])
     b(needs("t0", 0.1))
     assert b.engine.tenants(0) == ("t0",)
 
 
-def test_c_that_is_searched_for_keeps_to_the_memory_too():
+def test_a_search_for_c_obeys_the_memory_too():
     b = Bench(1, lanes="FAIR", max_packing=None)
     b(elastic("a", 100), elastic("b", 100))
     for _ in range(8):
@@ -181,7 +181,7 @@ def test_c_that_is_searched_for_keeps_to_the_memory_too():
     assert b.engine.tenants(0) == ("a",)
 
 
-def test_numbers_that_cannot_be():
+def test_impossible_memory_figures_are_refused():
     b = bench()
     b(plain("a"))
     for memory, ephemeral in ((-0.1, 0.0), (0.2, 0.3), (0.2, -0.1), (float("nan"), 0.0)):
@@ -200,12 +200,12 @@ def test_numbers_that_cannot_be():
     st.sampled_from(["FAIR", "PACK", "SRTF", "HPT"]),
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=12),
 )
-def test_what_is_known_to_be_on_a_device_fits_it_and_every_trial_ends(devices, c, policy, works):
+def test_trials_that_share_a_device_fit_it_and_every_trial_ends(devices, c, policy, works):
     b = bench(devices, policy, c)
     size = {f"t{k}": (persistent / 100, ephemeral / 100) for k, (persistent, ephemeral, _) in enumerate(works)}
     left = {f"t{k}": count for k, (_, _, count) in enumerate(works)}
     b(*[plain(name, left[name]) for name in left])
-    # What the lane service would do: one that has no room beside the others goes back to the queue.
+    # As the lane service would do, a trial that has no room beside the others goes back to the queue.
     for _ in range(1000):
         if not left:
             break
@@ -227,7 +227,7 @@ def test_what_is_known_to_be_on_a_device_fits_it_and_every_trial_ends(devices, c
     assert not left
 
 
-def test_one_that_goes_first_on_its_device_is_not_taken_to_be_alone_there():
+def test_a_trial_that_goes_first_on_its_device_is_not_taken_to_be_alone_there():
     b = bench(devices=3, policy="SRTF", c=2)
     b(*[elastic(name, 40 + k) for k, name in enumerate("abcdef")])
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""The engine on a fake clock: whole tuning jobs, run to their end."""
+"""Whole tuning jobs, run to their end by the engine on a fake clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fluidtune.engine import (
 
 @dataclass
 class World:
-    """Trials with a true speed. A resize pauses nothing here but takes ``pause`` seconds to happen."""
+    """Trials with a true speed. A resize takes ``pause`` seconds, in which the trial trains on."""
 
     engine: Engine
     #: Iterations to do and seconds of each on one worker, by trial.
@@ -120,7 +120,7 @@ def test_one_long_trial_ends_sooner_than_on_one_device():
     assert fluid.utilisation() > 2 * stock.utilisation()
 
 
-def test_a_model_that_does_not_scale_is_left_alone_after_a_few_tries():
+def test_a_trial_that_does_not_scale_is_no_longer_resized_after_a_few_attempts():
     todo = {f"t{k}": (60, 1.0) for k in range(6)}
     world = World(Engine(), todo, beta=2.5)
     makespan = world.run(
@@ -134,7 +134,7 @@ def test_a_model_that_does_not_scale_is_left_alone_after_a_few_tries():
 
 
 @pytest.mark.timeout(120)
-def test_heavy_load():
+def test_four_thousand_trials_on_four_hundred_devices():
     """4,000 trials on 400 devices."""
     todo = {f"t{k}": (3, 1.0 + 0.1 * (k % 7)) for k in range(4_000)}
     world = World(Engine(), todo)
@@ -157,7 +157,7 @@ def test_trials_that_arrive_one_by_one():
 
 
 def test_elastic_trials_that_arrive_one_by_one_share_the_devices():
-    """The first takes all, as it is alone; the others must not wait until it has ended."""
+    """The first trial is alone and gets all devices. The others must not wait until it has ended."""
     engine = Engine()
     out = engine.handle(*[DeviceGained(d) for d in range(8)], GroupAnnounced("g"), now=0.0)
     for k in range(8):

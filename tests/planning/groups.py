@@ -1,4 +1,4 @@
-"""What the planning tests share: Hypothesis strategies for TrialGroups, and an audit of a schedule.
+"""Shared by the tests of planning: Hypothesis strategies for TrialGroups, and an audit of a schedule.
 
 The audit repeats nothing of `fluidtune.planning.check`: it looks at every moment between two changes and
 counts, so that the two can disagree.

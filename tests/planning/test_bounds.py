@@ -1,4 +1,4 @@
-"""The two lower bounds, and the pricing of configurations that the mixtures rest on."""
+"""The two lower bounds, and the pricing of configurations that mixtures need."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_relaxed_bound_by_hand() -> None:
 
 
 def dearest(modes: Modes, weights: np.ndarray) -> float:
-    """The value of the best configuration, by trying all."""
+    """The value of the best configuration, found by trying all."""
     best = 0.0
     for choice in product(range(-1, len(modes.sizes)), repeat=len(modes.ids)):
         if _fits([modes.widths[mode] for mode in choice if mode >= 0], modes.n):
@@ -88,7 +88,7 @@ def test_pricing_is_never_above_and_seldom_below_the_best(rows: list, n: int, c:
     best = dearest(modes, weights)
     assert value == pytest.approx(float(weights @ gains), abs=1e-12)
     assert _fits([modes.widths[mode] for mode in configuration if mode >= 0], n)
-    # What the order by weight costs is seen, not proven: up to a quarter, nothing among trials of one kind.
+    # What the order by weight costs is observed, not proven: up to a quarter, and nothing if all trials are alike.
     assert best / 2 <= value <= best + 1e-9
     if len({(alpha, beta) for _, alpha, beta in rows}) == 1:
         assert value == pytest.approx(best)

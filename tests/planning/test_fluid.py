@@ -66,7 +66,7 @@ def test_static_widths_are_the_formula_in_order_of_height(group: Group) -> None:
     assert [heights[trial] for trial in widths] == sorted(heights.values(), reverse=True)
     for trial, width in widths.items():
         fair = Fraction(heights[trial]) * n / total if total else Fraction(0)
-        # Exact but for the tolerance that lets a fair share a rounding below whole count as whole.
+        # Exact, but for the tolerance for a fair share that is below a whole number by rounding only.
         near = round(fair) if abs(fair - round(fair)) < 1e-9 else math.floor(fair)
         assert width in {min(max(Fraction(whole), Fraction(1, c)), d) for whole in (math.floor(fair), near)}
 
@@ -82,10 +82,10 @@ def test_dynamic_scales_up_what_is_left_alone() -> None:
 def test_dynamic_scales_down_only_where_device_seconds_are_saved() -> None:
     slow = [TrialLoad("a", 90.0), TrialLoad("b", 10.0, beta=1.4)]
     widths = {"a": 3, "b": 2}
-    # b alone on one device: 10 device-seconds and the resize, against 2 * 7 = 14.
+    # On one device b takes 10 device-seconds and the resize, against 2 * 7 = 14.
     assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=3.9)["b"] == 1
     assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=4.1)["b"] == 2
-    # Without overheads nothing is saved, so b stays although a grows: 6 of 5 devices, for the caller to cut.
+    # Without overheads nothing is saved, so that b stays although a grows: 6 of 5 devices, which the caller must cut.
     free = loads_of(90, 10)
     assert dynamic_fluid(free, {"t0": 3, "t1": 2}, 5, c=1, d=4, epsilon=0.0) == {"t0": 4, "t1": 2}
 

@@ -1,4 +1,4 @@
-"""Run times, packing limits, and what is refused."""
+"""Run times, packing limits, and which loads, widths and times are refused."""
 
 from __future__ import annotations
 

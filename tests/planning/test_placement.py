@@ -1,4 +1,4 @@
-"""List scheduling of given widths, and the check that schedules are held against."""
+"""List scheduling of given widths, and the check of schedules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C = TrialLoad("a", 10.0), TrialLoad("b", 6.0), TrialLoad("c", 4.0)
 def test_what_does_not_fit_queues_and_the_largest_that_fits_starts_first() -> None:
     schedule = place([C, B, A], {"a": 2, "b": 2, "c": 1}, 3)
     starts = {segment.trial_id: segment.start for segment in schedule.segments}
-    # b is larger than c but waits for two devices; c does not wait with it.
+    # b is larger than c but waits for two devices. c does not wait for it.
     assert starts == {"a": 0, "c": 0, "b": 5}
     assert schedule.makespan == 8
 
@@ -34,8 +34,8 @@ def test_shares_of_different_sizes_share_a_device() -> None:
     assert [segment.start for segment in schedule.segments] == [0, 0, 0]
 
 
-def test_rooms_that_come_and_go_are_not_given_twice() -> None:
-    # Three shares that end at different times leave stale notes of how much of the device was free.
+def test_freed_units_are_not_given_out_twice() -> None:
+    # Three shares that end at different times leave stale entries of how much of the device was free.
     shares: dict[str, Width] = {"a": Fraction(1, 4), "b": Fraction(1, 3), "c": HALF, "e": 1}
     loads = [
         TrialLoad("a", 9.0),

@@ -1,4 +1,4 @@
-"""`plan`: what holds for every group and policy, how good the plans are, and how fast they are made."""
+"""`plan`: what holds for every group and policy, and how good the plans are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1
 
 
 def hold(schedule: Schedule, group: Group) -> None:
-    """Assert everything that must hold of any schedule of the group."""
+    """Assert all that must hold of any schedule of the group."""
     loads, n, c, d = group
     audit(schedule, group)
     check(schedule, loads, n, c=c, d=d)
@@ -55,11 +55,11 @@ def rows(*values: tuple[float, float, float]) -> list[TrialLoad]:
 
 @settings(deadline=None, max_examples=60)
 @given(groups(trials=40, devices=12))
-# A trial that is cut must not meet itself on a device that is free late; a half-filled one is not refilled.
+# A trial that is cut must not run beside itself on a device that is free late; a half-filled device is not refilled.
 @example((rows((6.0, 1.0, 1.0), (2.0, 1.2, 1.3), (4.0, 1.2, 1.3)), 3, 1, 3))
 @example((rows((3.0, 1.0, 1.3), (11.0, 1.0, 1.3), (9.0, 1.0, 1.3), (4.0, 1.2, 1.0)), 3, 1, 2))
 @example((rows((7.0, 1.5, 1.3), (3.0, 1.5, 1.3), (1.0, 1.2, 1.3), (9.0, 1.5, 1.3)), 1, 3, 1))
-def test_every_builder_makes_valid_schedules_even_those_not_chosen(group: Group) -> None:
+def test_every_builder_makes_valid_schedules(group: Group) -> None:
     loads, n, c, d = group
     modes = Modes(loads, n, c=c, d=d)
     if not modes.ids:
@@ -79,7 +79,7 @@ def test_every_builder_makes_valid_schedules_even_those_not_chosen(group: Group)
 
 
 def test_best_is_the_best_of_what_was_built() -> None:
-    """Not the last: on some of these groups `wrap` or `simplex` beats `hedge`, which comes after."""
+    """It need not be the last one: on some of these groups `wrap` or `simplex` beats `hedge`, which comes after."""
     for seed in range(12):
         loads = [TrialLoad(f"t{i}", 1.0 + (i * 37 + seed * 11) % 23, 1.2, 1.05) for i in range(3 + seed)]
         modes = Modes(loads, 4, c=2, d=4)
@@ -123,7 +123,7 @@ def test_static_keeps_the_mended_bound_of_theorem_1(group: Group) -> None:
     [
         (equal(1), 4, 2, 4, 25.0),
         (equal(2), 4, 2, 4, 50.0),  # two devices each; sharing would leave devices idle
-        (equal(3), 2, 1, 2, 150.0),  # the third is cut in two, or spread
+        (equal(3), 2, 1, 2, 150.0),  # the third trial is cut in two, or spread over both devices
         (equal(12), 3, 4, 1, 100.0),  # free packing, exactly full
         (equal(4, alpha=2.5), 2, 2, 1, 200.0),  # packing that does not pay is not used
         (equal(5), 2, 2, 1, 125.0),
@@ -152,7 +152,7 @@ def test_widths_are_exact() -> None:
 
 
 def test_ten_thousand_trials_on_a_thousand_devices() -> None:
-    """How long it takes is `benchmarks.planner`'s to say."""
+    """It can be planned at all; `benchmarks.planner` measures how long that takes."""
     loads = [TrialLoad(f"t{i}", 1 + (i * 7919 % 1000) ** 2 / 1000, 1.1, 1.02) for i in range(10_000)]
     for policy in ("static", "best"):
         schedule = plan(loads, 1_000, c=3, d=8, policy=policy)  # type: ignore[arg-type]

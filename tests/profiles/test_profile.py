@@ -1,4 +1,4 @@
-"""Profiles: what is read off them, what makes one wrong, where they come from."""
+"""Profiles: the times that they give, which ones are refused, and where they come from."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, widt
 
 
 @given(times=st.lists(times, min_size=1, max_size=4))
-def test_c_is_where_one_more_adds_nothing(times: list[float]):
+def test_c_is_the_number_beyond_which_one_more_adds_nothing(times: list[float]):
     profile = Profile("p", {"1": times[0]}, {p: t for p, t in enumerate(times[1:], start=2)})
     c = profile.packing()
     assert 1 <= c <= len(times)
@@ -115,7 +115,7 @@ def test_pollux_placements_are_read_at_a_global_batch(tmp_path: Path):
         pollux_scaling(path, 128)
 
 
-def test_lucid_pairs_are_read_for_a_job_with_its_like(tmp_path: Path):
+def test_lucid_pairs_are_read_for_two_equal_jobs(tmp_path: Path):
     path = tmp_path / "colocate_info.csv"
     sides = [f"{name}{side}" for side in "12" for name in ("model", "dataset", "gpu_num", "batchsize", "amp", "speed")]
     rows = ["Net,Set,1,64,0,0.8,Net,Set,1,64,0,0.6", "Net,Set,1,64,0,0.9,Other,Set,1,64,0,0.9"]
@@ -137,10 +137,10 @@ def started(t: float, trial: str, *devices: int) -> dict:
     return {"t": t, "event": "trial_started", "trial": trial, "devices": list(devices), "share": 1.0}
 
 
-def test_a_run_is_measured_by_who_was_really_there():
+def test_iterations_are_measured_by_the_trials_that_trained_there():
     events = [started(0, "a", 0)]
     events += [result(float(t), "a", 1.0) for t in (1, 2, 3)]
-    # b is told to start at 3 and loads until 5: a has the device to itself until then.
+    # b is told to start at 3 s and loads until 5 s. Until then a has the device to itself.
     events += [started(3, "b", 0), result(4, "a", 1.0), result(5, "a", 1.0)]
     events += [result(6.5, "b", 1.5), result(6.6, "a", 1.5)]
     events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), {"t": 8.2, "event": "trial_ended", "trial": "b"}]
@@ -151,14 +151,14 @@ def test_a_run_is_measured_by_who_was_really_there():
     assert profile.resize == 0.1
 
 
-def test_a_few_iterations_can_be_all_that_is_read():
+def test_the_number_of_iterations_that_count_can_be_limited():
     events = [started(0, "a", 0), *(result(float(t), "a", 1.0) for t in (1, 2, 3)), result(13, "a", 10.0)]
     events += [result(23, "a", 10.0), result(33, "a", 10.0)]
     assert measure(events).profile.seconds == {"1": 10.0}
     assert measure(events, most=2).profile.seconds == {"1": 1.0}
 
 
-def test_trials_of_different_size_share_what_is_measured():
+def test_trials_of_different_cost_share_one_profile():
     events = []
     for trial, cost in (("a", 1.0), ("b", 3.0), ("c", 1.0)):
         events.append(started(0, trial, ord(trial)))

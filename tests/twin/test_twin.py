@@ -33,17 +33,17 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
     assert found.makespan < 1.02 * unpacked
 
 
-def test_a_rung_waits_for_all_of_the_one_before():
+def test_a_rung_waits_for_all_trials_of_the_rung_before():
     rung0, rung1 = Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0)
     trials = (RecordedTrial("a", (rung0, rung1)), RecordedTrial("b", (rung0,), cost=5.0))
     twin = Twin(RecordedJob(trials, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain"), 2)
     assert twin.run() == pytest.approx(2 * 5.0 + 3.0)
 
 
-def test_what_is_not_training_is_counted():
+def test_seconds_that_are_not_training_are_counted():
     costs = Costs(begin=1.0, cold=2.0, at_once=1.0, first=0.7, warm=0.1, turn=0.01)
     job = grid(4, 2, ALONE, max_packing=1, kind="plain", costs=costs)
-    # Two cold workers that slow each other down; then each takes a second trial, warm.
+    # Two cold workers slow each other's start down. Then each gets a second trial and is warm.
     assert Twin(job, 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.1 + 2.01)
 
 
@@ -115,7 +115,7 @@ def test_a_job_is_read_off_a_log_and_an_unpaused_promotion_is_split():
     assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
 
 
-def test_a_trial_moved_in_the_middle_of_a_rung_it_came_to_without_a_pause_has_one_stage_there():
+def test_a_trial_moved_in_the_middle_of_a_rung_has_one_stage_there():
     events = log()
     moved = next(k for k, event in enumerate(events) if event.get("trial") == "b" and event["event"] == "trial_result")
     at = events[moved + 1]["t"]
@@ -130,9 +130,9 @@ def test_a_trial_moved_in_the_middle_of_a_rung_it_came_to_without_a_pause_has_on
     assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
 
 
-def test_what_starts_of_processes_cost_is_read_off_a_log():
+def test_the_cost_of_starting_processes_is_read_off_a_log():
     events = log()
-    # Two that started together in 3 s, and one by itself in 2.
+    # Two workers started together in 3 s, and one by itself in 2 s.
     for there, seconds in ((4.5, 3.0), (4.6, 3.0), (8.5, 2.0)):
         events.append({"t": there, "event": "worker_started", "worker": "w", "device": 0, "seconds": seconds})
     costs = read_job(events).costs
@@ -140,11 +140,11 @@ def test_what_starts_of_processes_cost_is_read_off_a_log():
     assert costs.at_once == pytest.approx(2 * 2.0 / 3.1)
 
 
-def test_what_the_first_iteration_in_a_new_process_costs_is_read_off_a_log():
+def test_the_cost_of_the_first_iteration_in_a_new_process_is_read_off_a_log():
     events = log()
     job = read_job(events)
     assert job.costs.first == 0.0
-    # The worker was there long before b's first result, which is 3 s after it: b's others take 1 s.
+    # The worker was there 3 s before b's first result; b's other iterations take 1 s.
     b = next(k for k, event in enumerate(events) if event.get("trial") == "b" and event["event"] == "trial_result")
     worker = {"t": events[b]["t"] - 3.0, "event": "worker_started", "worker": "w", "device": 0, "seconds": 1.0}
     events[b - 1]["t"] = worker["t"] - 1.0  # trial_started
@@ -152,7 +152,7 @@ def test_what_the_first_iteration_in_a_new_process_costs_is_read_off_a_log():
     assert read_job(events).costs.first == pytest.approx(3.0 - 1.0 - job.costs.warm)
 
 
-def test_what_a_script_asked_for_of_a_device_is_read_off_a_log():
+def test_the_share_that_a_script_asked_for_is_read_off_a_log():
     events = log()
     for event in events:
         if event["event"] == "trial_added":
@@ -172,7 +172,7 @@ def test_what_a_script_asked_for_of_a_device_is_read_off_a_log():
 
 
 def test_no_worker_of_a_wide_start_is_lost():
-    """They are asked for after its first iteration, and serve others when they come too late for it."""
+    """They are asked for after the trial's first iteration. Those that come too late for it serve other trials."""
     rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
     trials = (RecordedTrial("a", (rung0, rung1)), *(RecordedTrial(name, (rung0,)) for name in "bcd"))
     job = RecordedJob(trials, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))

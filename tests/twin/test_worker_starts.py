@@ -20,7 +20,7 @@ from fluidtune.twin.worker_starts import WorkerStarts
         (1.0, [3.0, 6.0, 9.0, 12.0, 15.0]),
     ],
 )
-def test_in_the_order_they_were_asked_for_and_no_more_at_a_time_than_the_machine_takes(at_once, there):
+def test_workers_start_in_the_order_asked_for_and_not_too_many_at_a_time(at_once, there):
     heap, order, now, came = [], count(), 0.0, []
     starts = WorkerStarts(3.0, at_once, lambda after, what: heapq.heappush(heap, (now + after, next(order), what)))
     for k in range(5):
