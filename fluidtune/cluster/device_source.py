@@ -2,7 +2,7 @@
 
 A job asks one `DeviceSource` which devices it has. `fluidtune.cluster.devices.Reservation` holds devices of the job's
 own for the whole run; `fluidtune.tune.leased_devices.LeasedDevices` holds leases of the arbiter, which come and go.
-`fluidtune.testing.device_source` is this contract as tests: the test file of a new source is a fixture and an import.
+`fluidtune.testing.device_sources` is this contract as tests: the test file of a new source is a fixture and an import.
 """
 
 from __future__ import annotations

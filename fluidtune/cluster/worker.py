@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import Baseline
 from fluidtune.cluster.result_replay import Reports, brief
-from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, wake_on_first_use
+from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, current, use, wake_on_first_use
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
@@ -144,8 +143,6 @@ def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> 
 
 
 def _in_use(session: ElasticSession) -> ElasticSession:
-    from fluidtune.elastic import use
-
     use(session)
     return session
 
@@ -160,10 +157,7 @@ def _use_none(emulating: bool) -> None:
         emulated.use(None)
         return
     wake_on_first_use(None)
-    if "fluidtune.elastic.session" in sys.modules:
-        from fluidtune.elastic import use
-
-        use(None)
+    use(None)
 
 
 class Worker:
@@ -456,8 +450,6 @@ class Worker:
 
 def _step_for_ever(trainable: Trainable) -> None:
     """A class trainable's loop in a follower with an `ElasticSession`; it ends with `Left`."""
-    from fluidtune.elastic import current
-
     session = current()
     assert session is not None
     while True:

@@ -23,16 +23,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .current_session import current, use, wake_on_first_use
 from .errors import GroupLost, Left
-from .host import LoopOutcome, LoopThread
-from .lazy_session import LazySession, wake_on_first_use
+from .lazy_session import LazySession
+from .loop_thread import LoopOutcome, LoopThread
 from .membership import Reform
 from .worker_session import FollowerSession, LeaderSession, WorkerSession
 
 if TYPE_CHECKING:
     from .commits import Commit, CommitStore, Files, LocalFiles
     from .loop import epochs, mean, prepare, samples
-    from .session import ElasticSession, current, use
+    from .session import ElasticSession
 
 __all__ = [
     "Commit",
@@ -61,7 +62,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits"),
     **dict.fromkeys(("epochs", "mean", "prepare", "samples"), "loop"),
-    **dict.fromkeys(("ElasticSession", "current", "use"), "session"),
+    "ElasticSession": "session",
 }
 
 

@@ -6,20 +6,19 @@ width 1 they are as torch made them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-if TYPE_CHECKING:
-    from .session import ElasticSession
+from .group_view import GroupView
 
 
 class GlobalBatchStatistics:
     """Replaces and restores the forward of the modules it was given."""
 
-    def __init__(self, session: ElasticSession) -> None:
-        self._session = session
+    def __init__(self, group: GroupView) -> None:
+        self._group = group
         self._modules: list[_BatchNorm] = []
         self._enabled = False
 
@@ -45,22 +44,22 @@ class GlobalBatchStatistics:
         def forward(x: torch.Tensor) -> torch.Tensor:
             if not module.training:
                 return type(module).forward(module, x)
-            return _forward(module, x, self._session)
+            return _forward(module, x, self._group)
 
         module.__dict__["forward"] = forward  # __setattr__ would do the same, after a search
 
 
-def _forward(module: _BatchNorm, x: torch.Tensor, session: ElasticSession) -> torch.Tensor:
+def _forward(module: _BatchNorm, x: torch.Tensor, group: GroupView) -> torch.Tensor:
     """Training-mode batch norm over all workers' samples. x: (N, C) or (N, C, ...)."""
     module._check_input_dim(x)
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1, -1, *([1] * (x.dim() - 2))]
-    counted = 0 if session.share is not None and session.share.stand_in else x.numel() // x.size(1)
+    counted = 0 if group.share is not None and group.share.stand_in else x.numel() // x.size(1)
     local_mean = wide.mean(axes)
     local_spread = (wide - local_mean.view(shape)).square().sum(axes)
     row = torch.cat([local_mean, local_spread, wide.new_tensor([float(counted)])])
-    means, spreads, counts = _Gather.apply(row, session).split([x.size(1), x.size(1), 1], dim=1)
+    means, spreads, counts = _Gather.apply(row, group).split([x.size(1), x.size(1), 1], dim=1)
     total = counts.sum()
     if total <= 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got {tuple(x.shape)}")
@@ -91,11 +90,11 @@ def _update_running(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tens
     module.running_var.lerp_(variance.to(module.running_var.dtype), factor)
 
 
-def _gather(row: torch.Tensor, session: ElasticSession) -> torch.Tensor:
+def _gather(row: torch.Tensor, group: GroupView) -> torch.Tensor:
     """All workers' rows, (width, len(row)): a sum in which each has its own row."""
-    rows = row.new_zeros(session.width, row.numel())
-    rows[session.backend.rank] = row
-    session.backend.allreduce_(rows)
+    rows = row.new_zeros(group.width, row.numel())
+    rows[group.backend.rank] = row
+    group.backend.allreduce_(rows)
     return rows
 
 
@@ -108,13 +107,13 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, row: torch.Tensor, session: ElasticSession) -> torch.Tensor:
-        ctx.session, ctx.weight = session, session.weight
-        return _gather(row, session)
+    def forward(ctx: Any, row: torch.Tensor, group: GroupView) -> torch.Tensor:
+        ctx.group, ctx.weight = group, group.weight
+        return _gather(row, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         owed = grads[0].contiguous() * ctx.weight if ctx.weight else torch.zeros_like(grads[0])
-        ctx.session.backend.allreduce_(owed)
-        mine = owed[ctx.session.backend.rank]
+        ctx.group.backend.allreduce_(owed)
+        mine = owed[ctx.group.backend.rank]
         return (mine / ctx.weight if ctx.weight else torch.zeros_like(mine)), None

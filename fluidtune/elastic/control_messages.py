@@ -11,20 +11,26 @@ from .membership import Reform
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the leader tells the others at a boundary."""
+class BoundaryOrder:
+    """What the leader tells the others at a boundary.
+
+    ``kind``: "go" on; "reform" the group; "stop", because the host has asked the trial to; or "end", because the
+    leader's function has returned. ``epoch``: the epoch that the leader stands before. ``reform``: with "reform", the
+    group to form. ``note``: what a follower must know of the leader's last `save` to inherit the trial.
+    """
 
     kind: Literal["go", "reform", "stop", "end"]
     epoch: int
     reform: Reform | None = None
-    #: What a follower must know of the leader's last `save` to inherit the trial.
     note: Any = None
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where the trial stands: which `epochs` call of the function, the epoch that runs next, the turns
-    done.
+@dataclass
+class TrialPosition:
+    """How far the trial is; sent to joiners.
+
+    ``loop``: which call of `epochs` in the user's function runs (0: the first, -1: none so far). ``epoch``: the epoch
+    that runs next. ``iteration``: the iterations done, those before a restart included.
     """
 
     loop: int
@@ -32,18 +38,33 @@ class Position:
     iteration: int
 
 
-class State(Protocol):
-    """What a trial consists of; `TrialState` unless the trial brings its own (`ElasticSession.adopt`)."""
+class CommittableState(Protocol):
+    """What a trial consists of: `TrialState`, unless the trial brings its own (`ElasticSession.adopt`)."""
 
-    def capture(self) -> dict[str, Any]: ...
-    def load(self, state: dict[str, Any], *, with_streams: bool) -> None: ...
-    def broadcast(self, backend: CollectiveBackend) -> None: ...
-    def set_width(self, width: int) -> None: ...
+    def capture(self) -> dict[str, Any]:
+        """A snapshot that shares nothing with the live objects."""
+        ...
+
+    def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
+        """Put a snapshot back into the live objects. ``with_streams``: and into the process' random streams."""
+        ...
+
+    def broadcast(self, backend: CollectiveBackend) -> None:
+        """All ranks of a group: take rank 0's state."""
+        ...
+
+    def set_width(self, width: int) -> None:
+        """The group has this many workers from now on."""
+        ...
 
 
 @dataclass
-class Wishes:
-    """What the host wants, under one lock. The loop takes from here; nothing else is shared between them."""
+class HostRequests:
+    """What the host asks of the loop, and what it waits for; ``changed`` guards all of it.
+
+    ``reform``: the leader's next group. ``entry``: the group that a follower is to enter. ``leaving``: the loop is to
+    end. ``ready``: a follower stands at its first boundary. ``closed``: the loop has ended.
+    """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     reform: Reform | None = None

@@ -9,12 +9,11 @@ nothing happens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from .session import ElasticSession
+from .group_view import GroupView
 
 #: Bytes of gradients that one allreduce takes: the memory that reducing costs at a time.
 _BUCKET = 32 * 2**20
@@ -23,8 +22,8 @@ _BUCKET = 32 * 2**20
 class GradientReducer:
     """Reduces the gradients of the modules and parameters it was given."""
 
-    def __init__(self, session: ElasticSession) -> None:
-        self._session = session
+    def __init__(self, group: GroupView) -> None:
+        self._group = group
         self._parameters: list[torch.Tensor] = []
         self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
@@ -78,7 +77,7 @@ class GradientReducer:
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._unfinished.add(id(parameter))
-        if self._session.width == 1:
+        if self._group.width == 1:
             return
         current = backward_pass()
         if current not in self._passes:
@@ -113,7 +112,7 @@ class GradientReducer:
     @torch.no_grad()
     def _reduce_bucket(self, parameters: list[torch.Tensor]) -> None:
         """All in one buffer, and behind them one number each: how many workers have this gradient."""
-        weight = self._session.weight
+        weight = self._group.weight
         sizes = [parameter.numel() for parameter in parameters]
         buffer = parameters[0].new_zeros(sum(sizes) + len(parameters))
         *slots, present = buffer.split([*sizes, len(parameters)])
@@ -125,7 +124,7 @@ class GradientReducer:
             present[i] = 1
             if weight:  # a stand-in's gradient counts nothing, even if it is not finite
                 torch.mul(parameter.grad.reshape(-1), weight, out=slot)
-        self._session.backend.allreduce_(buffer)
+        self._group.backend.allreduce_(buffer)
         for parameter, slot, count in zip(parameters, slots, present.tolist(), strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(slot.view_as(parameter))

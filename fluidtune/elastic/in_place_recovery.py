@@ -1,4 +1,4 @@
-"""Who is left of a group that broke, so that they may go on without the others."""
+"""Which workers are left of a group that broke, so that they can go on without the others."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ import time
 from .backends.base import Address, CollectiveBackend
 from .errors import GroupLost
 
-#: How long a leader waits for those of a broken group that live, seconds: who computes notices at the end of it.
-MUSTER_S = 10.0
-#: How often one broken group is mended, in which others may die meanwhile; then the host must help.
-MOST_MENDS = 8
-#: A mended group's generation is its predecessor's plus so much: below every one that the host will choose.
-MENDED = 0.001
+#: Seconds that a leader waits for the survivors of a broken group. Judgement: a survivor that computes notices the loss
+#: at its next collective, which in most training loops comes within a few seconds.
+SURVIVOR_WAIT_S = 10.0
+#: Recoveries of one broken group, while further workers die, before the host must help. Judgement: a trial has few
+#: workers, and each recovery removes at least one.
+MOST_RECOVERIES = 8
+#: The generation of a recovered group is that of the broken one plus this. It stays below the next whole number, which
+#: the host may choose, for 999 recoveries.
+GENERATION_STEP = 0.001
+#: Seconds between the leader's looks at who is there. Judgement: small against the forming of a group.
+_LOOK_S = 0.005
 
 
-def muster(
+def agree_on_survivors(
     backend: CollectiveBackend, address: Address, members: tuple[str, ...], worker: str, generation: float
 ) -> tuple[str, ...]:
-    """Those of ``members`` that go on as ``generation``; called by all of them, the leader (members[0]) decides.
+    """The ``members`` that go on as ``generation``, in their old order. All survivors call it; the leader decides.
 
-    ``backend`` has dissolved the broken group, of which it remembers the generation. Raises GroupLost in a
-    follower whose leader is gone, or goes on without it.
+    ``worker``: the caller. ``address``: the leader's. ``backend`` has dissolved the broken group, and still has its
+    generation.
+
+    Raises:
+        GroupLost: in a follower whose leader is gone, or goes on without it.
     """
     if worker == members[0]:
         ranks = _present(backend, len(members), generation)
@@ -30,7 +38,7 @@ def muster(
         backend.call(generation, left)
         return left
     backend.stay(address, generation, members.index(worker))
-    if not backend.called(address, generation, MUSTER_S + backend.form_timeout):
+    if not backend.called(address, generation, SURVIVOR_WAIT_S + backend.form_timeout):
         raise GroupLost(f"the leader of generation {backend.generation} did not go on")
     left = backend.members(address, generation)
     if worker not in left:
@@ -39,10 +47,10 @@ def muster(
 
 
 def _present(backend: CollectiveBackend, world: int, generation: float) -> list[int]:
-    """Leader: the others' ranks that say within `MUSTER_S` that they are there, or until the rest is dead."""
-    deadline = time.monotonic() + MUSTER_S
+    """Leader: the followers' ranks that say within `SURVIVOR_WAIT_S` that they are there, sooner if the rest died."""
+    deadline = time.monotonic() + SURVIVOR_WAIT_S
     while True:
         stays = {rank: backend.staying(generation, rank) for rank in range(1, world)}
         if None not in stays.values() or time.monotonic() > deadline:
             return [rank for rank, there in stays.items() if there]
-        time.sleep(0.005)
+        time.sleep(_LOOK_S)

@@ -88,17 +88,3 @@ class LazySession:
         if self._made is None:
             raise RuntimeError("this trial's loop has not called fluidtune.elastic: it cannot be resized")
         return self._made
-
-
-_pending: LazySession | None = None
-
-
-def wake_on_first_use(session: LazySession | None) -> None:
-    """Let this process' loop wake ``session`` by its first call of `fluidtune.elastic`; None: no session waits."""
-    global _pending
-    _pending = session
-
-
-def pending_session() -> LazySession | None:
-    """The session that waits for the first call of this process' loop."""
-    return _pending

@@ -9,26 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-if TYPE_CHECKING:
-    from .session import ElasticSession
+from .group_view import GroupView, Share
 
 #: Batches whose indices travel in one message, where the sampler's draws cannot be seen from outside.
 _AHEAD = 32
-
-
-@dataclass(frozen=True)
-class Share:
-    """A worker's part of a batch: what its gradient counts, and whether its sample is only a stand-in."""
-
-    weight: float
-    stand_in: bool = False
 
 
 class ElasticLoader:
@@ -37,7 +27,7 @@ class ElasticLoader:
     ``len()`` is the number of batches, the same at every width. TypeError if the data cannot be divided.
     """
 
-    def __init__(self, loader: DataLoader, session: ElasticSession) -> None:
+    def __init__(self, loader: DataLoader, group: GroupView) -> None:
         if isinstance(loader.dataset, IterableDataset):
             raise TypeError(
                 "elastic.prepare() got a DataLoader over an IterableDataset, which cannot be divided among "
@@ -49,7 +39,7 @@ class ElasticLoader:
                 "workers: give it a batch_size or a batch_sampler"
             )
         self._loader = loader
-        self._session = session
+        self._group = group
         #: Iterators that were made of it in the trial.
         self.begun = 0
         self._kept = False  # the user's loader has its worker processes, which persist
@@ -63,10 +53,10 @@ class ElasticLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._session.width == 1:
+        if self._group.width == 1:
             return self._checked(self._whole(), None)
         seed = self._seed()
-        shares = _Shares(self._loader, self._session)
+        shares = _Shares(self._loader, self._group)
         return self._checked(iter(self._divided(shares, seed)), shares)
 
     def _whole(self) -> Iterator[Any]:
@@ -96,9 +86,9 @@ class ElasticLoader:
         return seed % 2**63
 
     def _checked(self, batches: Iterator[Any], shares: _Shares | None) -> Iterator[Any]:
-        session, generation = self._session, self._session.generation
+        group, generation = self._group, self._group.generation
         while True:
-            if session.generation != generation:
+            if group.generation != generation:
                 raise RuntimeError(
                     "an iterator over a prepared DataLoader was kept while the trial was resized: make "
                     "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
@@ -107,7 +97,7 @@ class ElasticLoader:
                 batch = next(batches)
             except StopIteration:
                 return
-            session.share = shares.taken() if shares is not None else None
+            group.share = shares.taken() if shares is not None else None
             yield batch
 
     def _divided(self, shares: _Shares, seed: int) -> DataLoader:
@@ -115,7 +105,7 @@ class ElasticLoader:
         # Worker processes are seeded from a generator of their own: as stock's in the leader, differently
         # elsewhere
         generator = torch.Generator()
-        generator.manual_seed(seed + self._session.backend.rank)
+        generator.manual_seed(seed + self._group.backend.rank)
         return DataLoader(
             loader.dataset,
             batch_sampler=shares,  # type: ignore[arg-type]
@@ -134,21 +124,21 @@ class ElasticLoader:
 class _Shares:
     """A batch sampler that yields this worker's part of each batch, and remembers what it weighs."""
 
-    def __init__(self, loader: DataLoader, session: ElasticSession) -> None:
+    def __init__(self, loader: DataLoader, group: GroupView) -> None:
         self._sampler = loader.batch_sampler
-        self._session = session
+        self._group = group
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
         self._drawn: deque[Share] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        group = self._session.backend
+        group = self._group.backend
         rank, world = group.rank, group.world
         source = iter(self._sampler) if rank == 0 else None  # type: ignore[arg-type]
         while True:
             message = None
             if source is not None:
                 message = [list(batch) for batch in islice(source, self._ahead)]
-            batches = self._session.backend.broadcast_object(message)
+            batches = self._group.backend.broadcast_object(message)
             if not batches:
                 return
             for batch in batches:

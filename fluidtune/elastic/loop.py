@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .session import current
+from .current_session import current
 
 
 def prepare(*objects: Any) -> Any:

@@ -13,7 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -23,10 +23,8 @@ from torch.utils.data import DataLoader
 from .backends.base import CollectiveBackend
 from .batchnorm import GlobalBatchStatistics
 from .gradients import GradientReducer
+from .group_view import GroupView
 from .loader import ElasticLoader, generators_of
-
-if TYPE_CHECKING:
-    from .session import ElasticSession
 
 #: Tensors travel and are aligned in pieces of so many bytes; a piece is sent when it is full.
 _PIECE = 32 * 2**20
@@ -36,14 +34,14 @@ _ALIGN = 16
 class TrialState:
     """The user's objects of one trial in one worker, whose tensors are on ``device``."""
 
-    def __init__(self, session: ElasticSession, device: torch.device) -> None:
-        self._session = session
+    def __init__(self, group: GroupView, device: torch.device) -> None:
+        self._group = group
         self._device = device
         self._stateful: list[Any] = []
         self._loose: list[torch.Tensor] = []  # parameters that an optimizer has and no module
         self._loaders: list[ElasticLoader] = []
-        self._gradients = GradientReducer(session)
-        self._statistics = GlobalBatchStatistics(session)
+        self._gradients = GradientReducer(group)
+        self._statistics = GlobalBatchStatistics(group)
 
     def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """Take objects in; returns what the user is to work with. See `elastic.prepare` for the errors."""
@@ -56,7 +54,7 @@ class TrialState:
         if isinstance(obj, ElasticLoader):
             return obj
         if isinstance(obj, DataLoader):
-            self._loaders.append(ElasticLoader(obj, self._session))
+            self._loaders.append(ElasticLoader(obj, self._group))
             return self._loaders[-1]
         if not all(callable(getattr(obj, name, None)) for name in ("state_dict", "load_state_dict")):
             raise TypeError(

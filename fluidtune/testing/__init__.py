@@ -2,9 +2,9 @@
 
 | module | what it proves |
 | --- | --- |
-| `collective_backend` | a `fluidtune.elastic.backends.CollectiveBackend` |
-| `device_source` | a `fluidtune.cluster.device_source.DeviceSource` |
-| `worker_session` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
+| `collective_backends` | a `fluidtune.elastic.backends.CollectiveBackend` |
+| `device_sources` | a `fluidtune.cluster.device_source.DeviceSource` |
+| `worker_sessions` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
 
 The test file of a new implementation is a fixture and an import; each module shows it in its first lines. `processes`
 are the real processes that the suites run their sessions and groups in.
@@ -16,5 +16,5 @@ import pytest
 
 # pytest explains a failed assertion only in modules that it has been told of before their import.
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{suite}" for suite in ("collective_backend", "device_source", "worker_session"))
+    *(f"{__name__}.{suite}" for suite in ("collective_backends", "device_sources", "worker_sessions"))
 )

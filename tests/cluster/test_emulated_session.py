@@ -11,7 +11,7 @@ from fluidtune.cluster.emulated import EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import Board
 from fluidtune.elastic import FollowerSession, LeaderSession
 from fluidtune.profiles import Profile
-from fluidtune.testing.worker_session import GroupContract, LeaderContract, SessionCase
+from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
 
 
 class EmulatedCase(SessionCase):

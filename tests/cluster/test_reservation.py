@@ -8,7 +8,7 @@ import pytest
 
 from fluidtune.cluster import devices as devices_module
 from fluidtune.cluster.devices import Layout, Reservation
-from fluidtune.testing.device_source import DeviceSourceCase, DeviceSourceContract
+from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 
 
 class Group:

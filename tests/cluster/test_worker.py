@@ -82,7 +82,7 @@ def session_here() -> ElasticSession:
 
 def train(worker: Worker, iterations: int, commits: bool = True) -> list[dict[str, Any]]:
     """The results of so many iterations, each of which a commit goes before if ``commits``."""
-    store = session_here()._commits
+    store = session_here()._commits._store
     assert store is not None
     store._budget = 1e9 if commits else -1.0
     results = []
@@ -164,7 +164,7 @@ def led(reform: Reform, iterations: int) -> None:
     worker = _worker[0]
     session = session_here()
     session.direct(reform)
-    until(lambda: session._backend.announced(reform.generation, [1]))
+    until(lambda: session._member._group.announced(reform.generation, [1]))
     train(worker, iterations)
 
 

@@ -28,12 +28,12 @@ def serve() -> Any:
 def run_rank(address: Any, rank: int, world: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     session = ElasticSession(trial="t", worker=f"w{rank}", leader=rank == 0, backend=_backend[0])
     _backend[0].form(address, 1, rank, world)
-    session._state.set_width(world)
+    session._member.state.set_width(world)
     elastic.use(session)
     torch.manual_seed(100)
     try:
         value = fn(*args)
-        session._backend.dissolve(orderly=True)
+        session._member._group.dissolve(orderly=True)
         return value
     finally:
         elastic.use(None)

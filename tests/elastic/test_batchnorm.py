@@ -70,7 +70,7 @@ def kept_whole():
     session = elastic.current()
     replaced = ["forward" in m.__dict__ for m in model]
     copy.deepcopy(model)
-    session._state.set_width(1)
+    session._member.state.set_width(1)
     return replaced, ["forward" in m.__dict__ for m in model]
 
 

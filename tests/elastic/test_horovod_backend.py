@@ -15,7 +15,7 @@ import pytest
 from fluidtune.elastic.backends import HorovodBackend
 from fluidtune.elastic.backends.rendezvous import Rendezvous
 from fluidtune.errors import FluidTuneError
-from fluidtune.testing.collective_backend import (
+from fluidtune.testing.collective_backends import (
     HERE,
     CollectiveBackendContract,
     ask,

@@ -10,7 +10,7 @@ import pytest
 
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.backends.torch_backend import TorchBackend
-from fluidtune.elastic.in_place_recovery import MENDED, muster
+from fluidtune.elastic.in_place_recovery import GENERATION_STEP, agree_on_survivors
 
 MEMBERS = ("w0", "w1", "w2", "w3")
 
@@ -51,8 +51,8 @@ class Group:
             assert not thread.is_alive()
         return found
 
-    def muster(self, rank: int, generation: float = 1 + MENDED, members: tuple[str, ...] = MEMBERS) -> Any:
-        return muster(self.backends[rank], self.address, members, MEMBERS[rank], generation)
+    def agree(self, rank: int, generation: float = 1 + GENERATION_STEP, members: tuple[str, ...] = MEMBERS) -> Any:
+        return agree_on_survivors(self.backends[rank], self.address, members, MEMBERS[rank], generation)
 
     def dies(self, rank: int) -> None:
         self.backends[rank].close()
@@ -68,31 +68,31 @@ def group():
 
 def test_all_that_live_go_on(group):
     group.dies(2)
-    assert group.together(group.muster, [0, 1, 3]) == dict.fromkeys([0, 1, 3], ("w0", "w1", "w3"))
+    assert group.together(group.agree, [0, 1, 3]) == dict.fromkeys([0, 1, 3], ("w0", "w1", "w3"))
 
 
 def test_a_leader_whose_followers_died_is_alone_at_once(group):
     for rank in (1, 2, 3):
         group.dies(rank)
-    assert group.together(group.muster, [0]) == {0: ("w0",)}
+    assert group.together(group.agree, [0]) == {0: ("w0",)}
 
 
 def test_one_that_died_after_it_had_said_that_it_stays(group):
     group.dies(1)
-    group.backends[3].stay(group.address, 1 + MENDED, 3)
+    group.backends[3].stay(group.address, 1 + GENERATION_STEP, 3)
     group.dies(3)
-    assert group.together(group.muster, [0, 2])[0] == ("w0", "w2")
+    assert group.together(group.agree, [0, 2])[0] == ("w0", "w2")
 
 
 def test_one_that_died_before_it_came_to_the_mended_group_is_not_waited_for(group):
     """Its place there is another than in the group that broke; the others go on without it, in the next one."""
     group.dies(1)
-    left = group.together(group.muster, [0, 2, 3])[0]
+    left = group.together(group.agree, [0, 2, 3])[0]
     assert left == ("w0", "w2", "w3")
     group.dies(2)
 
     def form(rank: int) -> None:
-        group.backends[rank].form(group.address, 1 + MENDED, left.index(MEMBERS[rank]), len(left))
+        group.backends[rank].form(group.address, 1 + GENERATION_STEP, left.index(MEMBERS[rank]), len(left))
 
     for backend in (group.backends[0], group.backends[3]):
         backend.form_timeout = 60.0
@@ -100,11 +100,11 @@ def test_one_that_died_before_it_came_to_the_mended_group_is_not_waited_for(grou
     assert "rank 1 died" in str(lost[0]) and "rank 1 died" in str(lost[3])
     for rank in (0, 3):
         group.backends[rank].dissolve()
-    again = group.together(lambda rank: group.muster(rank, 1 + 2 * MENDED, left), [0, 3])
+    again = group.together(lambda rank: group.agree(rank, 1 + 2 * GENERATION_STEP, left), [0, 3])
     assert again == dict.fromkeys([0, 3], ("w0", "w3"))
 
 
 def test_followers_without_their_leader_are_lost(group):
     group.backends[0].close()
-    lost = group.together(group.muster, [1, 2, 3])
+    lost = group.together(group.agree, [1, 2, 3])
     assert all(isinstance(error, GroupLost) for error in lost.values())

@@ -168,7 +168,7 @@ def kept_iterator():
     loader = elastic.prepare(stock("in order"))
     batches = iter(loader)
     next(batches)
-    session._backend.generation += 1
+    session._member._group.generation += 1
     with pytest.raises(RuntimeError, match="make a new one"):
         next(batches)
 

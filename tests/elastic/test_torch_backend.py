@@ -6,7 +6,7 @@ import pytest
 
 from fluidtune.elastic.backends import TorchBackend
 from fluidtune.elastic.backends.torch_backend import interface_of
-from fluidtune.testing.collective_backend import CollectiveBackendContract
+from fluidtune.testing.collective_backends import CollectiveBackendContract
 
 
 def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> TorchBackend:

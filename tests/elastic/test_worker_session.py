@@ -7,7 +7,7 @@ import pytest
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, FollowerSession, LazySession, LeaderSession
 from fluidtune.elastic.backends import TorchBackend
-from fluidtune.testing.worker_session import GroupContract, LeaderContract, SessionCase
+from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
 
 
 def _session(worker: str, leader: bool) -> ElasticSession:

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
-from fluidtune.elastic.backends import backend_class
+from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform
+from fluidtune.elastic.backends import CollectiveBackend, backend_class
 
 Report = Callable[[float], None]
 
@@ -170,6 +170,55 @@ def stepping(config: dict[str, Any], report: Report) -> None:
         report(elastic.mean(total, count))
 
 
+class Count:
+    """A state of the trial's own: a number, and the one that was saved last."""
+
+    def __init__(self) -> None:
+        self.value = self.saved = 0
+
+    def capture(self) -> dict[str, Any]:
+        return {"value": self.saved}
+
+    def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
+        self.value = self.saved = state["value"]
+
+    def broadcast(self, backend: CollectiveBackend) -> None:
+        self.value = self.saved = backend.broadcast_object(self.saved)
+
+    def set_width(self, width: int) -> None: ...
+
+
+def counting(config: dict[str, Any], report: Report) -> list[int]:
+    """Brings its own state, which it saves in every turn, and goes on in place when another worker dies.
+
+    Returns the number of workers in each turn.
+    """
+    session, count, widths = here().session, Count(), []
+    session.adopt(count)
+    if not session.first_boundary():
+        return []
+    session.save()
+    while count.value < config["stop"]:
+        try:
+            workers = torch.ones(1)
+            session.backend.allreduce_(workers)
+            widths.append(int(workers))
+            count.value += 1
+            count.saved = count.value
+            report(float(count.value))
+            session.save()
+            session.boundary()
+        except GroupLost:
+            try:
+                session.mend()
+            except GroupLost:
+                if not session.leader:
+                    session.bequeath()
+                raise
+            count.value = count.saved
+    return widths
+
+
 def plain(trial: Callable[..., Any], config: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The trial outside any session: (its reports, its weights)."""
     threads = torch.get_num_threads()
@@ -260,7 +309,7 @@ def enter(reform: Reform) -> bool:
 
 
 def announced(generation: int, ranks: list[int]) -> bool:
-    return here().session._backend.announced(generation, ranks)
+    return here().session._member._group.announced(generation, ranks)
 
 
 def leave() -> None:

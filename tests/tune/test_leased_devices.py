@@ -10,7 +10,7 @@ import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, TrialAdded
 from fluidtune.errors import FluidTuneError
-from fluidtune.testing.device_source import DeviceSourceCase, DeviceSourceContract
+from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune import leased_devices
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost

@@ -4,7 +4,7 @@ A backend forms one *generation* of a group at a time: it decides how members fi
 move, not who is a member or when. The leader (rank 0) serves one TCP store for the life of the trial;
 each generation meets under its own prefix of it, so that a resize starts no server. A joiner *announces*
 itself and waits until the leader *calls* its generation: the leader never waits for a worker that is not
-there yet. fluidtune/testing/collective_backend.py is the contract as tests: a new backend is a fixture and an
+there yet. fluidtune/testing/collective_backends.py is the contract as tests: a new backend is a fixture and an
 import.
 """
 

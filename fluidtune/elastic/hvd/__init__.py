@@ -14,7 +14,8 @@ from fluidtune.errors import FluidTuneError
 
 from ..backends import HorovodBackend
 from ..backends.horovod_there import require_horovod
-from ..session import ElasticSession, current
+from ..current_session import current
+from ..session import ElasticSession
 
 require_horovod()
 

@@ -20,8 +20,9 @@ from horovod.torch import elastic as _elastic
 from horovod.torch.elastic import ElasticSampler, TorchState
 
 from ..backends import CollectiveBackend
+from ..current_session import current
 from ..errors import GroupLost
-from ..session import ElasticSession, current
+from ..session import ElasticSession
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

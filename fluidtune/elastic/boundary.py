@@ -1,0 +1,326 @@
+"""What happens at a boundary, in which order, and how a worker enters its trial's group.
+
+At a boundary the leader takes the host's request and sends its order to the others (go on, re-form, stop or end). All
+re-form if the order says so, every follower in a new group receives the leader's state, and the leader commits.
+Everything here runs in the loop's thread; the host's requests come through `HostRequests`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from dataclasses import replace
+
+import numpy
+import torch
+
+from .backends.base import CollectiveBackend
+from .commit_policy import CommitPolicy
+from .control_messages import BoundaryOrder, CommittableState, HostRequests, TrialPosition
+from .errors import GroupLost, Left
+from .group_view import Share
+from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
+from .membership import Address, Reform
+
+#: Seconds that a joiner waits for the leader's call before it looks whether the host has asked for something else.
+#: Judgement: short for a person who waits for a trial to end; the wait itself looks far more often for the call.
+_CALL_WAIT_S = 0.2
+
+
+class GroupMember:
+    """One worker's place in its trial's group; the `GroupView` of its loop.
+
+    ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`. ``state`` must be set before the first
+    boundary.
+    """
+
+    state: CommittableState
+
+    def __init__(
+        self,
+        trial: str,
+        worker: str,
+        leader: bool,
+        backend: CollectiveBackend,
+        requests: HostRequests,
+        commits: CommitPolicy,
+    ) -> None:
+        self.trial, self.worker, self.leader = trial, worker, leader
+        self.commits = commits
+        resume = commits.resume
+        self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
+        #: See `GroupView`.
+        self.share: Share | None = None
+        #: The loop has called `prepare`, or has come to a boundary.
+        self.elastic = False
+        #: This worker is in the group. A follower is not before its first boundary.
+        self.entered = leader
+        #: Where the leader's store is.
+        self.address: Address | None = None
+        #: See `LeaderSession`.
+        self.committing = False
+        self.last_reform: tuple[float, float] | None = None
+        self._group = backend
+        self._requests = requests
+        self._members: tuple[str, ...] = (worker,)
+        #: A joiner that has no state so far, as its function is at an earlier `epochs` call: where the trial is.
+        self._ahead: TrialPosition | None = None
+        #: What has ended this loop.
+        self._over: BaseException | None = None
+
+    # -- the view of the loop's parts, see `GroupView` --
+
+    @property
+    def width(self) -> int:
+        """See `GroupView`."""
+        return 1 if self._ahead is not None else self._group.world
+
+    @property
+    def weight(self) -> float:
+        """See `GroupView`."""
+        return 1.0 / self.width if self.share is None else self.share.weight
+
+    @property
+    def generation(self) -> float:
+        """See `GroupView`."""
+        return self._group.generation
+
+    @property
+    def backend(self) -> CollectiveBackend:
+        """See `GroupView`: user code may have swallowed what ended this loop."""
+        if self._over is not None:
+            raise self._over
+        return self._group
+
+    # -- boundaries --
+
+    def become_elastic(self) -> None:
+        """The trial can have several workers from now on; its leader can be found."""
+        if not self.elastic and self.leader:
+            self.address = self._group.serve()
+        self.elastic = True
+
+    def begin(self, start: int, *, counted: bool) -> int | None:
+        """The boundary before a loop's first epoch. The epoch to run, or None if this loop was done before.
+
+        ``counted``: ``start`` is the epoch that the loop's own state has reached (from a checkpoint of the user's).
+        """
+        self.become_elastic()
+        self.position.loop += 1
+        if self.leader:
+            return self._begin_leading(start, counted)
+        if not self.entered:
+            self._enter()
+            self.entered = True
+        elif self._ahead is None:
+            return self.come_to(start)
+        assert self._ahead is not None
+        if self._ahead.loop > self.position.loop:
+            return None
+        self._receive(self._ahead)
+        return self.position.epoch
+
+    def _begin_leading(self, start: int, counted: bool) -> int | None:
+        commits = self.commits
+        if commits.outrun and not counted:
+            commits.resume = None
+        commit = commits.resume
+        if commit is not None:
+            if commit.loop > self.position.loop:
+                return None
+            commits.resume = None
+            if start > commit.epoch:
+                self.position.iteration = commit.iteration + start - commit.epoch
+            else:
+                start = commit.epoch
+                self.state.load(commit.state, with_streams=True)
+        return self.come_to(start)
+
+    def turn(self, epoch: int) -> int:
+        """The boundary after an iteration; ``epoch`` runs next."""
+        self.position.iteration += 1
+        return self.come_to(epoch)
+
+    def come_to(self, epoch: int) -> int:
+        """A boundary of a member: obey the leader, or be it. ``epoch`` runs next.
+
+        Raises:
+            Left: the trial or this worker's part in it is over.
+            GroupLost: another worker died.
+            RuntimeError: the leader stands before another epoch.
+        """
+        if self._over is not None:
+            raise self._over
+        self.position.epoch = epoch
+        self.share = None
+        order = self._agree()
+        if order.kind == "end":
+            self._group.dissolve(orderly=True)
+            self._end_loop(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
+        if order.epoch != epoch:
+            raise RuntimeError(
+                f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "
+                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
+            )
+        if order.kind == "stop":
+            self.committing = True
+            self.commits.offer(self.position, self.state, force=True)
+            self.commits.flush()
+            self.committing = False
+            self._group.dissolve(orderly=True)
+            self._end_loop(f"trial {self.trial} was asked to stop after iteration {self.position.iteration}")
+        if order.reform is not None:
+            self._reform(order.reform)
+        self.commits.offer(self.position, self.state)
+        return epoch
+
+    def end(self) -> None:
+        """The function has returned: in all workers, or the others stand at a boundary, and end there."""
+        order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None)
+        if order is not None and order.kind != "end":
+            raise RuntimeError(
+                f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
+                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
+            )
+        self._group.dissolve(orderly=True)
+
+    def close(self) -> None:
+        """Dissolve the group and let go of the leader's store."""
+        self._group.close()
+        self.state.set_width(1)
+
+    def _agree(self) -> BoundaryOrder:
+        """The leader's order for this boundary."""
+        order = self._decide() if self.leader else None
+        note = self.commits.note_of_save() if self.leader else None
+        if order is not None and note is not None:
+            order = replace(order, note=note)
+        try:
+            heard: BoundaryOrder = self._group.broadcast_object(order)
+        except GroupLost:
+            if order is not None and order.reform is not None:  # nobody heard it: there may be another boundary
+                with self._requests.changed:
+                    self._requests.reform = self._requests.reform or order.reform
+            raise
+        if not self.leader:
+            self.commits.inherit(heard.note)
+        return heard
+
+    def _decide(self) -> BoundaryOrder:
+        """Leader: what the host's request means now."""
+        epoch = self.position.epoch
+        with self._requests.changed:
+            if self._requests.leaving:
+                return BoundaryOrder("stop", epoch)
+            reform = self._requests.reform
+            if reform is None:
+                return BoundaryOrder("go", epoch)
+            joiners = [rank for rank, worker in enumerate(reform.members) if worker not in self._members]
+            if not self._group.announced(reform.generation, joiners):
+                return BoundaryOrder("go", epoch)  # not all are there: perhaps at the next boundary
+            self._requests.reform = None
+            return BoundaryOrder("reform", epoch, reform)
+
+    def _end_loop(self, why: str) -> None:
+        self._over = Left(why)
+        raise self._over
+
+    # -- forming a group --
+
+    def _reform(self, reform: Reform) -> None:
+        started = time.perf_counter()
+        if self.leader:
+            self._group.call(reform.generation)
+        self._group.dissolve(orderly=True)
+        if self.worker not in reform.members:
+            self._end_loop(f"worker {self.worker} is not in generation {reform.generation}")
+        self.address = reform.address
+        self._join(reform.members, reform.generation)
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _join(self, members: tuple[str, ...], generation: float) -> None:
+        """Form this generation and take the leader's state; ``members`` have all been in the trial before."""
+        rank, world = members.index(self.worker), len(members)
+        self._members = members  # also if one dies now: the others go on among these
+        assert self.address is not None
+        try:
+            self._group.form(self.address, generation, rank, world)
+        except GroupLost as error:  # this worker is alone now, and not a trial: nothing may go on
+            self._over = error
+            raise
+        if world > 1:
+            self._receive(self._group.broadcast_object(self.position))
+        else:
+            self.state.set_width(1)
+
+    def _enter(self) -> None:
+        """A joiner's way in: wait for the host's request, then for the leader's call."""
+        requests = self._requests
+        with requests.changed:
+            requests.ready = True
+            requests.changed.notify_all()
+        announced: Reform | None = None
+        while True:
+            with requests.changed:
+                requests.changed.wait_for(lambda: requests.leaving or requests.entry is not None)
+                if requests.leaving:
+                    self._end_loop(f"worker {self.worker} was asked to leave before it had entered")
+                reform = requests.entry
+            assert reform is not None
+            rank = reform.members.index(self.worker)
+            if reform is not announced:
+                self._group.announce(reform.address, reform.generation, rank)
+                announced = reform
+            if self._group.called(reform.address, reform.generation, patience=_CALL_WAIT_S):
+                break
+        started = time.perf_counter()
+        self._group.form(reform.address, reform.generation, rank, len(reform.members))
+        self._members, self.address = reform.members, reform.address
+        self._ahead = self._group.broadcast_object()
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _receive(self, position: TrialPosition) -> None:
+        """All in a new group: take the leader's state; a follower also gets random streams of its own."""
+        self._ahead = None
+        self.position.epoch, self.position.iteration = position.epoch, position.iteration
+        self.state.broadcast(self._group)
+        self.state.set_width(self._group.world)
+        if not self.leader:
+            name = f"{self.trial}/{position.iteration}/{self._group.generation}/{self._group.rank}"
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+            random.seed(seed)
+            numpy.random.seed(seed)
+            torch.manual_seed(seed)
+
+    # -- when a worker died --
+
+    def recover(self) -> None:
+        """After a `GroupLost`: go on in a group of those that are left, under their leader; see `ElasticSession.mend`.
+
+        If another worker dies meanwhile, it is tried again with fewer.
+        """
+        started = time.perf_counter()
+        for last in [False] * (MOST_RECOVERIES - 1) + [True]:
+            self._group.dissolve()
+            self._over = self.share = None
+            generation = round(self._group.generation + GENERATION_STEP, 3)
+            assert self.address is not None
+            members = agree_on_survivors(self._group, self.address, self._members, self.worker, generation)
+            if self.leader:
+                self._drop_request_for(set(self._members) - set(members))
+            try:
+                self._join(members, generation)
+                break
+            except GroupLost:
+                if last:
+                    raise
+        if self.leader:
+            self.commits.rewind()
+        self.last_reform = (generation, time.perf_counter() - started)
+
+    def _drop_request_for(self, gone: set[str]) -> None:
+        """A request that is to bring in a worker that just died would wait for it; the host will send another."""
+        with self._requests.changed:
+            if self._requests.reform is not None and gone & set(self._requests.reform.members):
+                self._requests.reform = None

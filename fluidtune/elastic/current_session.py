@@ -1,0 +1,40 @@
+"""Which session the loop of this process finds: `elastic.prepare` and the others ask `current`. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .lazy_session import LazySession
+
+if TYPE_CHECKING:
+    from .session import ElasticSession
+
+_session: ElasticSession | None = None
+_pending: LazySession | None = None
+
+
+def use(session: ElasticSession | None) -> None:
+    """Make this the process' session; None: it has none.
+
+    Raises:
+        RuntimeError: another session is in use.
+    """
+    global _session
+    if session is not None and _session is not None and _session is not session:
+        raise RuntimeError(f"this process already runs trial {_session.trial}: use(None) first")
+    _session = session
+
+
+def wake_on_first_use(session: LazySession | None) -> None:
+    """Let the first call of `current` wake ``session``; None: no session waits for it."""
+    global _pending
+    _pending = session
+
+
+def current() -> ElasticSession | None:
+    """The session in use in this process, or None. A `LazySession` that waits for this call wakes, in this thread."""
+    global _pending
+    if _pending is not None:
+        lazy, _pending = _pending, None
+        use(lazy.wake())
+    return _session
