@@ -97,7 +97,8 @@ def lying(
     for factor in factors:
         changes, others = [], []
         for liar in liars:
-            jct = simulate(specs, gpus, replace(setup, **{"liar": liar.name, what: factor})).jct  # type: ignore[arg-type]
+            changed: dict[str, Any] = {"liar": liar.name, what: factor}
+            jct = simulate(specs, gpus, replace(setup, **changed)).jct
             changes.append(jct[liar.name] / honest[liar.name] - 1)
             others.append(statistics.mean(jct[name] / honest[name] - 1 for name in jct if name != liar.name))
         figures = {"jct": statistics.mean(changes), "best": min(changes), "worst": max(changes)}

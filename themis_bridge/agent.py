@@ -28,33 +28,29 @@ class Work(Protocol):
         """What the baselines of the twin need to know; None in an app that is never run under them."""
 
 
+@dataclass(frozen=True)
 class Notice:
-    """Something that the executor is told."""
+    """Something that the executor is told about a GPU and the token of its lease."""
+
+    gpu: Gpu
+    token: int
 
 
 @dataclass(frozen=True)
 class Gained(Notice):
     """From now on trials may run on the GPU, under this token."""
 
-    gpu: Gpu
-    token: int
-
 
 @dataclass(frozen=True)
 class Leave(Notice):
     """The lease ends in ``within`` seconds and is not renewed: commit, leave the GPU, then call `Agent.vacated`."""
 
-    gpu: Gpu
-    token: int
     within: float
 
 
 @dataclass(frozen=True)
 class Lost(Notice):
     """The app does not hold the GPU any more; what still runs there is killed."""
-
-    gpu: Gpu
-    token: int
 
 
 class Agent:

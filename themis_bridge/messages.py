@@ -143,22 +143,28 @@ class Tick(Event):
 
 
 @dataclass(frozen=True)
-class AskRho(Instruction):
+class AppInstruction(Instruction):
+    """Something to send to the agent of an app. ``session``: the run of the app's driver that it is for."""
+
+    app: str
+    session: str
+
+
+@dataclass(frozen=True)
+class AskRho(AppInstruction):
     """Ask an app for its `Report` (step 1 of section 4.2.2).
 
     contention: N_avg over the app's life.
     gpus: R_C, GPUs in the cluster.
     """
 
-    app: str
-    session: str
     round: int
     contention: float
     gpus: int
 
 
 @dataclass(frozen=True)
-class Offer(Instruction):
+class Offer(AppInstruction):
     """Offer GPUs to an app and ask for a bid (steps 2 and 3 of section 4.2.2).
 
     contention, gpus: as of `AskRho`.
@@ -166,8 +172,6 @@ class Offer(Instruction):
     most: its quota; None if it has none.
     """
 
-    app: str
-    session: str
     round: int
     offered: tuple[Gpu, ...]
     contention: float
@@ -193,17 +197,15 @@ class LeaseView:
 
 
 @dataclass(frozen=True)
-class Leases(Instruction):
+class Leases(AppInstruction):
     """Tell an app all leases that it holds. ``version`` only grows: a message with a smaller one is out of date."""
 
-    app: str
-    session: str
     version: tuple[int, int]
     leases: tuple[LeaseView, ...]
 
 
 @dataclass(frozen=True)
-class Refused(Instruction):
+class Refused(AppInstruction):
     """Tell an app that it, or an answer of it, is not accepted.
 
     why: the reason, for people.
@@ -211,8 +213,6 @@ class Refused(Instruction):
     unknown: the arbiter does not know the app, which has to join again.
     """
 
-    app: str
-    session: str
     why: str
     final: bool = False
     unknown: bool = False

@@ -192,7 +192,7 @@ class ArbiterActor:
                 self._making.pop(key, None)
                 self._removing[key] = time.monotonic()
                 reservations.remove(key)
-            elif isinstance(instruction, (m.AskRho, m.Offer, m.Leases, m.Refused)):
+            elif isinstance(instruction, m.AppInstruction):
                 self._mail[instruction.session].append(instruction)
 
     def _reserve(self, what: m.Reserve) -> None:

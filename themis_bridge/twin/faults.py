@@ -157,9 +157,9 @@ class World:
 
     def _to_arbiter(self, event: m.Event, delay: float | None = None) -> None:
         life = self._life
-        self.at(self._delay() if delay is None else delay, lambda: self._arbiter_takes(event, life))
+        self.at(self._delay() if delay is None else delay, lambda: self._deliver_to_arbiter(event, life))
 
-    def _arbiter_takes(self, event: m.Event, life: int) -> None:
+    def _deliver_to_arbiter(self, event: m.Event, life: int) -> None:
         if self.arbiter is None or (life != self._life and not isinstance(event, m.AppEvent)):
             return
         instructions = self.arbiter.handle(event, self.now + self._skew)
@@ -188,8 +188,8 @@ class World:
         elif isinstance(instruction, m.Remove):
             # Ray goes on with a removal even if the arbiter dies.
             self.at(self._delay(), lambda: self._remove(instruction))
-        else:
-            self.at(self._delay(), lambda: self._agent_takes(instruction))
+        elif isinstance(instruction, m.AppInstruction):
+            self.at(self._delay(), lambda: self._deliver_to_agent(instruction))
 
     def _reserve(self, what: m.Reserve) -> None:
         holder = self.reserved.get(what.gpu)
@@ -225,15 +225,13 @@ class World:
         if driver.agent is None:
             self._start(driver)
 
-    def _agent_takes(self, instruction: m.Instruction) -> None:
-        app = getattr(instruction, "app", None)
-        session = getattr(instruction, "session", None)
+    def _deliver_to_agent(self, instruction: m.AppInstruction) -> None:
         for driver in self.drivers:
             agent = driver.agent
-            if driver.name != app or agent is None or agent.session != session:
+            if driver.name != instruction.app or agent is None or agent.session != instruction.session:
                 continue
             if self.now < driver.paused_until:
-                self.at(driver.paused_until - self.now, lambda: self._agent_takes(instruction))
+                self.at(driver.paused_until - self.now, lambda: self._deliver_to_agent(instruction))
                 return
             events, notices = agent.handle(instruction)
             for event in events:
@@ -252,7 +250,7 @@ class World:
             if driver.polite:
                 self.at(self.rng.uniform(0, 8), lambda: self._vacate(driver, notice.gpu.id, notice.token))
         else:
-            driver.running.pop(notice.gpu.id, None)  # type: ignore[attr-defined]
+            driver.running.pop(notice.gpu.id, None)
 
     def _vacate(self, driver: Driver, gpu: str, token: int) -> None:
         if driver.agent is not None and driver.running.get(gpu) == token:

@@ -197,11 +197,11 @@ class Simulation:
             for instruction in self.arbiter.handle(queue.popleft(), self.now):
                 if isinstance(instruction, m.Remove):
                     queue.append(m.Removed(instruction.gpu, instruction.token))
-                elif not isinstance(instruction, m.Reserve):
-                    queue.extend(self._agent_takes(instruction))
+                elif isinstance(instruction, m.AppInstruction):
+                    queue.extend(self._deliver_to_agent(instruction))
 
-    def _agent_takes(self, instruction: m.Instruction) -> list[m.AppEvent]:
-        name: str = instruction.app  # type: ignore[attr-defined]
+    def _deliver_to_agent(self, instruction: m.AppInstruction) -> list[m.AppEvent]:
+        name = instruction.app
         app = self.apps[name]
         if app.finished is not None:
             return []
