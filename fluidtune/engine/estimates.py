@@ -13,8 +13,9 @@ from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 from fluidtune.planning import TrialLoad
 
-#: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. It is above 1 since
-#: each rung waits for its last trial. Judgement: `benchmarks.twin` finds no order of batches that is better.
+#: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. Judgement: a little
+#: above 1, since each rung waits for its last trial. docs/architecture.md ("Longest path first") says what else was
+#: tried.
 TAIL = 1.1
 
 

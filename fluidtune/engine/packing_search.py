@@ -27,23 +27,26 @@ from fluidtune.planning.loads import PACKING_THRESHOLD, marginal_benefit
 SEARCH_LIMIT = 4
 #: The part of a device's memory that may be given out. Judgement: what a trial needs grows a little while it trains.
 MEMORY = 0.95
-#: Iterations that a trial must have left to take part in an attempt while it trains: the one in which the other one
-#: comes does not count, and two must.
-LONG = 3
-#: Attempts that may end before anything is measured, because their trials end. Judgement.
-TRIES = 20
-#: Measured iterations that are enough to accept a number of trials.
+#: Measured iterations that are enough to accept a number of trials. Judgement: one iteration may be quick by accident.
 ENOUGH_TO_ACCEPT = 2
-#: Measured iterations that are enough to reject it, of trials that were timed alone, and of any trials: one that was
-#: never timed alone may be slower by itself. Judgement: a wrong rejection ends the search, a wrong acceptance costs
-#: some seconds until widths are computed again.
+#: Iterations that a trial must have left to take part in an attempt while it trains: one that does not count, since the
+#: newcomer came during it, and ENOUGH_TO_ACCEPT.
+LONG = 1 + ENOUGH_TO_ACCEPT
+#: Attempts that may end before anything is measured, because their trials end. Judgement: trials are then too short for
+#: anything to be measured.
+TRIES = 20
+#: Measured iterations that are enough to reject a number of trials: iterations of trials that were timed alone, and
+#: iterations of any trials. Of the latter more are needed, since a trial that was never timed alone may be slow by
+#: itself. Judgement: more than to accept, since a rejection ends the search.
 ENOUGH_TO_REJECT, ENOUGH_OF_ANY_TO_REJECT = 3, 6
-#: One iteration among p trials that takes longer than HOPELESS * p times one alone ends the attempt at once; twice as
-#: long if the trial was never timed alone. p trials that take turns need p times as long. Judgement: half above that.
+#: One iteration among p trials that takes longer than HOPELESS * p times one alone ends the attempt at once, or twice
+#: as long if the trial was never timed alone. Judgement: trials that take turns need p times as long, and half more is
+#: no noise.
 HOPELESS = 1.5
-#: Attempts that may end in this way before the search is over. One of them may have had a single slow iteration.
+#: Hopeless attempts after which the search is over. Judgement: the first may be due to a single slow iteration.
 LAST_HOPELESS = 2
-#: An iteration counts if the same trials were on the device for all of it but this part. Judgement.
+#: An iteration counts if the same trials were on the device for all of it but this part. Judgement: the error is then
+#: within the noise of measured times.
 MIXED = 0.1
 
 

@@ -21,8 +21,8 @@ from fluidtune.planning import TrialLoad, static_fluid
 #: StaticFluid is computed again for all when more than this part of the batch is new. Until then each new trial is
 #: planned against the whole. Judgement: planning all again for every trial would cost trials squared.
 NEW_PART = 0.1
-#: A group that was passed over for this many starts per device goes first. Judgement: every device has then served
-#: others a few times.
+#: A group that was passed over for this many starts per device goes first. Judgement: it then waits for a few trials of
+#: others, and not for all.
 PATIENCE = 4
 
 

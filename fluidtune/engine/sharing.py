@@ -14,11 +14,8 @@ from statistics import median
 
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.trial import ROUNDING, Trial
-from salus_share import Need, choose_device, divide, fit_together, policy, shares
+from salus_share import SEATS, Need, choose_device, divide, fit_together, policy, shares
 from salus_share.policies import Standing
-
-#: Trials that a lane service has room for; equal to `salus_share.seat_table.SEATS`.
-SEATS = 64
 
 
 class Sharing:

@@ -20,11 +20,11 @@ TRIALS_REMEMBERED = 101
 #: Results at a width, after the warm-up and over all trials, from which on a group's ratio counts. Judgement: a single
 #: bad sample must not keep a whole group from growing.
 ENOUGH = 3
-#: Results after the warm-up from which on a trial's own speed at a width is compared with others. Judgement: as for
-#: ENOUGH, and one trial alone should not pay for three slow iterations.
+#: Results after the warm-up from which on a trial's own speed at a width is compared with that at others. Judgement:
+#: one may be slow by accident; to wait for more costs the trial time if it is slower there.
 TRUSTED = 2
-#: A median is news again when it has moved by this part since it was news. Judgement: less than what makes the next
-#: width pay or not.
+#: A median is news again when it has moved by this part since it was news. Judgement: smaller changes seldom make
+#: another width pay.
 CHANGED = 1 / 3
 
 

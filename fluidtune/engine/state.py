@@ -19,8 +19,8 @@ from fluidtune.engine.wait_queue import WaitQueue
 if TYPE_CHECKING:
     from fluidtune.engine.packing_search import PackingSearch
 
-#: Results that must come in before a resize is tried again that did not do what was asked. Judgement: what prevented
-#: it, a busy device for one, is over some iterations later.
+#: Results that must come in before a resize is tried again that did not do what was asked. Judgement: whatever
+#: prevented it may be over then, and a trial is not asked all the time.
 COOLDOWN = 3
 
 

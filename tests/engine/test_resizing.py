@@ -255,7 +255,7 @@ def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
     assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,)), Suspend("a")]
     assert bench.engine.trial("a").status == "suspending"
     assert bench(Result("c", 3.0, 0.5), KindFound("c", "elastic"), Result("c", 3.0, 0.5)) == []
-    assert bench(Result("c", 3.0, 0.5)) == []  # device 1 is kept for d
+    assert bench(Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
     moved = TrialEnded("a", "paused"), TrialAdded("a", "g", "checkpointing", 47)
     assert bench(*moved) == [Release("a", (0,)), Resume("a", (1,), 1.0)]
     assert bench.results("c", 1.0, 4) == []
