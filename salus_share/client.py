@@ -1,4 +1,4 @@
-"""What a trial holds of its device: admission, the gate, and what it tells the lane service.
+"""A trial's side of its device: it asks to be admitted, passes the gate, and tells the lane service what changes.
 
     with LaneClient("gpu-0", "trial-7", capacity=16 << 30, policy="FAIR") as lane:
         lane.admit()                            # need unknown: runs alone until `need` is told
@@ -12,7 +12,7 @@
                 lane.yield_memory()             # waits until it is admitted again
                 model = build()
 
-The service may die at any time: iterations go on without it, and the next call that needs one starts it again.
+The service may die at any time. Iterations go on without it, and the next call that needs a service starts one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from salus_share.gate import Gate
 from salus_share.messages import Need
 from salus_share.seat_table import SeatTable, home
 
-#: How long a service may take to notice that nobody waits for its answer any more, seconds.
+#: How long a service may take to notice that a trial does not wait for its answer any more, seconds. Judgement.
 LAST_WORD_S = 2.0
+#: How often a request is sent, if the service dies before it answers. Judgement: one that dies five times in a row will
+#: do so again.
+TRIES = 5
 
 
 class LaneClient:
     """One trial at one device. Not for several threads at once; a process may hold several.
 
-    ``device``: a name, equal for all trials of one device of this node. ``capacity``: bytes that its trials may use
-    together; ``policy``: as in `salus_share.policy`. Both must be the same for all of them. ``directory``: where the
-    device's board lies, if not at the usual place.
+    ``device``: a name, the same for all trials of one device of this node. ``capacity``: the bytes that its trials may
+    use together. ``policy``: as in `salus_share.policy`. Capacity and policy must be the same for all of its trials.
+    ``directory``: the directory of the device's seat table, if it is not the usual one.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class LaneClient:
         self._policy = policy
         self._link: socket.socket | None = None
         self._gate: Gate | None = None
-        #: Of the last admission; 0 before the first.
+        #: The token of the last admission; 0 before the first.
         self._token = 0
         self._last: dict[str, Any] = {}
 
@@ -67,9 +70,10 @@ class LaneClient:
     ) -> None:
         """Wait until the trial may load its model onto the device.
 
-        ``need`` None: not known; it then waits until it can run alone, until it tells its `need`. ``remaining``:
-        seconds left alone on the device, if anybody knows. Raises Refused if it can never be admitted, SalusError
-        if a number is none, TimeoutError after ``timeout`` seconds (it then has left the queue).
+        ``need`` None: nobody knows it. The trial then waits until it has the device alone, and has it alone until it
+        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if nobody knows. ``rung``: how
+        often a tuner has promoted it. ``timeout``: seconds, None to wait without end. Raises Refused if the trial can
+        never be admitted, SalusError for a wrong number, TimeoutError after ``timeout`` (it has left the queue then).
         """
         if self._gate is not None:
             raise SalusError(f"{self._name!r} is admitted already")
@@ -85,18 +89,18 @@ class LaneClient:
         self._enter(self._last, timeout)
 
     def start_service(self) -> None:
-        """Have the device's service up before it is needed; `admit` does it too."""
+        """Start the device's service if there is none. `admit` does it too."""
         service.start(self._directory, self._capacity, self._policy).close()
 
     def iteration(self) -> AbstractContextManager[None]:
-        """One iteration on the device: within it ephemeral memory may be used. See `Gate.iteration`."""
+        """One iteration on the device, within which ephemeral memory may be used. See `Gate.iteration`."""
         return self._admitted().iteration()
 
     def need(self, need: Need) -> None:
-        """At an iteration boundary: the trial turned out to need this much; more, or less.
+        """Tell between two iterations what the trial turned out to need. It may be more than before, or less.
 
-        Raises StaleToken if there is no room: commit, free the memory and `yield_memory`, which raises Refused if the
-        device will never have room.
+        Raises StaleToken if there is no room: commit, free the memory and call `yield_memory`, which raises Refused if
+        the device will never have room. Raises SalusError within an iteration.
         """
         self._admitted()
         told = self._ask({"do": "need", "persistent": need.persistent, "ephemeral": need.ephemeral})
@@ -105,18 +109,18 @@ class LaneClient:
             raise StaleToken(f"{self._name!r} needs {need}, and there is no room for it now")
 
     def progress(self, remaining: float | None, rung: int = 0) -> None:
-        """Tell what is left, seconds alone on the device, and how often the trial was promoted."""
+        """Tell the seconds that the trial has left if it runs alone, and how often it was promoted."""
         self._ask({"do": "progress", "remaining": remaining, "rung": rung})
         self._last.update(remaining=remaining, rung=rung)
 
     def yield_memory(self, timeout: float | None = None) -> None:
-        """After StaleToken, when the trial has committed and its memory is free: wait to be admitted again."""
+        """After StaleToken, when the trial has committed and freed its memory: wait until it is admitted again."""
         self._admitted().close()
         self._gate = None
         self._enter({"do": "paused"}, timeout)
 
     def leave(self) -> None:
-        """The trial is done with the device and its memory is free. Works without a service too."""
+        """The trial is done with the device and has freed its memory. This works without a service too."""
         if self._gate is not None:
             self._gate.withdraw()
             self._gate = None
@@ -124,12 +128,12 @@ class LaneClient:
 
     @property
     def gate(self) -> Gate:
-        """Of the last admission. Raises SalusError before it."""
+        """The gate of the last admission. Raises SalusError if the trial is not admitted."""
         return self._admitted()
 
     @property
     def token(self) -> int:
-        """Of the last admission; 0 before the first."""
+        """The token of the last admission; 0 before the first."""
         return self._token
 
     def __enter__(self) -> LaneClient:
@@ -148,14 +152,14 @@ class LaneClient:
         self._gate = Gate(SeatTable(self._directory), told["seat"], self._token)
 
     def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """Send, and wait for the answer. If the service dies meanwhile, ask the next one."""
-        for _ in range(5):
+        """Send a request and wait for its answer. If the service dies meanwhile, ask the next one."""
+        for _ in range(TRIES):
             known: bool | None = True
             if self._link is None:
                 self._link = service.start(self._directory, self._capacity, self._policy)
                 known = self._rejoin()
             if known is False and asked["do"] == "paused":
-                # It waited, and those who wait are not on the table: it asks as if it were new.
+                # It waited, and a new service forgets the trials that waited: it asks as if it were new.
                 asked = self._last
             if known is False and asked["do"] != "announce":
                 raise StaleToken(f"{self._name!r} is not on this device any more; ask to be admitted again")
@@ -167,17 +171,17 @@ class LaneClient:
                     raise Refused(told["reason"])
                 return told
             self._hang_up()
-        raise ServiceLost(f"the lane service of {self._directory.name} dies again and again; see service.log there")
+        raise ServiceLost(f"the lane service of {self._directory.name} died {TRIES} times; see service.log there")
 
     def _rejoin(self) -> bool | None:
-        """Say who we are if we were admitted. Returns whether the seat is still ours, None if the service died."""
+        """Name this trial to a new service. Returns whether it still has its seat, None if the service died."""
         if self._token == 0:
             return False
         told = self._exchange({"do": "rejoin", "name": self._name, "token": self._token}, None)
         return None if told is None else told["is"] == "welcome"
 
     def _exchange(self, asked: dict[str, Any], timeout: float | None) -> dict[str, Any] | None:
-        """Send, and wait for the answer; None if the service died meanwhile."""
+        """Send a request and wait for its answer. Returns None if the service died meanwhile."""
         link = self._link
         assert link is not None
         try:
@@ -195,7 +199,7 @@ class LaneClient:
 
     @staticmethod
     def _last_word(link: socket.socket) -> bytes:
-        """What the service said before it heard that nobody waits any more: the trial may be admitted by then."""
+        """What the service sent before it noticed that the trial has stopped waiting: it may have been admitted."""
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_WR)
             link.settimeout(LAST_WORD_S)

@@ -1,14 +1,14 @@
-"""What can go wrong with a lane, in words: the value, what was expected, what to do."""
+"""The errors of this package. Each says the value, what was expected, and what to do."""
 
 from __future__ import annotations
 
 
 class SalusError(ValueError):
-    """A need, a setting or a call that cannot work."""
+    """A need, a setting or a call is wrong."""
 
 
 class StaleToken(SalusError):
-    """The trial was taken off the device since it got this token: commit, free the memory, ask again."""
+    """The trial was told to leave the device after it got this token: it must commit, free its memory and ask again."""
 
 
 class Refused(SalusError):

@@ -1,9 +1,9 @@
 """How much memory a trial takes, found while it runs, and the limit that keeps it to its share.
 
-P is what it holds at an iteration boundary, with what the framework took before there was a model; E is the peak
-within iterations minus that (dissertation, sections 2.2.1 and 2.3.2.1). On a GPU torch's allocator and NVML say so,
-on a CPU the process' resident memory. What is promised to the trial is `MARGIN` more than was measured; it asks for
-more when half of that is used up, which is before it fails. Only the meters touch torch, and only when used.
+P is what a trial holds at an iteration boundary, with what the framework took before there was a model. E is the peak
+within iterations beyond P (dissertation, sections 2.2.1 and 2.3.2.1). On a GPU torch's allocator and NVML give both, on
+a CPU the process' resident memory does. A trial is promised `MARGIN` more than was measured. It asks for more when half
+of that margin is used up, which is before an allocation fails. Only `CudaMeter` imports torch.
 """
 
 from __future__ import annotations
@@ -18,29 +18,36 @@ from salus_share.errors import Refused
 from salus_share.lanes import Amount
 from salus_share.messages import Need
 
-#: What is promised beyond what was measured: fragments, and iterations that differ a little.
+#: The part by which a promise exceeds what was measured. Judgement: fragments, and iterations that differ a little.
 MARGIN = 0.1
-#: What is added to E for a trial that ran out of its share: this part of all of it.
+#: A trial that ran out of its share gets this part of the share added to E. Judgement: its need is not known then, and
+#: a second failure costs more than memory that it gives back.
 AFTER_FAILURE = 0.5
-#: A promise this many times larger than the need is given back.
+#: A promise is made smaller when it is more than this many times the need. Judgement: well above the margin, so that a
+#: promise does not go up and down.
 TOO_MUCH = 1.5
-#: The first iterations are measured one by one, later ones in groups of so many; no peak is missed.
+#: The first `FIRST` iterations are measured one by one, later ones in groups of `GROUP`; no peak is missed. Judgement:
+#: the first iterations allocate what stays, and later ones are alike.
 FIRST, GROUP = 3, 10
-#: What a CUDA context takes where NVML cannot say, bytes.
+#: The bytes that a CUDA context is taken to hold where NVML cannot say. Judgement: more than a context of
+#: today's GPUs should need; none was measured for this project.
 CONTEXT = 600 << 20
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What was measured, bytes. ``framework``: libraries and contexts; ``model``: held at a boundary beside that;
-    ``ephemeral``: the peak within iterations beside both."""
+    """What was measured, in bytes.
+
+    ``framework``: libraries and contexts. ``model``: what is held at a boundary beyond that. ``ephemeral``: the peak
+    within iterations beyond both.
+    """
 
     framework: int
     model: int
     ephemeral: int
 
     def need(self, margin: float = MARGIN) -> Need:
-        """What to ask for."""
+        """What to ask for: ``margin``, a part of it, more than was measured."""
         return Need(round((self.framework + self.model) * (1 + margin)), round(self.ephemeral * (1 + margin)))
 
 
@@ -48,29 +55,29 @@ class Meter(Protocol):
     """Measures the memory of this process, or of one trial in it."""
 
     def reset(self) -> None:
-        """Forget the peak: from here on it is measured anew."""
+        """Forget the peak, and measure it anew from now on."""
 
     def read(self) -> Usage:
-        """At an iteration boundary: what is held now, and the peak since `reset`."""
+        """Read between two iterations what is held now, and the peak since `reset`."""
 
     def limit(self, share: int) -> None:
-        """Make allocations beyond ``share`` bytes of P + E fail, in this trial alone."""
+        """Make allocations beyond ``share`` bytes (P + E) fail, in this trial alone."""
 
     def lift(self) -> None:
-        """No limit any more."""
+        """Remove the limit."""
 
     def give_back(self) -> None:
-        """What the allocator keeps and nobody uses is free for other processes."""
+        """Free for other processes what the allocator keeps and nobody uses."""
 
 
 class ResidentMeter:
-    """Resident memory of this process. What it had at construction is the framework's: make it before the model.
+    """Resident memory of this process. What it holds when this is made is the framework's: make it before the model.
 
-    The limit is RLIMIT_DATA, which the kernel holds against this process only: malloc fails (MemoryError in Python,
-    RuntimeError in torch), nobody else notices. Linux only.
+    The limit is RLIMIT_DATA, which the kernel applies to this process only: an allocation fails (MemoryError in Python,
+    RuntimeError in torch), and no other process notices. Linux only.
 
-    ``slack``: bytes beyond the share before allocations fail. The limit counts what is mapped and not what is resident:
-    8 MiB for a thread's stack of which kilobytes are touched.
+    ``slack``: bytes beyond the share before allocations fail. The limit counts what is mapped and not what is resident,
+    such as 8 MiB for a thread's stack of which kilobytes are touched.
     """
 
     def __init__(self, slack: int = 0) -> None:
@@ -79,7 +86,7 @@ class ResidentMeter:
         self._data = _status("VmData")
 
     def reset(self) -> None:
-        # 5: the peak of resident memory only (proc(5)).
+        # "5" resets the peak of resident memory, and nothing else (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
 
     def read(self) -> Usage:
@@ -88,7 +95,7 @@ class ResidentMeter:
         return Usage(self._framework, max(0, now - self._framework), peak - now)
 
     def limit(self, share: int) -> None:
-        # Of what it may have, the framework's part is taken already.
+        # The framework's part of the share is in use already.
         allowed = self._data + self._slack + max(0, share - self._framework)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
@@ -98,7 +105,7 @@ class ResidentMeter:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
     def give_back(self) -> None:
-        """The C library has given it back."""
+        """Nothing to do: the C library has given it back."""
 
     @staticmethod
     def _now() -> int:
@@ -108,8 +115,8 @@ class ResidentMeter:
 class CudaMeter:
     """One process' memory on one CUDA device, by torch's allocator.
 
-    The framework's part is what the process holds beyond that, by NVML if it can say: its context, and the kernels that
-    were loaded so far (CUDA loads them when they first run). It is asked for at every reading.
+    The framework's part is what the process holds beyond the allocator, by NVML if it can say: the context, and the
+    kernels that were loaded so far (CUDA loads a kernel when it first runs). Every reading asks NVML again.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -151,12 +158,12 @@ class CudaMeter:
 
 
 class Profile:
-    """A trial's memory over its iterations: the first ones by themselves, later ones in groups; no peak is missed."""
+    """A trial's memory over its iterations, the first ones one by one, later ones in groups (`FIRST`, `GROUP`)."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._iterations = 0
-        #: What was measured last; None before there was anything.
+        #: The last measurement; None before there was one.
         self.usage: Usage | None = None
 
     def begin(self) -> None:
@@ -165,19 +172,19 @@ class Profile:
             self._meter.reset()
 
     def end(self) -> Usage | None:
-        """It is over. What was measured, if this was the last of a group."""
+        """An iteration is over. Returns what was measured if it was the last of a group, else None."""
         self._iterations += 1
         if self._iterations > FIRST and self._iterations % GROUP:
             return None
         measured = self._meter.read()
-        # The first iteration makes what stays (optimizer state), so what it says of E is too much.
+        # The first iteration allocates what stays (optimizer state), so its E is too large.
         if self._iterations > 1:
             self.usage = measured
         return measured
 
     @property
     def first(self) -> bool:
-        """Only one iteration is over."""
+        """Whether exactly one iteration is over."""
         return self._iterations == 1
 
 
@@ -198,14 +205,14 @@ def ask_for(measured: Usage, promised: Need | None) -> Need | None:
 
 
 def after_failure(promised: Need, capacity: Amount) -> Need:
-    """What a trial asks for that ran out of its share, before it goes back to its last commit.
+    """What a trial that ran out of its share asks for, before it goes back to its last commit.
 
     Raises Refused if it had the whole device.
     """
     room = int(capacity) - int(promised.persistent)
     if int(promised.ephemeral) >= room:
         raise Refused(
-            f"it ran out of memory with {promised.persistent} + {promised.ephemeral} bytes, all that the device has; "
+            f"it ran out of memory with {promised.persistent} + {promised.ephemeral} bytes, which is the whole device; "
             "give it a smaller batch or model, or a larger device"
         )
     more = max(1, round(AFTER_FAILURE * _total(promised)))
@@ -225,7 +232,7 @@ def _total(need: Need) -> float:
 
 
 def _status(field: str) -> int:
-    """A line of /proc/self/status, bytes."""
+    """A field of /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) << 10

@@ -1,12 +1,12 @@
 """NVIDIA MPS: one control daemon per GPU, so that processes share it without switching contexts.
 
-Starts, verifies, shares and stops the daemon, and says which environment a client needs before CUDA starts. One
-daemon per GPU, because a fatal fault of one client hits every client of its server. A daemon that is there already
-(`CUDA_MPS_PIPE_DIRECTORY`, or NVIDIA's own default) is used and never stopped. Where MPS cannot be had, processes
-take time slices; that is said once. What a client may do in its lane is not decided here.
+`Mps` starts, verifies, shares and stops the daemon, and gives the environment that a client needs before CUDA starts.
+There is one daemon per GPU, because a fatal fault of one client hits every client of its server. A daemon that runs
+already (at `CUDA_MPS_PIPE_DIRECTORY`, or at NVIDIA's own default) is used and never stopped. Where MPS is not
+available, processes take time slices, and the log says so once. What a client may do in its lane is not decided here.
 
-Users are killed more often than they end, so nobody counts on `Mps.release`: with the daemon comes a guard, a small
-process of nobody's that stops the daemon when no user lives any more.
+Processes that use the daemon are killed more often than they end, so `Mps.release` is not relied on: the daemon comes
+with a guard, a small detached process that stops the daemon when no process that uses it lives any more.
 
     python -m salus_share.mps --uuid UUID --directory DIR
 """
@@ -26,24 +26,28 @@ from typing import IO
 
 from salus_share.errors import SalusError
 from salus_share.memory import is_out_of_memory
+from salus_share.processes import own_environment
 from salus_share.seat_table import started
 from salus_share.telemetry import say_once
 
+#: The daemon's control program, by NVIDIA's documentation of MPS.
 CONTROL = "nvidia-cuda-mps-control"
-#: Where NVIDIA's own scripts start it.
+#: The pipe directory of a daemon that was started without CUDA_MPS_PIPE_DIRECTORY, by NVIDIA's documentation of MPS.
 DEFAULT_PIPE = Path("/tmp/nvidia-mps")
-#: How long a daemon, and its server, may take to come up, and to answer, seconds.
+#: How long a daemon or its server may take to come up, and to answer; seconds. Judgement.
 START_S, ANSWER_S = 10.0, 10.0
-#: MPS that could not be had is not tried again for so long, seconds.
+#: How long MPS is not tried again after it was not available, seconds. Judgement: the reasons seldom go away, and a try
+#: may cost a worker `START_S`.
 REFUSED_S = 600.0
-#: How often the guard looks for users, and how long it keeps a daemon without any, seconds.
+#: How often the guard looks for processes that use the daemon, and how long it keeps a daemon without any; seconds.
+#: Judgement: a trial's next worker comes within this time.
 GUARD_S, IDLE_S = 0.5, 3.0
 
 
 class Mps:
-    """The MPS daemon of the GPU ``uuid`` (as NVML and torch write it), for clients of this node.
+    """The MPS daemon of the GPU ``uuid`` (as NVML and torch write it), for clients on this node.
 
-    ``directory``: ours for this GPU; the daemon's pipes and logs lie below it. ``control``: the program.
+    ``directory``: for the pipes and logs of this GPU's daemon, if it is ours. ``control``: the control program.
     """
 
     def __init__(self, uuid: str, directory: Path, control: str = CONTROL) -> None:
@@ -51,13 +55,13 @@ class Mps:
         self._directory = directory
         self._control = control
         self._ours = directory / "pipe"
-        #: The pipe directory of the daemon that is used; None: there is none, and processes take time slices.
+        #: The pipe directory of the daemon that is used. None: there is no daemon, and processes take time slices.
         self.pipe: Path | None = None
-        #: Why there is none, in words.
+        #: Why there is no daemon, as a text for the user.
         self.why: str | None = None
 
     def acquire(self) -> bool:
-        """Use the GPU's daemon from now on, started if there is none. False: MPS cannot be had here."""
+        """Use the GPU's daemon from now on; start it if there is none. Returns whether MPS is available here."""
         self.why = self._refused()
         if self.why is None:
             self.pipe = self._theirs()
@@ -77,7 +81,7 @@ class Mps:
         return self.pipe is not None
 
     def release(self) -> None:
-        """This process does not use it any more. Whoever is last stops the daemon, if it is ours."""
+        """Do not use the daemon any more. The last process that calls this stops the daemon, if it is ours."""
         if self.pipe == self._ours:
             with self._users() as users:
                 (users / _signature(os.getpid())).unlink(missing_ok=True)
@@ -86,12 +90,12 @@ class Mps:
         self.pipe = None
 
     def refuse(self, why: str) -> None:
-        """CUDA does not start under this daemon, whatever its control program says: for a while nobody tries."""
+        """Record that CUDA does not start under this daemon: no process of this node tries it for `REFUSED_S`."""
         with self._users():
             self._refusal.write_text(why)
 
     def guard(self) -> None:
-        """Stop our daemon when no user of it lives any more. Returns then, or at once where another guard is."""
+        """Stop our daemon when no process that uses it lives any more. Returns then, or at once if there is a guard."""
         with self._guard_lock() as only:
             if only is None:
                 return
@@ -102,18 +106,18 @@ class Mps:
                         last = time.monotonic()
                     elif time.monotonic() - last >= IDLE_S:
                         self._tell(self._ours, "quit")
-                        # Who comes now starts daemon and guard anew.
+                        # A process that comes now starts another daemon and guard.
                         fcntl.flock(only, fcntl.LOCK_UN)
                         return
                 time.sleep(GUARD_S)
 
     def environment(self, *, memory: int | None = None) -> dict[str, str]:
-        """What this process must have in its environment before CUDA starts: as a client, or not to be one.
+        """What this process must have in its environment before CUDA starts, to be a client or not to be one.
 
-        ``memory``: bytes that it may allocate on the device.
+        ``memory``: the bytes that it may allocate on the device, None for no limit. Raises SalusError below 1 MiB.
         """
         if self.pipe is None:
-            # A daemon may be there all the same, of which no use shall be made.
+            # A daemon may run all the same. This keeps CUDA from using it.
             return {} if self.why is None else {"CUDA_MPS_PIPE_DIRECTORY": str(self._directory / "none")}
         found = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_VISIBLE_DEVICES": self._uuid}
         if self.pipe == self._ours:
@@ -121,12 +125,12 @@ class Mps:
         if memory is not None:
             if memory < 1 << 20:
                 raise SalusError(f"memory is {memory!r}, expected bytes, at least a megabyte")
-            # Device 0 of those that the client sees, and it sees one.
+            # The client sees one device, so its number is 0.
             found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory >> 20}M"
         return found
 
     def _theirs(self) -> Path | None:
-        """The pipes of a daemon that is there already, and not ours."""
+        """The pipe directory of a daemon that runs already and is not ours; None if there is none."""
         given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
         there = [Path(given), DEFAULT_PIPE] if given else [DEFAULT_PIPE]
         return next((pipe for pipe in there if pipe != self._ours and self._answers(pipe)), None)
@@ -142,7 +146,7 @@ class Mps:
         return None
 
     def _start(self) -> str | None:
-        """Start our daemon, and a server of this user to see that it can have the GPU. Returns what is wrong."""
+        """Start our daemon, and a server to see that it gets the GPU. Returns what is wrong, None if nothing is."""
         for name in ("pipe", "log"):
             (self._directory / name).mkdir(parents=True, exist_ok=True)
         environment = self._client(self._ours) | {
@@ -166,26 +170,25 @@ class Mps:
         return None
 
     def _watch(self) -> None:
-        """See that there is a guard. It is nobody's child: it outlives us, and no one waits for it."""
+        """Start a guard if there is none. It is detached: it outlives this process, and nobody waits for it."""
         with self._guard_lock() as none:
             if none is None:
                 return
         command = [sys.executable, "-m", "salus_share.mps", "--uuid", self._uuid, "--directory", str(self._directory)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         with (self._directory / "guard.log").open("ab") as log:
             subprocess.run(
                 [*command, "--control", self._control],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=own_environment(),
                 start_new_session=True,
                 check=False,
             )
 
     @contextlib.contextmanager
     def _guard_lock(self) -> Iterator[IO[str] | None]:
-        """What the one guard holds; None where there is one."""
+        """The file whose lock the one guard holds; None if another process holds it."""
         with (self._directory / "guard.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,15 +198,15 @@ class Mps:
                 yield lock
 
     def _answers(self, pipe: Path) -> bool:
-        """Whether a daemon with this pipe directory takes commands."""
+        """Whether a daemon with this pipe directory answers."""
         return pipe.is_dir() and self._tell(pipe, "get_server_list") is not None
 
     def _serves(self) -> bool:
-        """Whether our daemon has a server: it lists their pids."""
+        """Whether our daemon has a server. It lists the pids of its servers."""
         return any(line.strip().isdigit() for line in (self._tell(self._ours, "get_server_list") or "").splitlines())
 
     def _tell(self, pipe: Path, command: str) -> str | None:
-        """What the daemon answers, None if there is none."""
+        """Send a command. Returns the daemon's answer, None if there is no daemon."""
         try:
             done = subprocess.run(
                 [self._control],
@@ -223,7 +226,7 @@ class Mps:
 
     @contextlib.contextmanager
     def _users(self) -> Iterator[Path]:
-        """The directory of our daemon's users, held against others that start or stop it."""
+        """The directory with a file for each user of our daemon, locked while the daemon may be started or stopped."""
         users = self._directory / "users"
         users.mkdir(parents=True, exist_ok=True)
         with (self._directory / "users.lock").open("w") as lock:
@@ -232,12 +235,12 @@ class Mps:
 
 
 def _signature(pid: int) -> str:
-    """A process, told from a later one of the same number."""
+    """A name of a process that no later process with its pid has."""
     return f"{pid}-{started(pid)}"
 
 
 def _living(users: Path) -> bool:
-    """Whether any user lives; those who do not are forgotten."""
+    """Whether any user lives. The files of dead users are removed."""
     for user in users.iterdir():
         if _signature(int(user.name.partition("-")[0])) != user.name:
             user.unlink()
@@ -254,7 +257,7 @@ def _within(seconds: float, what: Callable[[], bool]) -> bool:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether CUDA failed in a way that ends every client of an MPS server, whoever caused it."""
+    """Whether CUDA failed in a way that ends every client of an MPS server, whichever client caused it."""
     return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_memory(error)
 
 
@@ -262,13 +265,13 @@ def apply(environment: Mapping[str, str]) -> None:
     """Set a client's environment in this process. Raises SalusError if CUDA has started already."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        raise SalusError("CUDA has started in this process; MPS must be in the environment before: use a new process")
+        raise SalusError("CUDA has started in this process; set the environment of MPS before that, in a new process")
     os.environ.update(environment)
 
 
 def main() -> None:
-    """The guard's process."""
-    parser = argparse.ArgumentParser(description="Stops a GPU's MPS daemon when no user of it lives any more.")
+    """Run the guard's process."""
+    parser = argparse.ArgumentParser(description="Stops a GPU's MPS daemon when no user of it is alive.")
     parser.add_argument("--uuid", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--control", default=CONTROL)

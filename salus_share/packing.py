@@ -1,8 +1,8 @@
-"""Which trials fit together on a device: pure answers for whoever places trials.
+"""Which trials fit together on a device: pure functions for a caller that places trials.
 
-By memory (2.1, every trial in a lane of its own, so that none waits for another) and by compute (their iterations
-together keep the device busy no more than all of the time, so that none stretches another). Nothing is admitted
-here; the device's lane service does that.
+Trials fit by memory if 2.1 holds with each of them in a lane of its own, so that none waits for another. They fit by
+compute if the sum of their ``compute`` is at most 1, so that none stretches another. Nothing is admitted here; the
+device's lane service does that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Device = TypeVar("Device")
 #: How many trials a device has room for, whatever they need. Judgement: the seat table in shared memory has that many
 #: seats; more trials than this on one GPU would only slow each other.
 SEATS = 64
-#: By how much the trials of a device may be stretched before placement calls it crowded: 5 %.
+#: The stretch up to which a device is not crowded. Judgement: ``compute`` is not measured more exactly.
 STRETCH = 1.05
-#: How many turns a trial is followed for to see its share, and how long one is taken to be, seconds.
+#: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds. Judgement: the
+#: turns of the policies here repeat after one round, and turns this short bring no trial nearer to its end.
 _ROUNDS, _MOMENT_S = 12, 1e-9
 
 
 def packing_limit(need: Need, capacity: Amount) -> int:
-    """c by memory: how many trials of this need run at once on ``capacity`` bytes, each in a lane of its own.
+    """c by memory: how many trials with this need run at once on ``capacity`` bytes, each in a lane of its own.
 
     At least 1. Raises SalusError if not even one fits.
     """
@@ -45,33 +46,34 @@ def packing_limit(need: Need, capacity: Amount) -> int:
 
 
 def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = True) -> bool:
-    """Whether these trials can be on a device of ``capacity`` bytes together.
+    """Whether trials with these needs can be on a device of ``capacity`` bytes together.
 
-    ``own_lanes``: each in a lane of its own (all run at once); else sharing lanes will do (they take turns).
+    ``own_lanes``: whether each must have a lane of its own, so that all run at once. Else they may share lanes and take
+    turns.
     """
     table = LaneTable(capacity)
-    # Largest E first: what comes later finds a lane that is large enough.
+    # The largest E comes first: every later trial finds a lane that is large enough.
     ordered = sorted(needs, key=lambda need: -amount(need.ephemeral, "ephemeral memory"))
     lanes = [table.admit(str(index), need.persistent, need.ephemeral) for index, need in enumerate(ordered)]
     if own_lanes:
         return None not in lanes and len(set(lanes)) == len(lanes)
     if None not in lanes:
         return True
-    # Algorithm 2.1 opens lanes while it can; one lane for all is what takes least.
+    # Algorithm 2.1 opens lanes while it can. One lane for all needs the least memory.
     narrow = LaneTable(capacity, max_lanes=1)
     return all(narrow.admit(str(i), need.persistent, need.ephemeral) is not None for i, need in enumerate(ordered))
 
 
 def stretch(needs: Iterable[Need]) -> float:
-    """By how much trials that run at once slow each other: the sum of their ``compute``, at least 1.
+    """The factor by which trials that run at once slow each other: the sum of their ``compute``, at least 1.
 
-    A need without ``compute`` counts as 1: it may keep the device busy all the time.
+    A need without ``compute`` counts as 1: the trial may keep the device busy all the time.
     """
     return max(1.0, math.fsum(1.0 if need.compute is None else need.compute for need in needs))
 
 
 def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
-    """The lanes of trials that came to a device in this order; None: they do not fit together, even in one lane."""
+    """The lanes of trials that came to a device in this order. None: they do not fit together, even in one lane."""
     for most in (max_lanes, 1):
         table = LaneTable(capacity, most)
         if all(table.admit(name, need.persistent, need.ephemeral) is not None for name, need in needs.items()):
@@ -80,10 +82,11 @@ def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None
 
 
 def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str, float]:
-    """The part of a device that each trial gets in the long run, by lane; they sum to 1.
+    """The part of a device that each trial gets in the long run. The parts sum to 1.
 
-    Lanes run at the same time and get equal parts. Within a lane it is what the policy does with trials that
-    are always ready, with iterations of equal length: of a policy's own making too. Under SRTF the first has all.
+    ``lanes``: by lane, the standings of its trials. Lanes run at the same time and get equal parts. Within a lane, the
+    parts are those that the policy gives to trials that are always ready and whose iterations are equally long. Under
+    SRTF the first trial gets all of it.
     """
     divided = [dict(lane) for lane in lanes if lane]
     out: dict[str, float] = {}
@@ -95,7 +98,6 @@ def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str,
             name = next_turn(chosen, standings)
             assert name is not None
             got[name] += 1
-            # So short that nobody comes nearer to the end by it.
             standings[name] = served(standings[name], _MOMENT_S, turn)
         out.update({name: float(Fraction(count, turns * len(divided))) for name, count in got.items()})
     return out
@@ -104,10 +106,10 @@ def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str,
 def choose_device(
     need: Need, devices: Mapping[Device, Sequence[Need]], capacity: Amount, *, own_lanes: bool = True
 ) -> Device | None:
-    """The device that a trial should share, of those with their trials' needs; None: none has the memory.
+    """The device that a trial should share; None if none has the memory. ``devices``: the needs of the trials on each.
 
-    An occupied device where nobody is stretched by more than `STRETCH`, the fullest first; else an empty one; else
-    the one where trials stretch each other least. ``own_lanes`` as in `fit_together`.
+    It is the fullest of the occupied devices on which no trial would be stretched by more than `STRETCH`; else an empty
+    one; else the one where trials stretch each other least. ``own_lanes`` is as in `fit_together`.
     """
     best: tuple[tuple[float, float], Device] | None = None
     for device, residents in devices.items():

@@ -1,9 +1,11 @@
-"""Who goes first: one small class per policy.
+"""Which job goes first: one small class for each policy.
 
-A policy answers three questions by giving each job a rank (the lowest goes first): whom to admit next, whose
-iteration runs next in a lane, and who may take another's memory. It never breaks 2.1 and holds no state, so that
-the scheduler, the twin and every process at the gate can ask it. To write one: derive from `Policy`, and name it
-as "module:Class" where a policy is asked for.
+A policy answers three questions, the first two by giving each job a rank (the lowest goes first): which job is admitted
+next, whose iteration runs next in a lane, and which job may take another one's memory. It cannot break 2.1. It holds no
+state, so that the lane service, the twin and every process at a gate ask it and get the same answer.
+
+To add a policy here, derive a class from `Policy` and add it to `POLICIES`. A user's own policy needs no change here:
+derive a class from `Policy`, and give its name as "module:Class" where a policy is asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 from salus_share.errors import SalusError
 
-#: What a rank is made of; compared as tuples.
+#: A rank; ranks are compared as tuples.
 Rank = tuple[float, ...]
 
 
@@ -23,9 +25,10 @@ Rank = tuple[float, ...]
 class Standing:
     """What a policy sees of a job.
 
-    ``arrival``: the how manyth it is. ``service``: seconds of iterations it got, counted from where its lane was
-    when it came. ``last_turn``: when it ran last, counted in turns of the device. ``remaining``: seconds left alone
-    on the device, None if unknown. ``rung``: how often a tuner has promoted it.
+    ``arrival``: its position in the order of arrival at the device, from 1. ``service``: the seconds of its iterations,
+    counted from the clock of its lane when it came (`turns.lane_clock`). ``last_turn``: the device's turn in which it
+    ran last. ``remaining``: the seconds that it has left if it runs alone, None if nobody knows. ``rung``: how often a
+    tuner has promoted it.
     """
 
     arrival: int
@@ -36,19 +39,20 @@ class Standing:
 
     @property
     def left(self) -> float:
-        """Seconds left; what is unknown is longer than anything known."""
+        """Seconds left; infinite if nobody knows."""
         return math.inf if self.remaining is None else self.remaining
 
 
 class Policy:
-    """In order of arrival to the device; in a lane, whoever has not run for longest."""
+    """The base class: admission in order of arrival; in a lane, the job that has not run for longest goes first."""
 
-    #: The name that it is asked for by.
+    #: The name by which a user asks for it.
     name = ""
-    #: How many jobs, and how many lanes, may be on the device; None: as many as fit.
+    #: The most jobs that may be on the device, and the most lanes. None: as many as fit.
     max_jobs: int | None = None
     max_lanes: int | None = None
-    #: How many jobs may go past one that waits because it does not fit yet. Then all behind it wait too.
+    #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too. Judgement:
+    #: small jobs fill the gaps, and a large one does not wait for ever.
     patience = 8
 
     def entry(self, job: Standing) -> Rank:
@@ -65,7 +69,7 @@ class Policy:
 
 
 class Fifo(Policy):
-    """One job at a time, in order of arrival: a device as it is used today."""
+    """One job at a time, in order of arrival: a device without sharing."""
 
     name = "FIFO"
     max_jobs = 1
@@ -83,8 +87,8 @@ class Pack(Policy):
 class Srtf(Policy):
     """The shortest remaining time first, pre-empting at iteration boundaries (section 2.4.2).
 
-    One lane, so that nothing slows the shortest. Switching moves no data. Only when persistent memory does not fit
-    do the longest leave, at a commit: a job that could run alone is admitted whoever is there.
+    There is one lane, so that nothing slows the shortest job. A switch within it moves no data. Only when persistent
+    memory does not fit do the longest jobs leave, at a commit. So a job that could run alone is always admitted.
     """
 
     name = "SRTF"
@@ -101,7 +105,7 @@ class Srtf(Policy):
 
 
 class Fair(Policy):
-    """Equal service over time for the jobs of a lane (section 2.4.3)."""
+    """The jobs of a lane get equal service over time (section 2.4.3)."""
 
     name = "FAIR"
 
@@ -110,7 +114,7 @@ class Fair(Policy):
 
 
 class Hpt(Fair):
-    """For a tuner: a promoted trial goes before those it left behind, as under SRTF; a rung of equals is FAIR."""
+    """For tuners: a promoted trial goes before those that were not. Trials of one rung share as under FAIR."""
 
     name = "HPT"
 
@@ -124,11 +128,12 @@ class Hpt(Fair):
         return newcomer.rung > resident.rung
 
 
+#: The policies that are known by name. The lane service, FluidTune's ``lanes=`` and the tests read them from here.
 POLICIES: Mapping[str, type[Policy]] = {cls.name: cls for cls in (Fifo, Pack, Srtf, Fair, Hpt)}
 
 
 def policy(name: str) -> Policy:
-    """The policy of that name, or of "module:Class" for one's own. Raises SalusError if there is none."""
+    """The policy of that name, or the user's own if the name is "module:Class". Raises SalusError if there is none."""
     if name in POLICIES:
         return POLICIES[name]()
     module, _, attribute = name.partition(":")

@@ -1,9 +1,9 @@
-"""The lane service of a device: a small process that carries out what the device's scheduler decides.
+"""The lane service of a device: a small process that carries out what the device's `Admission` decides.
 
-Trials announce what they need over a local socket, wait, and are given a seat on the board, a lane and a token. The
-service is in nobody's way between two iterations, and holds nothing that is not on the table: when it is killed
-the trials go on, and the next one finds them in the same lanes. The first trial that needs a service starts it
-(`start`); it ends by itself when nobody has been there for a while.
+Trials announce over a local socket what they need, wait, and are given a seat in the seat table, a lane and a token.
+No trial asks the service anything between two iterations. All that it knows is in the seat table too: when it is
+killed the trials go on, and the next service finds them in the same lanes. The first trial that needs a service starts
+it (`start`). It ends by itself when no trial has been there for a while.
 
     python -m salus_share.service --home DIR --capacity BYTES --policy FAIR
 """
@@ -44,26 +44,33 @@ from salus_share.messages import (
     Refuse,
     Served,
 )
-from salus_share.policies import policy
-from salus_share.seat_table import FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
+from salus_share.policies import POLICIES, policy
+from salus_share.processes import own_environment
+from salus_share.seat_table import FILE, FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
 from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
 
-#: How often the service looks at the board by itself, and how long it stays when nobody is there, seconds.
+#: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds. Judgement: a
+#: look is cheap, and a new service is a new Python process.
 TICK_S, IDLE_S = 0.25, 30.0
-#: The longest message, bytes.
+#: The largest message, bytes. Judgement: a message has a few hundred.
 PACKET = 1 << 16
+#: How long a trial waits for a service to come up, and for its answer to `status`; seconds. Judgement.
+START_S, STATUS_S = 20.0, 5.0
 
 
 @dataclass
 class _Visitor:
-    """A connection, and the trial that it speaks for."""
+    """A connection, and the name of the trial at its other end, once it has said it."""
 
     link: socket.socket
     name: str | None = None
 
 
 class LaneService:
-    """The loop. ``directory``: the device's home; see `seat_table.home`."""
+    """Serves the trials of one device.
+
+    ``directory``: see `seat_table.home`. ``capacity``: bytes. ``idle_s``: how long it stays without a trial, seconds.
+    """
 
     def __init__(self, directory: Path, capacity: int, policy_name: str, idle_s: float = IDLE_S) -> None:
         self._directory = directory
@@ -73,7 +80,7 @@ class LaneService:
         self._seat_table = SeatTable.create(directory, capacity, policy_name)
         self._turns = Turns(self._policy, self._seat_table)
         self._visitors: dict[str, _Visitor] = {}
-        #: trial -> index of its seat; and -> a pidfd of its process.
+        #: By trial: the index of its seat, and a pidfd of its process.
         self._seats: dict[str, int] = {}
         self._pidfds: dict[str, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -88,7 +95,7 @@ class LaneService:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def run(self) -> None:
-        """Serve until nobody was here for a while."""
+        """Serve until no trial has been here for a while."""
         last = looked = time.monotonic()
         while True:
             for key, _ in self._selector.select(TICK_S):
@@ -100,14 +107,14 @@ class LaneService:
             if self._open or self._seats:
                 last = now
             elif now - last > self._idle_s:
-                for name in ("service", "board"):
+                for name in ("service", FILE):
                     (self._directory / name).unlink(missing_ok=True)
                 return
 
-    # From the board
+    # What the seat table says
 
     def _recover(self) -> None:
-        """Go on where a service that was killed has left off."""
+        """Go on where a service that was killed left off."""
         found = []
         with self._seat_table.lock():
             for seat in self._seat_table.seats():
@@ -117,7 +124,7 @@ class LaneService:
                     found.append(Resident(seat.name, place, seat.token, seat.standing, leaving))
                     self._seats[seat.name] = seat.index
                 else:
-                    # The dead, those who left, and those who waited: they ask again.
+                    # Its trial is dead, has left, or waited; one that waited asks again.
                     self._seat_table.set_state(seat.index, FREE)
         self._carry_out(self._admission.restore(found, self._seat_table.tokens))
         for name in self._seats:
@@ -140,7 +147,7 @@ class LaneService:
             self._tell(Served(served))
 
     def _gone(self, name: str) -> None:
-        """A trial is dead, or its memory is free for another reason."""
+        """A trial is dead, or has left: its memory is free."""
         index = self._seats.pop(name, None)
         if index is None:
             return
@@ -166,7 +173,7 @@ class LaneService:
             fd = self._pidfds[name] = os.pidfd_open(seat.pid)
             self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
 
-    # From visitors
+    # What visitors say
 
     def _accept(self) -> None:
         link, _ = self._listener.accept()
@@ -193,7 +200,7 @@ class LaneService:
             self._send(visitor, {"is": "error", "text": str(error)})
 
     def _closed(self, name: str) -> None:
-        """A trial hung up. If its process lives and its memory is not free, it may only have lost its client."""
+        """A trial hung up. While its process lives and holds memory, it may come back: only its client may be gone."""
         with self._seat_table.lock():
             seat = self._seat_table.seat(self._seats[name]) if name in self._seats else None
         if seat is not None and (seat.state in (LEFT, WAITING) or not alive(seat)):
@@ -218,7 +225,7 @@ class LaneService:
                 if seat is not None and seat.state == INSIDE:
                     raise SalusError(f"{name!r} is within an iteration; tell what it needs at the boundary")
                 instructions = self._admission.handle(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
-                # First, since others are let in to what it gives back: the board never says more than fits.
+                # Recorded before others are admitted to what it gives back: the table never says more than fits.
                 if name in self._admission.table.places:
                     self._settle(name)
                 self._carry_out(instructions)
@@ -228,7 +235,7 @@ class LaneService:
             case "progress":
                 name = self._speaker(visitor)
                 remaining, rung = asked["remaining"], int(asked["rung"])
-                # What is no number does not come as far as the board.
+                # Admission checks the number first, so that the seat table never has a wrong one.
                 self._tell(Progress(name, remaining, rung))
                 with self._seat_table.lock():
                     seat = self._seat_table.seat(self._seats[name])
@@ -247,13 +254,14 @@ class LaneService:
                     self._seats[name] = self._seat_table.take_seat(name, pid).index
                 self._tell(Paused(name))
             case "status":
-                self._send(visitor, self._status())
+                self._send(visitor, {"is": "status", "pid": os.getpid(), **_describe(self._admission)})
             case other:
-                raise SalusError(f"{other!r} is nothing that a lane service does")
+                known = "announce, rejoin, need, progress, paused, status"
+                raise SalusError(f"a lane service was asked to {other!r}; it knows {known}")
 
     def _announce(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
         name = str(asked["name"])
-        # Who must make room is decided by what is left of the others now.
+        # Who must make room depends on what the others have been served by now.
         self._look()
         if name in self._seats:
             with self._seat_table.lock():
@@ -283,18 +291,6 @@ class LaneService:
         if name in self._seats:
             self._watch(name)
 
-    def _status(self) -> dict[str, Any]:
-        table = self._admission.table
-        return {
-            "is": "status",
-            "pid": os.getpid(),
-            "policy": self._policy.name,
-            "capacity": int(table.capacity),
-            "reserved": int(table.reserved),
-            "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
-            "waiting": list(self._admission.waiting),
-        }
-
     def _speaker(self, visitor: _Visitor) -> str:
         if visitor.name is None:
             raise SalusError("announce or rejoin first")
@@ -306,7 +302,7 @@ class LaneService:
         with self._seat_table.lock():
             return self._seat_table.seat(self._seats[name])
 
-    # Instructions
+    # What admission says
 
     def _tell(self, event: Event) -> None:
         self._carry_out(self._admission.handle(event))
@@ -335,9 +331,9 @@ class LaneService:
                 self._push(name, {"is": "refused", "reason": reason})
 
     def _settle(self, name: str, token: int | None = None) -> None:
-        """A trial's lane and what it may use, on the board, for it and for a service that comes after this one.
+        """Record a trial's lane and memory in the seat table, for the trial and for the next service.
 
-        ``token``: of its admission, if it is one. All in one write, since the service may be killed after any.
+        ``token``: of a new admission, None if it is none. It is one write, because the service may be killed after any.
         """
         place = self._admission.table.places[name]
         with self._seat_table.lock():
@@ -365,6 +361,17 @@ class LaneService:
             visitor.link.send(json.dumps(told).encode())
 
 
+def _describe(admission: Admission) -> dict[str, Any]:
+    table = admission.table
+    return {
+        "policy": admission.policy.name,
+        "capacity": int(table.capacity),
+        "reserved": int(table.reserved),
+        "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
+        "waiting": list(admission.waiting),
+    }
+
+
 def connect(directory: Path) -> socket.socket:
     """A connection to the device's service. Raises OSError if there is none."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -377,21 +384,22 @@ def connect(directory: Path) -> socket.socket:
 
 
 def status(directory: Path) -> dict[str, Any]:
-    """What the device's service does now: pid, policy, capacity and reserved (bytes), lanes, waiting.
+    """The state of the device's service: pid, policy, capacity and reserved (bytes), lanes, waiting.
 
-    Raises OSError if there is none.
+    Raises OSError if there is no service.
     """
     with connect(directory) as link:
-        link.settimeout(5.0)
+        link.settimeout(STATUS_S)
         link.send(b'{"do": "status"}')
         told: dict[str, Any] = json.loads(link.recv(PACKET))
         return told
 
 
-def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 20.0) -> socket.socket:
-    """A connection to the device's service, started if there is none.
+def start(directory: Path, capacity: int, policy_name: str, patience_s: float = START_S) -> socket.socket:
+    """A connection to the device's service, which is started if there is none.
 
-    Raises SalusError if its lanes have other settings, ServiceLost if it ends, or does not come within ``patience_s``.
+    Raises SalusError if the service has another capacity or policy, ServiceLost if it ends, or is not up within
+    ``patience_s`` seconds.
     """
     deadline = time.monotonic() + patience_s
     process: subprocess.Popen[bytes] | None = None
@@ -418,20 +426,18 @@ def _spawn(directory: Path, capacity: int, policy_name: str) -> subprocess.Popen
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "salus_share.service", "--home", str(directory)]
     command += ["--capacity", str(int(capacity)), "--policy", policy_name]
-    # It must find this package, and a policy of the user's own, wherever it is started.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with (directory / "service.log").open("ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own_environment(), start_new_session=True
         )
 
 
 def main() -> None:
-    """The process."""
+    """Run the service's process."""
     parser = argparse.ArgumentParser(description="The lane service of one device.")
     parser.add_argument("--home", type=Path, required=True, help="the device's directory")
     parser.add_argument("--capacity", type=int, required=True, help="bytes")
-    parser.add_argument("--policy", default="FAIR", help="FIFO, PACK, SRTF, FAIR, HPT or module:Class")
+    parser.add_argument("--policy", default="FAIR", help=f"{', '.join(POLICIES)} or module:Class")
     parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays when nobody is there")
     options = parser.parse_args()
     only = os.open(options.home / "service.lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,13 +1,13 @@
 """Several trials in one process on one device: a thread each, and on a GPU a CUDA stream and a memory pool per lane.
 
-The jobs of a lane run on the lane's stream, one iteration at a time, and allocate from the lane's pool, so that what
-one frees the next really uses. Models are made outside iterations; what an optimizer makes in the first one stays in
-the pool. On a CPU the same code runs as threads.
+The jobs of a lane run on the lane's stream, one iteration at a time, and allocate from the lane's pool, so that the
+next job uses the memory that one has freed. Models are made outside iterations. What an optimizer makes in the first
+iteration stays in the pool. On a CPU the same code runs as threads.
 
-What it saves is a process, a CUDA context and switching between contexts. What it costs: the GIL; trials share
-torch's global random streams (a trial must draw from a `torch.Generator` of its own, or its result depends on its
-neighbours); and a trial that allocates more than it said can make a neighbour fail, because CUDA limits processes
-only. So it is chosen, never the default. It decides nothing: admission and turns are the lane service's and the gate's.
+A thread saves a process, a CUDA context and the switches between contexts. It has three costs: the GIL; trials share
+torch's global random streams, so a trial must draw from a `torch.Generator` of its own, or its result depends on its
+neighbours; and a trial that allocates more than it said can make a neighbour fail, because CUDA limits processes only.
+So processes are the default. This module decides nothing: the lane service admits, and the gate gives turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class _Lane:
-    """A lane's stream and pool, while any job of this process is in it."""
+    """The stream and the pool of a lane while a job of this process is in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -40,7 +40,7 @@ class _Lane:
 
 
 class InProcessLanes:
-    """The trials of this process on ``device``; the other arguments are `LaneClient`'s.
+    """The trials of this process on ``device``; the other parameters are those of `LaneClient`.
 
     Trials of other processes may be on the same device, under the same service.
     """
@@ -63,11 +63,10 @@ class InProcessLanes:
         remaining: float | None = None,
         rung: int = 0,
     ) -> Future[Result]:
-        """Run ``work(job)`` in a thread, from the moment when the device admits it.
+        """Run ``work(job)`` in a thread, once the device admits the trial. The rest is as in `LaneClient.admit`.
 
-        The future has what it returns or raises; an error of one trial reaches no other. ``work`` builds its model
-        and then runs every training step within ``job.iteration()``; it must not keep tensors in the future's
-        result that it does not want to stay on the device.
+        The future gets what ``work`` returns or raises. An error of one trial reaches no other trial. ``work`` builds
+        its model and then runs every training step within ``job.iteration()``. Tensors in its result stay there.
         """
         future: Future[Result] = Future()
 
@@ -93,7 +92,7 @@ class InProcessLanes:
         return future
 
     def lane(self, index: int, trial: str) -> _Lane:
-        """The stream and pool of a lane that this trial is in now."""
+        """The stream and pool of the lane that this trial is in now."""
         with self._lock:
             lane = self._lanes.get(index)
             if lane is None:
@@ -104,7 +103,7 @@ class InProcessLanes:
             return lane
 
     def forget(self, trial: str) -> None:
-        """The trial is in no lane, and what it had is free for other processes too."""
+        """The trial is in no lane any more, and what it held is free for other processes too."""
         with self._lock:
             self._drop(trial)
         if self.device.type == "cuda":
@@ -114,23 +113,23 @@ class InProcessLanes:
         for index, lane in list(self._lanes.items()):
             lane.jobs.discard(trial)
             if not lane.jobs:
-                # Its pool's memory goes back with it.
+                # The memory of its pool is freed with it.
                 lane.stream.synchronize()
                 del self._lanes[index]
 
 
 class LaneJob:
-    """What a trial's ``work`` is handed."""
+    """A trial as its ``work`` sees it."""
 
     def __init__(self, lanes: InProcessLanes, client: LaneClient, trial: str) -> None:
         self._lanes = lanes
         self._trial = trial
         #: Its lane client: `progress` and `need` are called on it.
         self.client = client
-        #: Nobody knows its need: it is alone on the device and measures its first iterations.
+        #: Whether nobody knows its need, so that it is alone on the device and measures its first iterations.
         self.profiling = False
         self._iterations = 0
-        #: What it was measured to need, until the service knows.
+        #: What it was measured to need, until the service is told.
         self._asking: Need | None = None
 
     def yield_memory(self, timeout: float | None = None) -> None:
@@ -140,7 +139,7 @@ class LaneJob:
 
     @contextlib.contextmanager
     def own_stream(self) -> Iterator[None]:
-        """What a trial does between iterations waits for nobody else's work."""
+        """A stream for what the trial does between iterations, so that it waits for no other trial's work."""
         if self._lanes.device.type != "cuda":
             yield
             return
@@ -149,13 +148,13 @@ class LaneJob:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """One iteration in the trial's lane. Raises StaleToken, before anything ran; see `Gate.iteration`."""
+        """One iteration in the trial's lane. Entering raises StaleToken as `Gate.iteration` does."""
         if self._asking is not None:
             asked, self._asking = self._asking, None
             try:
                 self.client.need(asked)
             except ServiceLost:
-                # It goes on with what it has, and asks again.
+                # It goes on with what it has, and asks again at the next boundary.
                 self._asking = asked
         measured = self.profiling and self._lanes.device.type == "cuda"
         if measured:
@@ -171,7 +170,7 @@ class LaneJob:
             held = torch.cuda.memory_allocated(self._lanes.device)
             peak = torch.cuda.max_memory_allocated(self._lanes.device)
             self.profiling = False
-            # The context is the process', not the trial's.
+            # The CUDA context belongs to the process and not to the trial.
             self._asking = Usage(0, held, peak - held).need()
 
     @contextlib.contextmanager
@@ -180,7 +179,7 @@ class LaneJob:
         lane = self._lanes.lane(gate.lane, self._trial)
         outer = torch.cuda.current_stream(self._lanes.device)
         lane.stream.wait_stream(outer)
-        # Backward in torch's own threads would allocate outside the pool: it runs in this one.
+        # A backward pass in torch's own threads would allocate outside the pool, so it runs in this thread.
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(lane.stream))
             stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
@@ -188,12 +187,12 @@ class LaneJob:
             yield
         outer.wait_stream(lane.stream)
         if gate.shared:
-            # Service is what the device did, not what was queued. Alone in its lane nobody counts.
+            # What is charged must be the time that the device takes. It matters only if the lane has other trials.
             lane.stream.synchronize()
 
 
 def _clear(error: BaseException | None) -> None:
-    """What the frames of a trial that failed still hold is free: its error stays, in the future."""
+    """Free what the frames of a failed trial hold. Its error stays, in the future."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -1,6 +1,6 @@
-"""What NVML says of the GPUs of this node: utilisation, memory by process, driver, MIG.
+"""What NVML says about the GPUs of this node: utilisation, memory by process, driver, MIG.
 
-Without a driver there is no telemetry: that is said once, to the log, and every question is answered by nothing.
+Without a driver there is no telemetry: the log says so once, and every answer is empty.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _said: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """One line to the log, the first time only."""
+    """Log one line, the first time only."""
     if text not in _said:
         _said.add(text)
         log.info(text)
@@ -23,8 +23,12 @@ def say_once(text: str) -> None:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One GPU now. ``utilisation``: part of the last moment in which a kernel ran, 0 to 1, None if it cannot be told
-    (MIG). Memory in bytes. ``processes``: pid to bytes, where the driver tells. ``driver``: its version."""
+    """The state of one GPU.
+
+    ``utilisation``: the part of NVML's last sample period in which a kernel ran, 0 to 1, or None (MIG).
+    ``memory_used``, ``memory_total``: bytes. ``processes``: bytes by pid, as far as the driver tells. ``driver``: its
+    version.
+    """
 
     index: int
     uuid: str
@@ -37,7 +41,7 @@ class DeviceSample:
     driver: str | None = None
 
     def as_fields(self) -> dict[str, Any]:
-        """For an event log or metrics: plain values by name."""
+        """The fields by name, as plain values for an event log or gauges."""
         return asdict(self)
 
 
@@ -52,14 +56,14 @@ class Telemetry:
                 nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
         except Exception as error:
-            # No package, no library, no driver, or one that does not answer: all the same to us.
+            # There is no package, no library, no driver, or a driver that does not answer. The result is the same.
             say_once(f"no GPU telemetry: {error}")
             return
         self._nvml = nvml
         self.driver = _text(nvml.nvmlSystemGetDriverVersion())
 
     def sample(self) -> list[DeviceSample]:
-        """Every GPU of this node; none without a driver. A GPU that fell off the bus is left out."""
+        """Every GPU of this node, but for those that do not answer; none without a driver."""
         if self._nvml is None:
             return []
         found = []
@@ -71,8 +75,8 @@ class Telemetry:
         return found
 
     def process_memory(self, uuid: str, pid: int) -> int | None:
-        """Bytes that a process holds on a GPU, its context included; None if nobody can tell."""
-        # Asked while trials iterate: only that device, and only this.
+        """The bytes that a process holds on a GPU, with its context; None if NVML cannot tell."""
+        # This is called while trials iterate, so it asks about one device only.
         wanted = uuid.removeprefix("GPU-")
         for index in range(self._nvml.nvmlDeviceGetCount() if self._nvml is not None else 0):
             handle = self._try(self._nvml.nvmlDeviceGetHandleByIndex, index)
@@ -81,7 +85,7 @@ class Telemetry:
         return None
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Shut NVML down."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
             self._nvml = None
@@ -106,14 +110,14 @@ class Telemetry:
 
     def _processes(self, handle: Any) -> dict[int, int]:
         nvml = self._nvml
-        # NVML lists MPS' clients by themselves.
+        # NVML lists the clients of MPS separately.
         lists = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetMPSComputeRunningProcesses)
         found = [process for ask in lists for process in self._try(ask, handle) or ()]
-        # In a container the driver may not tell what a process holds.
+        # In a container the driver may not say what a process holds.
         return {process.pid: int(process.usedGpuMemory) for process in found if process.usedGpuMemory is not None}
 
     def _try(self, ask: Any, of: Any) -> Any:
-        """What not every GPU supports."""
+        """Ask what not every GPU supports; None if this one does not."""
         try:
             return ask(of)
         except self._nvml.NVMLError:

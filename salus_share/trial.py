@@ -1,4 +1,4 @@
-"""A trial that shares a device: the lane client, with its memory measured, asked for and held to its share.
+"""A trial that shares a device: a lane client that measures its memory, asks for it, and keeps to its share.
 
 shared = SharedTrial(LaneClient(...), ResidentMeter(), capacity)
 shared.admit()
@@ -32,8 +32,8 @@ from salus_share.messages import Need
 class SharedTrial:
     """One trial's side of a shared device of ``capacity`` bytes.
 
-    ``profile``: what was measured by ``meter`` while the trial was alone, if it was. ``least``: what it is never
-    promised less than: what it asked for when it had failed.
+    ``profile``: what ``meter`` measured while the trial had the device alone, None if it had not. ``least``: what it
+    asked for after an allocation had failed, None if none has failed. It is never promised less.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SharedTrial:
         self._client = client
         self._meter = meter
         self._capacity = capacity
-        #: What the service promised, None while the trial has the device alone because nobody knows.
+        #: What the service promised. None while the trial has the device alone because nobody knows its need.
         self.promised: Need | None = None
         #: What to ask for at the next boundary.
         self._asking: Need | None = None
@@ -63,21 +63,21 @@ class SharedTrial:
         rung: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """See `LaneClient.admit`."""
-        # What it cached while it was alone is not its own any more.
+        """See `LaneClient.admit`, whose parameters these are."""
+        # Memory that it cached while it was alone may be another trial's now.
         self._meter.give_back()
         self._client.admit(need, remaining=remaining, rung=rung, timeout=timeout)
         self._promise(need)
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """One iteration. Raises StaleToken, before anything ran, if the trial must leave the device."""
+        """One iteration. Entering raises StaleToken, before anything ran, if the trial must leave the device."""
         if self._asking is not None:
             asked, self._asking = self._asking, None
             try:
                 self._ask(asked)
             except ServiceLost:
-                # It goes on with what it has, and asks again.
+                # It goes on with what it has, and asks again at the next boundary.
                 self._asking = asked
         self._profile.begin()
         with self._client.iteration():
@@ -90,16 +90,16 @@ class SharedTrial:
             self._asking = None if asking == self.promised else asking
 
     def yield_memory(self, timeout: float | None = None) -> None:
-        """After StaleToken, with the memory free: wait until it may be loaded again."""
+        """After StaleToken, when the memory is free: wait until it may be loaded again."""
         self._meter.give_back()
         self._client.yield_memory(timeout)
         self._profile = Profile(self._meter)
         self._promise(self.promised)
 
     def grow_after_failure(self) -> None:
-        """After an allocation failed, with the memory free: a bigger share, waited for if there is no room now.
+        """After an allocation failed, when the memory is free: get a bigger share, and wait if there is no room now.
 
-        Raises Refused if it had the whole device.
+        Raises Refused if the trial had the whole device.
         """
         whole = Need(0, self._capacity)
         bigger = self._least = after_failure(self.promised or whole, self._capacity)
@@ -115,11 +115,11 @@ class SharedTrial:
         self._client.leave()
 
     def _ask(self, need: Need) -> None:
-        # Less is promised to others at once.
+        # What is given back is promised to others at once.
         self._meter.give_back()
         before, self.promised = self.promised, need
         try:
-            # If there is no room (StaleToken) it comes back with this promise.
+            # If there is no room (StaleToken), it keeps this promise for when it comes back.
             self._client.need(need)
         except ServiceLost:
             self.promised = before
