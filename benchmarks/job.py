@@ -28,7 +28,7 @@ from ray import tune
 from benchmarks.algorithms import ALGORITHMS, algorithm, budget
 from benchmarks.emulated_task import EmulatedTask, emulated_space
 from fluidtune.cluster.emulated import Emulation, paced
-from fluidtune.cluster.emulated.occupancy_board import Board
+from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
 
@@ -80,7 +80,7 @@ def emulated_trainable(args: argparse.Namespace) -> Any:
     if args.pace:
         descriptor, board = tempfile.mkstemp(prefix="fluidtune-emulated-", dir=args.storage)
         os.close(descriptor)
-        Board.create(board, args.gpus)
+        OccupancyBoard.create(board, args.gpus)
         task = paced(task, Emulation(Profile.load(args.profile), board))
     return tune.with_resources(task, {"cpu": 0, "gpu": 1})
 

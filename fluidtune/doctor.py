@@ -50,22 +50,22 @@ def _torch() -> Check:
 def _horovod() -> Check:
     """Only ``backend="horovod"`` needs Horovod, so a missing one counts as well."""
     try:
-        from fluidtune.elastic.backends.horovod_there import HOW, horovod_missing
+        from fluidtune.elastic.backends.horovod_there import INSTALL_HINT, horovod_missing
     except ImportError as error:
         return "horovod", True, f"not checked ({error})"
     lacking = horovod_missing()
     if lacking is not None:
-        return "horovod", True, f'{lacking}; backend="torch" works without it. For backend="horovod" {HOW}'
+        return "horovod", True, f'{lacking}; backend="torch" works without it. For backend="horovod" {INSTALL_HINT}'
     try:
         import horovod
         import horovod.torch as hvd
 
         built = [name for name in ("gloo", "nccl", "mpi") if getattr(hvd, f"{name}_built")()]
     except Exception as error:  # a Horovod that was built for another torch may raise anything
-        return "horovod", False, f"does not load ({str(error).splitlines()[0]}): {HOW}"
+        return "horovod", False, f"does not load ({str(error).splitlines()[0]}): {INSTALL_HINT}"
     found = f"{horovod.__version__}, collectives: {', '.join(built) or 'none'}"
     if "fluidtune" not in version("horovod"):
-        found += f"; as released, where a worker that dies at the wrong moment takes the others with it: {HOW}"
+        found += f"; as released, where a worker that dies at the wrong moment takes the others with it: {INSTALL_HINT}"
     return "horovod", "gloo" in built, found
 
 

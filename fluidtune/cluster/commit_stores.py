@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pyarrow.fs import FileSelector, FileType
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
+from fluidtune.cluster.result_replay import MOVED_NAMES
+
 if TYPE_CHECKING:
     from fluidtune.elastic import CommitStore
 
@@ -72,10 +74,10 @@ def commit_stores(storage: Any) -> list[CommitStore]:
     from fluidtune.elastic import CommitStore
 
     files, own = _StorageFiles(storage), commit_path(storage)
-    return [CommitStore(path, files=files) for path in (own, *files.folders(own))]
+    return [CommitStore(path, files=files, moved=MOVED_NAMES) for path in (own, *files.folders(own))]
 
 
-def heirs_store(storage: Any, worker: str) -> CommitStore:
+def follower_commit_store(storage: Any, worker: str) -> CommitStore:
     """Where a follower commits in place of a leader that died."""
     from fluidtune.elastic import CommitStore
 

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.worker import DEVICE_VARIABLE, Info, Worker
+from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker, WorkerInfo
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.
@@ -138,7 +138,7 @@ class WorkerPool:
             if worker.device == device and worker.gpus:
                 return worker.gpus[0]
         probe = self.take_idle_worker(device) or self._start_process(device, None)
-        info: Info = ray.get(probe.actor.info.remote())
+        info: WorkerInfo = ray.get(probe.actor.info.remote())
         self.discard_worker(probe)
         return info.gpus[0] if info.gpus else str(device)
 

@@ -32,7 +32,7 @@ GRACE_S = 2.0
 HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
 
 
-class Baseline:
+class ProcessBaseline:
     """What the process was like before the first trial's code ran in it."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Baseline:
         self._torch: dict[str, Any] | None = None
         self._frozen = False
 
-    def loaded(self) -> None:
+    def note_imports(self) -> None:
         """The trainable's modules are imported; its own code has not run. Take what the first trial brought."""
         if self._rss is None:
             self._rss = self._process.memory_info().rss

@@ -26,8 +26,14 @@ RESULTS_KEPT = 512
 RESULTS_KEPT_S = 90.0
 
 
+#: (module, name) of `CommitNote` in commits that older versions have written, to its (module, name) now.
+MOVED_NAMES = {
+    ("fluidtune.cluster.reports", "Note"): ("fluidtune.cluster.result_replay", "CommitNote"),  # before 2026-11-23
+}
+
+
 @dataclass(frozen=True)
-class Note:
+class CommitNote:
     """What a commit keeps for the worker: iterations reported, seconds trained, the latest (iteration, result)."""
 
     iteration: int
@@ -35,12 +41,12 @@ class Note:
     results: list[tuple[int, dict[str, Any]]]
 
 
-def brief(note: Note) -> Note:
+def without_results(note: CommitNote) -> CommitNote:
     """Without the results, which only a driver that died has missed."""
     return replace(note, results=[])
 
 
-class Reports:
+class ReportedResults:
     """Of one trial, in the worker that hosts it.
 
     ``delivered``: iterations that Tune has seen. ``mark``: the fingerprint of its configuration.
@@ -63,7 +69,7 @@ class Reports:
 
     # --- as it goes
 
-    def keep(self, result: dict[str, Any]) -> None:
+    def keep_result(self, result: dict[str, Any]) -> None:
         """Commits have the result of this iteration from now on, after those of earlier ones."""
         assert self.trainable is not None
         self._keep(self.trainable.iteration, result)
@@ -73,7 +79,7 @@ class Reports:
             self._recent.pop()
         self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
 
-    def seen(self, result: dict[str, Any]) -> bool:
+    def was_seen(self, result: dict[str, Any]) -> bool:
         """Whether Tune has had this iteration before; if not, it is reported now."""
         assert self.trainable is not None
         if RESULT_DUPLICATE in result:
@@ -83,22 +89,22 @@ class Reports:
         self.reported, self.last = self.trainable.iteration, result
         return False
 
-    def note(self) -> Note:
+    def note(self) -> CommitNote:
         """What goes into every commit: where the reports stand, and the latest of them."""
         assert self.trainable is not None
         since = time.time() - RESULTS_KEPT_S
         while self._recent and self._recent[0][1].get("timestamp", 0) < since:
             self._recent.popleft()
-        return Note(self.trainable.iteration, time_total(self.trainable), list(self._recent))
+        return CommitNote(self.trainable.iteration, time_total(self.trainable), list(self._recent))
 
-    def rewind(self, note: Note) -> None:
+    def rewind(self, note: CommitNote) -> None:
         """The loop has gone back to where this was noted; what it reports again is not reported to Tune again."""
         assert self.trainable is not None
         set_progress(self.trainable, note.iteration, note.time_total)
 
     # --- after a loss
 
-    def newest(self, stores: Iterable[CommitStore]) -> Commit | None:
+    def choose_commit(self, stores: Iterable[CommitStore]) -> Commit | None:
         """The commit to go on from: the leader's own, or that of a follower that outlived it."""
         found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit)]
         self.resume = max(found, key=lambda commit: commit.iteration, default=None)
@@ -111,7 +117,7 @@ class Reports:
         kept = [iteration for iteration, _ in commit.note.results if iteration > self._delivered]
         return kept == list(range(self._delivered + 1, commit.note.iteration + 1))
 
-    def go_on(self) -> None:
+    def begin(self) -> None:
         """The trainable is there: the commit's reports, if it has any, are its own."""
         if self.resume is not None:
             self._number_on()
@@ -123,7 +129,7 @@ class Reports:
         self.rewind(self.resume.note)
         self._missed = [result for iteration, result in self.resume.note.results if iteration > self._delivered]
 
-    def missed(self) -> dict[str, Any] | None:
+    def next_missed(self) -> dict[str, Any] | None:
         """The next result that Tune missed; None: it has them all. It counts as reported now."""
         if not self._missed:
             return None
@@ -132,7 +138,7 @@ class Reports:
         self._keep(self.reported, result)
         return result
 
-    def restored(self) -> bool:
+    def checkpoint_restored(self) -> bool:
         """Tune has restored a checkpoint of this very trial. Returns whether that is newer than the commit."""
         assert self.trainable is not None
         if self.resume is None:
@@ -143,7 +149,7 @@ class Reports:
         self._missed = []
         return bool(self.resume.note.iteration < self.trainable.iteration)
 
-    def replaced(self) -> bool:
+    def state_replaced(self) -> bool:
         """Tune has given the trial another one's state (PBT): what it saw of the old one does not count.
 
         Returns whether there was a commit, which is of no use any more.

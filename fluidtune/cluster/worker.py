@@ -21,12 +21,12 @@ from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import startup
 from fluidtune.cluster import emulated
-from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, heirs_store
+from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, follower_commit_store
 from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
-from fluidtune.cluster.process_reset import Baseline
-from fluidtune.cluster.result_replay import Reports, brief
+from fluidtune.cluster.process_reset import ProcessBaseline
+from fluidtune.cluster.result_replay import ReportedResults, without_results
 from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, current, use, wake_on_first_use
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
@@ -92,7 +92,7 @@ DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 
 @dataclass
-class Info:
+class WorkerInfo:
     """Who a worker is. ``mps``: whether it is a client of MPS, None where that was not asked; ``why`` not."""
 
     pid: int
@@ -129,7 +129,7 @@ def _emulated_session(spec: LoadSpec, worker: str, leader: bool) -> emulated.Emu
     assert spec.emulation is not None
     device = int(os.environ[DEVICE_VARIABLE])
     session = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
-    emulated.use(session)
+    emulated.use_host(session)
     return session
 
 
@@ -154,7 +154,7 @@ def _storage(spec: LoadSpec) -> Any | None:
 
 def _use_none(emulating: bool) -> None:
     if emulating:
-        emulated.use(None)
+        emulated.use_host(None)
         return
     wake_on_first_use(None)
     use(None)
@@ -168,20 +168,20 @@ class Worker:
         os.environ.update(environment)
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
-        self._baseline = Baseline()
+        self._baseline = ProcessBaseline()
         self._trainable: Trainable | None = None
         #: Set while the worker leads, or follows in, a trial; never both.
         self._session: LeaderSession | None = None
         self._following: FollowerSession | None = None
         self._spec: LoadSpec | None = None
-        self._reports: Reports | None = None
+        self._reports: ReportedResults | None = None
         self._has_checkpoint = False
         self._follower: LoopThread | None = None
         self._lane: LaneMember | None = None
         self._gpu = GpuProbe()
 
-    def info(self) -> Info:
-        info = Info(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
+    def info(self) -> WorkerInfo:
+        info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
         if self._mps is not None:
             info.mps, info.why = self._mps.client is not None, self._mps.why
         return info
@@ -195,11 +195,11 @@ class Worker:
         """
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
-        self._baseline.loaded()
+        self._baseline.note_imports()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
-        reports = self._reports = Reports(spec.delivered, mark)
+        reports = self._reports = ReportedResults(spec.delivered, mark)
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
         storage = _storage(spec)
         stores = [] if storage is None else commit_stores(storage)
@@ -207,10 +207,10 @@ class Worker:
             spec,
             self._name,
             commits=stores[0] if stores else None,
-            resume=reports.newest(stores),
+            resume=reports.choose_commit(stores),
             fingerprint=mark,
             note=reports.note,
-            brief=brief,
+            brief=without_results,
             rewind=reports.rewind,
         )
         if spec.lanes is not None:
@@ -229,7 +229,7 @@ class Worker:
             if lack is None:
                 raise
             return lack
-        reports.go_on()
+        reports.begin()
         return None
 
     def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> IterationReply:
@@ -241,7 +241,7 @@ class Worker:
         assert reports is not None and session is not None and spec is not None, f"{self._name} hosts no trial"
         if reform is not None:
             session.direct(reform)
-        missed = reports.missed()
+        missed = reports.next_missed()
         if missed is not None:
             return IterationReply(missed, self._kind(), missed["time_this_iter_s"])
         lack = self._lane.settle(ticket) if self._lane is not None else None
@@ -261,7 +261,7 @@ class Worker:
                     raise
                 return IterationReply({}, self._kind(), 0.0, lack=lack)
             seconds = time.perf_counter() - started
-            if not reports.seen(result):
+            if not reports.was_seen(result):
                 break
         self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
         reformed = session.last_reform if session.last_reform != before else None
@@ -294,7 +294,7 @@ class Worker:
             session.boundary(trainable.iteration)
         result: dict[str, Any] = trainable.train()
         if ray_trainable.RESULT_DUPLICATE not in result:
-            reports.keep(result)
+            reports.keep_result(result)
         return result
 
     def _lacking(self, error: Exception) -> Lack | None:
@@ -345,9 +345,9 @@ class Worker:
         self._has_checkpoint = True
         if not again and not _is_own(checkpoint, spec):
             session.forget_resume()
-            if reports.replaced():
+            if reports.state_replaced():
                 delete_commits(spec.kwargs["storage"])
-        elif reports.restored():
+        elif reports.checkpoint_restored():
             session.outrun_resume()
         return reports.reported
 
@@ -368,14 +368,14 @@ class Worker:
         """Run the trial's code here up to where it can enter the group. Returns why it does not get there, or None."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
-        self._baseline.loaded()
+        self._baseline.note_imports()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = _storage(spec)
         session = self._following = _follower_session(
             spec,
             self._name,
-            commits=None if storage is None else heirs_store(storage, self._name),
+            commits=None if storage is None else follower_commit_store(storage, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
         trainable = self._trainable = trainable_cls(**kwargs)

@@ -217,7 +217,7 @@ class GroupMember:
             if reform is None:
                 return BoundaryOrder("go", epoch)
             joiners = [rank for rank, worker in enumerate(reform.members) if worker not in self._members]
-            if not self._group.announced(reform.generation, joiners):
+            if not self._group.joiners_announced(reform.generation, joiners):
                 return BoundaryOrder("go", epoch)  # not all are there: perhaps at the next boundary
             self._requests.reform = None
             return BoundaryOrder("reform", epoch, reform)
@@ -231,7 +231,7 @@ class GroupMember:
     def _reform(self, reform: Reform) -> None:
         started = time.perf_counter()
         if self.leader:
-            self._group.call(reform.generation)
+            self._group.call_generation(reform.generation)
         self._group.dissolve(orderly=True)
         if self.worker not in reform.members:
             self._end_loop(f"worker {self.worker} is not in generation {reform.generation}")
@@ -270,9 +270,9 @@ class GroupMember:
             assert reform is not None
             rank = reform.members.index(self.worker)
             if reform is not announced:
-                self._group.announce(reform.address, reform.generation, rank)
+                self._group.announce_joiner(reform.address, reform.generation, rank)
                 announced = reform
-            if self._group.called(reform.address, reform.generation, patience=_CALL_WAIT_S):
+            if self._group.wait_for_call(reform.address, reform.generation, patience=_CALL_WAIT_S):
                 break
         started = time.perf_counter()
         self._group.form(reform.address, reform.generation, rank, len(reform.members))

@@ -10,12 +10,14 @@ import hashlib
 import io
 import logging
 import os
+import pickle
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,10 @@ log = logging.getLogger(__name__)
 _MAGIC = b"FLUIDCM1"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, sequence number, length, SHA-256 of sequence number and payload
 _NAMES = ("commit-0", "commit-1")
+
+#: The share of a trial's time that its commits may cost. Judgement: less than the noise of iteration times, and a
+#: commit that takes a second still comes about once a minute.
+BUDGET = 0.02
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,15 @@ class LocalFiles:
 class CommitStore:
     """The last two commits of a trial, in ``folder``; written from a thread of its own, one at a time.
 
-    ``budget``: the share of the time that committing may cost. ``clock``: seconds. One process uses a folder.
+    One process at a time uses a folder.
+
+    Args:
+        folder: where the commits are, in ``files``.
+        files: None: folders of this machine.
+        budget: the share of the time that committing may cost.
+        moved: for commits that an older FluidTune has written: (module, name) of what they contain, as that version
+            named it, to its (module, name) now.
+        clock: seconds.
     """
 
     def __init__(
@@ -81,12 +95,14 @@ class CommitStore:
         folder: str,
         *,
         files: Files | None = None,
-        budget: float = 0.02,
+        budget: float = BUDGET,
+        moved: Mapping[tuple[str, str], tuple[str, str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._paths = [f"{folder.rstrip('/')}/{name}" for name in _NAMES]
         self._files = LocalFiles() if files is None else files
         self._budget = budget
+        self._moved = moved or {}
         self._clock = clock
         self._next: int | None = None  # sequence number of the next one; its parity says which file
         self._writer: threading.Thread | None = None
@@ -130,7 +146,10 @@ class CommitStore:
         for _, payload in sorted(self._whole(), reverse=True):
             import torch  # here, for processes that commit nothing
 
-            return Commit(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False))
+            unpickling = _pickle_with(self._moved)
+            return Commit(
+                **torch.load(io.BytesIO(payload), map_location="cpu", pickle_module=unpickling, weights_only=False)
+            )
         return None
 
     def _worth_it(self) -> bool:
@@ -179,6 +198,18 @@ class CommitStore:
                     continue
             log.warning("commit %s is not whole (%d bytes): passed over", path, len(data))
         return found
+
+
+def _pickle_with(moved: Mapping[tuple[str, str], tuple[str, str]]) -> ModuleType:
+    """What `torch.load` needs of the module `pickle`. Its unpickler finds classes under their present names."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return super().find_class(*moved.get((module, name), (module, name)))
+
+    module = ModuleType("pickle_with_moved_names")
+    vars(module).update(Unpickler=Unpickler)
+    return module
 
 
 def _digest(sequence: int, payload: bytes) -> bytes:

@@ -33,14 +33,14 @@ def agree_on_survivors(
     """
     if worker == members[0]:
         ranks = _present(backend, len(members), generation)
-        backend.keep(generation, ranks)
+        backend.keep_places(generation, ranks)
         left = (worker, *(members[rank] for rank in ranks))
-        backend.call(generation, left)
+        backend.call_generation(generation, left)
         return left
-    backend.stay(address, generation, members.index(worker))
-    if not backend.called(address, generation, SURVIVOR_WAIT_S + backend.form_timeout):
+    backend.announce_survivor(address, generation, members.index(worker))
+    if not backend.wait_for_call(address, generation, SURVIVOR_WAIT_S + backend.form_timeout):
         raise GroupLost(f"the leader of generation {backend.generation} did not go on")
-    left = backend.members(address, generation)
+    left = backend.called_members(address, generation)
     if worker not in left:
         raise GroupLost(f"the leader of generation {backend.generation} went on without {worker}")
     return left
@@ -50,7 +50,7 @@ def _present(backend: CollectiveBackend, world: int, generation: float) -> list[
     """Leader: the followers' ranks that say within `SURVIVOR_WAIT_S` that they are there, sooner if the rest died."""
     deadline = time.monotonic() + SURVIVOR_WAIT_S
     while True:
-        stays = {rank: backend.staying(generation, rank) for rank in range(1, world)}
+        stays = {rank: backend.survivor_announced(generation, rank) for rank in range(1, world)}
         if None not in stays.values() or time.monotonic() > deadline:
             return [rank for rank, there in stays.items() if there]
         time.sleep(_LOOK_S)

@@ -56,7 +56,7 @@ class ElasticLoader:
         if self._group.width == 1:
             return self._checked(self._whole(), None)
         seed = self._seed()
-        shares = _Shares(self._loader, self._group)
+        shares = _DividedBatches(self._loader, self._group)
         return self._checked(iter(self._divided(shares, seed)), shares)
 
     def _whole(self) -> Iterator[Any]:
@@ -85,7 +85,7 @@ class ElasticLoader:
         self.begun += 1
         return seed % 2**63
 
-    def _checked(self, batches: Iterator[Any], shares: _Shares | None) -> Iterator[Any]:
+    def _checked(self, batches: Iterator[Any], shares: _DividedBatches | None) -> Iterator[Any]:
         group, generation = self._group, self._group.generation
         while True:
             if group.generation != generation:
@@ -97,10 +97,10 @@ class ElasticLoader:
                 batch = next(batches)
             except StopIteration:
                 return
-            group.share = shares.taken() if shares is not None else None
+            group.share = shares.next_share() if shares is not None else None
             yield batch
 
-    def _divided(self, shares: _Shares, seed: int) -> DataLoader:
+    def _divided(self, shares: _DividedBatches, seed: int) -> DataLoader:
         loader = self._loader
         # Worker processes are seeded from a generator of their own: as stock's in the leader, differently
         # elsewhere
@@ -121,7 +121,7 @@ class ElasticLoader:
         )
 
 
-class _Shares:
+class _DividedBatches:
     """A batch sampler that yields this worker's part of each batch, and remembers what it weighs."""
 
     def __init__(self, loader: DataLoader, group: GroupView) -> None:
@@ -142,16 +142,16 @@ class _Shares:
             if not batches:
                 return
             for batch in batches:
-                start, stop = divide(len(batch), rank, world)
+                start, stop = part_of_batch(len(batch), rank, world)
                 self._drawn.append(Share((stop - start) / len(batch), stand_in=stop == start))
                 yield batch[start:stop] or batch[:1]
 
-    def taken(self) -> Share:
+    def next_share(self) -> Share:
         """The share of the batch that is handed out now. Batches come out in the order they went in."""
         return self._drawn.popleft()
 
 
-def divide(size: int, rank: int, world: int) -> tuple[int, int]:
+def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:
     """The contiguous part [start, stop) of a batch that falls to a rank. Parts differ by at most one
     sample.
     """

@@ -206,16 +206,16 @@ class CollectiveBackendContract:
         leader, joiner, _ = pool
         address = leader.call(ask, "serve")
         assert leader.call(ask, "serve") == address
-        assert not leader.call(ask, "announced", 4, [1])
-        joiner.call(ask, "announce", address, 4, 1)
-        assert leader.call(ask, "announced", 4, [1])
-        assert leader.call(ask, "announced", 4, [])
-        assert not leader.call(ask, "announced", 4, [1, 2])
-        assert not leader.call(ask, "announced", 5, [1])
-        assert joiner.call(ask, "called", address, 4, 0.05) is False
-        joiner.send(ask, "called", address, 4, 20.0)
+        assert not leader.call(ask, "joiners_announced", 4, [1])
+        joiner.call(ask, "announce_joiner", address, 4, 1)
+        assert leader.call(ask, "joiners_announced", 4, [1])
+        assert leader.call(ask, "joiners_announced", 4, [])
+        assert not leader.call(ask, "joiners_announced", 4, [1, 2])
+        assert not leader.call(ask, "joiners_announced", 5, [1])
+        assert joiner.call(ask, "wait_for_call", address, 4, 0.05) is False
+        joiner.send(ask, "wait_for_call", address, 4, 20.0)
         time.sleep(0.1)
-        leader.call(ask, "call", 4)
+        leader.call(ask, "call_generation", 4)
         assert joiner.result() is True
 
     def test_a_killed_peer_raises_in_all_collectives(self, pool):
@@ -242,12 +242,12 @@ class CollectiveBackendContract:
 
     def test_a_leader_killed_while_a_joiner_waits(self, pool):
         address = pool[0].call(ask, "serve")
-        pool[1].call(ask, "announce", address, 1, 1)
-        pool[1].send(lost_after, "called", address, 1, 60.0)
+        pool[1].call(ask, "announce_joiner", address, 1, 1)
+        pool[1].send(lost_after, "wait_for_call", address, 1, 60.0)
         time.sleep(0.2)
         pool[0].kill()
         assert pool[1].result(10)[0] < 5
-        assert pool[2].call(lost_after, "announce", address, 1, 2, timeout=60)
+        assert pool[2].call(lost_after, "announce_joiner", address, 1, 2, timeout=60)
 
     def test_a_member_that_never_comes(self, pool):
         pool[0].call(build, type(self).make, "127.0.0.1", 1.5)

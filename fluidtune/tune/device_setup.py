@@ -16,7 +16,7 @@ import ray
 
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import DeviceSpec, Layout, Reservation, layout
-from fluidtune.cluster.emulated.occupancy_board import Board
+from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.cluster.lanes import LaneSettings
 from fluidtune.cluster.mps import MpsSettings
@@ -160,5 +160,5 @@ def _emulation(settings: FluidExecutor, devices: int) -> Emulation:
     """The profile, and an occupancy board of this job's own."""
     descriptor, path = tempfile.mkstemp(prefix="fluidtune-emulated-")
     os.close(descriptor)
-    Board.create(path, devices)
+    OccupancyBoard.create(path, devices)
     return Emulation(settings.emulated_profile(), path)

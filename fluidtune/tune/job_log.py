@@ -20,7 +20,7 @@ from ray.util.metrics import Counter, Gauge
 
 import fluidtune
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import Info, IterationReply
+from fluidtune.cluster.worker import IterationReply, WorkerInfo
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
@@ -166,7 +166,7 @@ class JobLog:
 
     # --- workers
 
-    def worker_started(self, worker: PooledWorker, info: Info) -> None:
+    def worker_started(self, worker: PooledWorker, info: WorkerInfo) -> None:
         """A new process is there."""
         self.write(
             "worker_started",

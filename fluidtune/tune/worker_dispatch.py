@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import Info
+from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.engine import messages as m
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls, first_line
@@ -96,7 +96,7 @@ class WorkerDispatch:
     def _worker_answered(self, worker: PooledWorker, value: Any) -> None:
         """A new process says what it is; ``value`` is an exception when it could not."""
         worker.starting = False
-        if isinstance(value, Info):
+        if isinstance(value, WorkerInfo):
             worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
             self._job.log.worker_started(worker, value)
             if value.mps is False:

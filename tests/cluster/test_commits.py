@@ -1,13 +1,21 @@
-"""Which commit belongs to which configuration."""
+"""Which commit belongs to which configuration, and commits that an older version has written."""
 
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import make_dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy
+import pytest
+from pyarrow.fs import LocalFileSystem
 from ray.tune.utils.serialization import TuneFunctionDecoder, TuneFunctionEncoder
 
-from fluidtune.cluster.commit_stores import fingerprint
+from fluidtune.cluster.commit_stores import commit_path, commit_stores, fingerprint
+from fluidtune.cluster.result_replay import CommitNote, ReportedResults
+from fluidtune.elastic import Commit, CommitStore
 
 
 def after_a_restore(config: dict[str, object]) -> dict[str, object]:
@@ -38,3 +46,20 @@ def test_a_fingerprint_outlives_the_driver() -> None:
 def test_another_configuration_has_another_fingerprint() -> None:
     prints = [fingerprint(config) for config in ({"x": 1}, {"x": 2}, {"x": numpy.float32(1)}, {"y": 1}, {"x": [1]})]
     assert len(set(prints)) == len(prints)
+
+
+def test_a_commit_of_the_version_that_called_its_note_otherwise_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = ModuleType("fluidtune.cluster.reports")
+    fields = ["iteration", "time_total", "results"]
+    old.Note = make_dataclass("Note", fields, frozen=True, namespace={"__module__": old.__name__})
+    storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=LocalFileSystem())
+    with monkeypatch.context() as then:
+        then.setitem(sys.modules, old.__name__, old)
+        note = old.Note(3, 1.5, [(3, {"loss": 0.1})])
+        writer = CommitStore(commit_path(storage))
+        assert writer.offer(lambda: Commit("trial", "mark", 0, 3, 3, {}, note)) and writer.flush()
+    assert b"fluidtune.cluster.reports" in Path(commit_path(storage), "commit-0").read_bytes()
+    found = ReportedResults(2, "mark").choose_commit(commit_stores(storage))
+    assert found is not None and found.note == CommitNote(3, 1.5, [(3, {"loss": 0.1})])

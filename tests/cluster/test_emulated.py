@@ -12,7 +12,7 @@ import pytest
 
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
-from fluidtune.cluster.emulated.occupancy_board import SLOTS, Board
+from fluidtune.cluster.emulated.occupancy_board import SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.elastic import GroupLost, LoopThread, Reform
 from fluidtune.errors import FluidTuneError
@@ -22,21 +22,21 @@ from fluidtune.tune.executor import FluidExecutor
 
 @pytest.fixture
 def emulation(tmp_path: Path) -> Emulation:
-    Board.create(tmp_path / "board", 4)
+    OccupancyBoard.create(tmp_path / "board", 4)
     return Emulation(Profile("p", {"1": 1.0, "2": 0.6}, {2: 1.5}, memory=0.4, resize=0.0), str(tmp_path / "board"))
 
 
 def elsewhere(board: str, device: int, then: str = "input()") -> subprocess.Popen:
     """Another process on the device, which is there when this returns."""
-    board_class = "from fluidtune.cluster.emulated.occupancy_board import Board"
-    code = f"{board_class}; Board({board!r}).enter({device}); print(1, flush=True)"
+    board_class = "from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard"
+    code = f"{board_class}; OccupancyBoard({board!r}).enter({device}); print(1, flush=True)"
     process = subprocess.Popen([sys.executable, "-c", f"{code}; {then}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     return process
 
 
 def test_neighbours_see_each_other_and_a_killed_one_is_gone(emulation: Emulation):
-    board = Board(emulation.board)
+    board = OccupancyBoard(emulation.board)
     board.enter(1)
     assert (board.count(0), board.count(1)) == (0, 1)
     other = elsewhere(emulation.board, 1)
@@ -61,9 +61,9 @@ class Place:
     def __init__(self, *changes: tuple[float, int]):
         self.now, self.changes = 0.0, list(changes)
 
-    def begin(self) -> None: ...
+    def begin_iteration(self) -> None: ...
 
-    def place(self) -> tuple[tuple[int, ...], int]:
+    def placement(self) -> tuple[tuple[int, ...], int]:
         return (1,), [count for since, count in self.changes if since <= self.now + 1e-9][-1]
 
     def sleep(self, seconds: float) -> None:
@@ -101,7 +101,7 @@ class Pair:
         self.follower.enter(self.both)
         self.leader.direct(self.both)
         while self.leader.width == 1:
-            self.leader.begin()
+            self.leader.begin_iteration()
 
     def close(self) -> None:
         self.follower.leave()
@@ -113,18 +113,18 @@ class Pair:
 def test_a_group_grows_at_a_boundary_and_shrinks(emulation: Emulation):
     pair = Pair(emulation)
     pair.leader.direct(pair.both)
-    pair.leader.begin()
+    pair.leader.begin_iteration()
     assert pair.leader.width == 1, "its follower was not there yet"
     pair.grow()
-    assert pair.leader.place() == ((2,), 1)
+    assert pair.leader.placement() == ((2,), 1)
     assert pair.leader.last_reform is not None and pair.leader.last_reform[0] == 1
-    assert Board(emulation.board).count(1) == 1
+    assert OccupancyBoard(emulation.board).count(1) == 1
     pair.leader.direct(Reform(2, ("w0",), pair.both.address))
-    pair.leader.begin()
-    assert pair.leader.place() == ((1,), 1)
+    pair.leader.begin_iteration()
+    assert pair.leader.placement() == ((1,), 1)
     outcome = pair.loop.join(5.0)
     assert outcome is not None and outcome.kind == "left"
-    assert Board(emulation.board).count(1) == 0
+    assert OccupancyBoard(emulation.board).count(1) == 0
     pair.close()
 
 
@@ -134,7 +134,7 @@ def test_the_leader_notices_a_dead_follower_and_the_follower_a_dead_leader(emula
     pair.follower.leave()
     assert pair.loop.join(5.0) is not None
     with pytest.raises(GroupLost, match="w1 is gone"):
-        pair.leader.place()
+        pair.leader.placement()
     pair.leader.close()
 
     pair = Pair(emulation)
@@ -153,7 +153,7 @@ def test_a_leader_that_ends_dismisses_its_followers(emulation: Emulation):
     ending.join(5.0)
     outcome = pair.loop.join(5.0)
     assert outcome is not None and outcome.kind == "left"
-    assert Board(emulation.board).count(0) == 0
+    assert OccupancyBoard(emulation.board).count(0) == 0
 
 
 def test_an_emulated_worker_imports_no_torch():

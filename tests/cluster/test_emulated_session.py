@@ -8,7 +8,7 @@ import pytest
 
 from fluidtune.cluster import emulated
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
-from fluidtune.cluster.emulated.occupancy_board import Board
+from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.elastic import FollowerSession, LeaderSession
 from fluidtune.profiles import Profile
 from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
@@ -19,12 +19,12 @@ class EmulatedCase(SessionCase):
 
     def __init__(self, folder: Path, widths: dict[str, float]) -> None:
         board = folder / "board"
-        Board.create(board, 3)
+        OccupancyBoard.create(board, 3)
         self._emulation = Emulation(Profile("p", widths, {2: 1.5}, memory=0.4, resize=0.0), str(board))
 
     def _session(self, worker: str, leader: bool) -> EmulatedSession:
         session = EmulatedSession("t", worker, leader, int(worker[1:]), self._emulation)
-        emulated.use(session)
+        emulated.use_host(session)
         return session
 
     def leader(self, worker: str) -> LeaderSession:
@@ -37,11 +37,11 @@ class EmulatedCase(SessionCase):
         super().turn(session, done)
         # What the step of a paced trainable does.
         assert isinstance(session, EmulatedSession)
-        session.begin()
-        session.place()
+        session.begin_iteration()
+        session.placement()
 
     def put_away(self) -> None:
-        emulated.use(None)
+        emulated.use_host(None)
 
 
 class TestEmulatedSession(GroupContract):

@@ -14,7 +14,7 @@ import pytest
 
 from fluidtune.cluster import lanes
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
-from fluidtune.cluster.process_reset import Baseline
+from fluidtune.cluster.process_reset import ProcessBaseline
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
@@ -227,7 +227,7 @@ def test_alone_it_may_have_what_the_user_said_that_its_device_has(settings: Lane
 
 
 def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -> None:
-    baseline = Baseline()
+    baseline = ProcessBaseline()
     member = LaneMember("a", settings, "cpu")
     member.settle(Ticket((0.4, 0.2), 10.0, 0))
     assert any(map(is_lane_service, psutil.Process().children()))

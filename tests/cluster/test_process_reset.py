@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from fluidtune.cluster import process_reset
-from fluidtune.cluster.process_reset import Baseline
+from fluidtune.cluster.process_reset import ProcessBaseline
 
 
 @pytest.fixture
-def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Baseline]:
+def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessBaseline]:
     monkeypatch.setattr(process_reset, "GRACE_S", 0.2)
     # Nothing of this test's process itself may be lost to the tests after it.
     streams = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    made = Baseline()
-    made.loaded()
+    made = ProcessBaseline()
+    made.note_imports()
     yield made
     made.restore()
     random.setstate(streams[0])
@@ -32,11 +32,11 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Baseline]:
     torch.set_rng_state(streams[2])
 
 
-def test_a_process_that_nothing_happened_to_is_clean(baseline: Baseline) -> None:
+def test_a_process_that_nothing_happened_to_is_clean(baseline: ProcessBaseline) -> None:
     assert baseline.restore() is None
 
 
-def test_torchs_defaults_are_put_back(baseline: Baseline) -> None:
+def test_torchs_defaults_are_put_back(baseline: ProcessBaseline) -> None:
     threads = torch.get_num_threads()
     torch.set_default_device("meta")
     torch.set_default_dtype(torch.float64)
@@ -51,12 +51,14 @@ def test_torchs_defaults_are_put_back(baseline: Baseline) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_torch_that_the_trial_itself_imported_is_put_back(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_the_trial_itself_imported_is_put_back(
+    baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as without:
         without.delitem(sys.modules, "torch")
         without.setenv("OMP_NUM_THREADS", "1")
-        baseline = Baseline()
-        baseline.loaded()
+        baseline = ProcessBaseline()
+        baseline.note_imports()
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(threads + 2)
@@ -68,7 +70,7 @@ def test_torch_that_the_trial_itself_imported_is_put_back(baseline: Baseline, mo
         torch.set_num_threads(threads)
 
 
-def test_streams_are_not_what_the_trial_made_them(baseline: Baseline) -> None:
+def test_streams_are_not_what_the_trial_made_them(baseline: ProcessBaseline) -> None:
     drawn = set()
     for _ in range(2):
         random.seed(0)
@@ -79,9 +81,9 @@ def test_streams_are_not_what_the_trial_made_them(baseline: Baseline) -> None:
     assert [len(set(values)) for values in zip(*drawn, strict=True)] == [2, 2, 2]
 
 
-def test_environment_directory_and_path_are_put_back(baseline: Baseline, tmp_path: Path) -> None:
+def test_environment_directory_and_path_are_put_back(baseline: ProcessBaseline, tmp_path: Path) -> None:
     os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest's own, another one in every phase of a test
-    baseline = Baseline()
+    baseline = ProcessBaseline()
     before = dict(os.environ), os.getcwd(), list(sys.path)
     os.environ["A_TRIALS_OWN"] = "1"
     os.environ["PATH"] = "/nowhere"
@@ -91,13 +93,13 @@ def test_environment_directory_and_path_are_put_back(baseline: Baseline, tmp_pat
     assert (dict(os.environ), os.getcwd(), list(sys.path)) == before
 
 
-def test_a_variable_that_the_trial_deleted_is_back(baseline: Baseline) -> None:
+def test_a_variable_that_the_trial_deleted_is_back(baseline: ProcessBaseline) -> None:
     path = os.environ.pop("PATH")
     baseline.restore()
     assert os.environ["PATH"] == path
 
 
-def test_a_thread_that_goes_on_is_named(baseline: Baseline) -> None:
+def test_a_thread_that_goes_on_is_named(baseline: ProcessBaseline) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="left by a trial", daemon=True)
     thread.start()
@@ -107,14 +109,14 @@ def test_a_thread_that_goes_on_is_named(baseline: Baseline) -> None:
     assert baseline.restore() is None
 
 
-def test_a_thread_that_is_about_to_end_is_waited_for(baseline: Baseline) -> None:
+def test_a_thread_that_is_about_to_end_is_waited_for(baseline: ProcessBaseline) -> None:
     thread = threading.Timer(0.05, lambda: None)
     thread.start()
     assert baseline.restore() is None
 
 
 @pytest.mark.parametrize("name", ["ray_something", "tqdm_monitor", "fluid-writer"])
-def test_a_librarys_own_thread_is_no_harm(baseline: Baseline, name: str) -> None:
+def test_a_librarys_own_thread_is_no_harm(baseline: ProcessBaseline, name: str) -> None:
     stop = threading.Event()
     threading.Thread(target=stop.wait, name=name, daemon=True).start()
     try:
@@ -123,7 +125,7 @@ def test_a_librarys_own_thread_is_no_harm(baseline: Baseline, name: str) -> None
         stop.set()
 
 
-def test_a_child_process_is_noticed(baseline: Baseline) -> None:
+def test_a_child_process_is_noticed(baseline: ProcessBaseline) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert str(child.pid) in str(baseline.restore())
@@ -133,7 +135,7 @@ def test_a_child_process_is_noticed(baseline: Baseline) -> None:
     assert baseline.restore() is None
 
 
-def test_memory_is_noticed(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_noticed(baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_reset, "MEMORY_ALLOWANCE", 64 << 20)
     kept = bytearray(os.urandom(1 << 20)) * 128
     assert "memory left behind" in str(baseline.restore())

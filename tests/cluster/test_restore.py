@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.tune import Trainable
 
-from fluidtune.cluster.result_replay import Reports
+from fluidtune.cluster.result_replay import ReportedResults
 from fluidtune.cluster.worker import LoadSpec, Worker
 from fluidtune.ray_compat.trainable import set_progress
 
@@ -26,7 +26,7 @@ class Hosting(Worker):
         self._trainable.restore = self.restored
         set_progress(self._trainable, 0, 0.0)
         self._session: Any = SimpleNamespace(forget_resume=self.forget)
-        reports = self._reports = Reports(13, "")
+        reports = self._reports = ReportedResults(13, "")
         reports.trainable = self._trainable
         reports.resume = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
 

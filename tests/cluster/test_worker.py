@@ -164,7 +164,7 @@ def led(reform: Reform, iterations: int) -> None:
     worker = _worker[0]
     session = session_here()
     session.direct(reform)
-    until(lambda: session._member._group.announced(reform.generation, [1]))
+    until(lambda: session._member._group.joiners_announced(reform.generation, [1]))
     train(worker, iterations)
 
 

@@ -211,9 +211,9 @@ def test_a_follower_commits_for_a_leader_that_died(pool, tmp_path):
 
 
 def test_a_commit_of_another_state_is_refused(pool):
-    from fluidtune.elastic.hvd.elastic import ObjectState, Saved
+    from fluidtune.elastic.hvd.elastic import ObjectState, SavedState
 
-    state = Saved(ObjectState(bcast_object=None, get_rank=None, epoch=1))
+    state = SavedState(ObjectState(bcast_object=None, get_rank=None, epoch=1))
     with pytest.raises(ValueError, match="epoch"):
         state.load({"values": {"batch": 1}, "handlers": {}}, with_streams=True)
     state.load({"values": {"epoch": 7}, "handlers": {}}, with_streams=True)
@@ -233,7 +233,7 @@ def test_what_is_saved_can_be_gone_back_to_again_and_again():
 
     step()
     state = elastic.TorchState(model, optimizer, epoch=1)
-    saved = elastic.Saved(state)
+    saved = elastic.SavedState(state)
     commit = saved.capture()
     step()
     after = {name: value.clone() for name, value in model.state_dict().items()}

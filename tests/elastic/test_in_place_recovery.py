@@ -79,7 +79,7 @@ def test_a_leader_whose_followers_died_is_alone_at_once(group):
 
 def test_one_that_died_after_it_had_said_that_it_stays(group):
     group.dies(1)
-    group.backends[3].stay(group.address, 1 + GENERATION_STEP, 3)
+    group.backends[3].announce_survivor(group.address, 1 + GENERATION_STEP, 3)
     group.dies(3)
     assert group.together(group.agree, [0, 2])[0] == ("w0", "w2")
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.backends import TorchBackend
-from fluidtune.elastic.loader import divide
+from fluidtune.elastic.loader import part_of_batch
 from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
@@ -132,7 +132,7 @@ def test_the_order_and_the_streams_are_stocks(pool, kind, leave_after):
 def test_shares_are_contiguous_and_as_equal_as_possible():
     for world in (1, 2, 3, 7):
         for size in range(30):
-            parts = [divide(size, rank, world) for rank in range(world)]
+            parts = [part_of_batch(size, rank, world) for rank in range(world)]
             assert parts[0][0] == 0 and parts[-1][1] == size
             assert all(a[1] == b[0] for a, b in pairwise(parts))
             lengths = [stop - start for start, stop in parts]

@@ -10,13 +10,13 @@ import urllib.request
 
 import pytest
 
-from fluidtune.elastic.backends.liveness import Pulse, Pulses
+from fluidtune.elastic.backends.liveness import FollowerConnections, LeaderConnection
 from fluidtune.elastic.backends.rendezvous import Rendezvous
 
 
 @pytest.fixture
-def pulses():
-    made = Pulses("127.0.0.1")
+def followers():
+    made = FollowerConnections("127.0.0.1")
     yield made
     made.close()
 
@@ -28,50 +28,50 @@ def soon(look, expected):
         time.sleep(0.001)
 
 
-def test_a_follower_lives_as_long_as_its_connection(pulses):
-    assert pulses.alive((1, 1)) is None
-    first, second = (Pulse(("127.0.0.1", pulses.port), 5.0) for _ in range(2))
-    first.at((1, 1))
-    second.at((1.001, 2))
-    soon(lambda: pulses.alive((1, 1)), True)
-    soon(lambda: pulses.alive((1.001, 2)), True)
+def test_a_follower_lives_as_long_as_its_connection(followers):
+    assert followers.alive((1, 1)) is None
+    first, second = (LeaderConnection(("127.0.0.1", followers.port), 5.0) for _ in range(2))
+    first.say_place((1, 1))
+    second.say_place((1.001, 2))
+    soon(lambda: followers.alive((1, 1)), True)
+    soon(lambda: followers.alive((1.001, 2)), True)
     first.close()
-    soon(lambda: pulses.alive((1, 1)), False)
-    assert pulses.alive((1.001, 2)) is True
-    pulses.forget(1.001)
-    assert pulses.alive((1, 1)) is None and pulses.alive((1.001, 2)) is True
+    soon(lambda: followers.alive((1, 1)), False)
+    assert followers.alive((1.001, 2)) is True
+    followers.forget(1.001)
+    assert followers.alive((1, 1)) is None and followers.alive((1.001, 2)) is True
     second.close()
 
 
-def test_a_stranger_at_the_door_does_no_harm(pulses):
-    follower = Pulse(("127.0.0.1", pulses.port), 5.0)
-    with socket.create_connection(("127.0.0.1", pulses.port)) as stranger:
+def test_a_stranger_at_the_door_does_no_harm(followers):
+    follower = LeaderConnection(("127.0.0.1", followers.port), 5.0)
+    with socket.create_connection(("127.0.0.1", followers.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\n\xff\n\n")
-        follower.at((1, 1))
-        soon(lambda: pulses.alive((1, 1)), True)
+        follower.say_place((1, 1))
+        soon(lambda: followers.alive((1, 1)), True)
     follower.close()
 
 
-def test_a_follower_that_takes_another_place_never_looks_dead(pulses):
-    follower = Pulse(("127.0.0.1", pulses.port), 5.0)
-    follower.at((1, 2))
-    soon(lambda: pulses.alive((1, 2)), True)
-    pulses.move({(1, 2): (1.001, 1)})
-    assert pulses.alive((1.001, 1)) is True
-    follower.at((1.001, 1))
-    follower.at((2, 1))
-    soon(lambda: pulses.alive((2, 1)), True)
-    assert pulses.alive((1, 2)) is pulses.alive((1.001, 1)) is True
+def test_a_follower_that_takes_another_place_never_looks_dead(followers):
+    follower = LeaderConnection(("127.0.0.1", followers.port), 5.0)
+    follower.say_place((1, 2))
+    soon(lambda: followers.alive((1, 2)), True)
+    followers.move({(1, 2): (1.001, 1)})
+    assert followers.alive((1.001, 1)) is True
+    follower.say_place((1.001, 1))
+    follower.say_place((2, 1))
+    soon(lambda: followers.alive((2, 1)), True)
+    assert followers.alive((1, 2)) is followers.alive((1.001, 1)) is True
     follower.close()
-    soon(lambda: pulses.alive((2, 1)), False)
-    assert pulses.alive((1, 2)) is pulses.alive((1.001, 1)) is False
+    soon(lambda: followers.alive((2, 1)), False)
+    assert followers.alive((1, 2)) is followers.alive((1.001, 1)) is False
 
 
 def test_a_leader_that_is_gone_is_an_error():
-    made = Pulses("127.0.0.1")
+    made = FollowerConnections("127.0.0.1")
     made.close()
     with pytest.raises(OSError):
-        Pulse(("127.0.0.1", made.port), 1.0)
+        LeaderConnection(("127.0.0.1", made.port), 1.0)
 
 
 @pytest.fixture

@@ -309,7 +309,7 @@ def enter(reform: Reform) -> bool:
 
 
 def announced(generation: int, ranks: list[int]) -> bool:
-    return here().session._member._group.announced(generation, ranks)
+    return here().session._member._group.joiners_announced(generation, ranks)
 
 
 def leave() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import Info
+from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.engine import messages as m
 from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
@@ -53,7 +53,7 @@ class Log:
     def write(self, event: str, **fields: Any) -> None:
         self.lines.append(event)
 
-    def worker_started(self, worker: PooledWorker, info: Info) -> None:
+    def worker_started(self, worker: PooledWorker, info: WorkerInfo) -> None:
         self.lines.append(f"worker_started {worker.name} {info.pid}")
 
     def worker_lost(self, worker: PooledWorker, reason: str) -> None:
@@ -124,10 +124,10 @@ def test_no_request_waits_for_a_worker_of_a_device_that_is_gone(desk: Desk) -> N
 def test_a_process_is_written_down_when_it_starts_and_not_when_it_serves_again(desk: Desk) -> None:
     desk.pool.serves = True
     desk.request(0)
-    desk.calls.answer("info-0", Info(pid=7))
+    desk.calls.answer("info-0", WorkerInfo(pid=7))
     assert desk.log.lines == ["worker_started new-0 7"]
     desk.pool.warm = desk.pool.workers["new-0"]
     desk.request(0, others=(1,))
     assert desk.got == ["new-0", "new-0"] and desk.log.lines == ["worker_started new-0 7"]
     with pytest.raises(KeyError):
-        desk.calls.answer("info-0", Info(pid=7))
+        desk.calls.answer("info-0", WorkerInfo(pid=7))

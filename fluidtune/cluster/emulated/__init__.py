@@ -8,6 +8,6 @@ a file (`board`). Nothing is decided here.
 """
 
 from fluidtune.cluster.emulated.emulated_session import EmulatedSession
-from fluidtune.cluster.emulated.paced_trainable import Emulation, paced, use
+from fluidtune.cluster.emulated.paced_trainable import Emulation, paced, use_host
 
-__all__ = ["EmulatedSession", "Emulation", "paced", "use"]
+__all__ = ["EmulatedSession", "Emulation", "paced", "use_host"]

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from fluidtune.cluster.emulated.occupancy_board import Board
+from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
 from fluidtune.elastic.membership import Reform
@@ -35,7 +35,7 @@ class EmulatedSession:
         self.committing = False
         self._device = device
         self._profile = emulation.profile
-        self._board = Board(emulation.board)
+        self._board = OccupancyBoard(emulation.board)
         self._changed = threading.Condition()
         self._wish: Reform | None = None
         self._leaving = self._ready = self._closed = False
@@ -123,7 +123,7 @@ class EmulatedSession:
         self._board.close()
 
     def boundary(self, done: int) -> None:
-        """Nothing to do: the step of a paced trainable calls `begin`, also in a function."""
+        """Nothing to do: the step of a paced trainable calls `begin_iteration`, also in a function."""
 
     # -- a follower's loop
 
@@ -158,7 +158,7 @@ class EmulatedSession:
 
     # -- the leader's iteration
 
-    def begin(self) -> None:
+    def begin_iteration(self) -> None:
         """A boundary: re-form if so told and everyone is there."""
         self._check()
         self._accept()
@@ -178,7 +178,7 @@ class EmulatedSession:
         time.sleep(self._profile.resize)
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
-    def place(self) -> tuple[tuple[int, ...], int]:
+    def placement(self) -> tuple[tuple[int, ...], int]:
         """Devices of the trial on each node, and the trials on its own device."""
         self._check()
         devices = [self._device, *(device for device, _ in self._followers.values())]

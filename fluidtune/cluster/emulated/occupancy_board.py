@@ -17,7 +17,7 @@ SLOTS = 32
 _PID = struct.Struct("<I")
 
 
-class Board:
+class OccupancyBoard:
     """The file at ``path``, made by `create` beforehand."""
 
     def __init__(self, path: str | Path):

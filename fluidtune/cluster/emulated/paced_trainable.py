@@ -15,38 +15,38 @@ from typing import Any, Protocol
 import ray
 from ray.tune import Trainable
 
-from fluidtune.cluster.emulated.occupancy_board import Board
+from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
 #: How often a trial looks whether it has got neighbours or lost some, seconds.
 LOOK_S = 0.1
 #: A trial's configuration may have this key: its iterations take so many times the profile's.
-COST = "emulated_cost"
+COST_KEY = "emulated_cost"
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a process needs to know to emulate. ``board``: path of the job's `Board`."""
+    """What a process needs to know to emulate. ``board``: path of the job's `OccupancyBoard`."""
 
     profile: Profile
     board: str
 
 
-class Host(Protocol):
-    """Whoever knows a trial's place: an `EmulatedSession`, or `_Alone` under stock Ray Tune."""
+class EmulatedHost(Protocol):
+    """Whoever knows a trial's place: an `EmulatedSession`, or `_StockHost` under stock Ray Tune."""
 
-    def begin(self) -> None:
+    def begin_iteration(self) -> None:
         """An iteration begins."""
 
-    def place(self) -> tuple[tuple[int, ...], int]:
+    def placement(self) -> tuple[tuple[int, ...], int]:
         """(devices of the trial on each node, trials on its device). Raises if the trial's group has broken."""
         ...
 
 
-_host: Host | None = None
+_host: EmulatedHost | None = None
 
 
-def use(host: Host | None) -> None:
+def use_host(host: EmulatedHost | None) -> None:
     """Make this the one that paced trainables of this process ask."""
     global _host
     _host = host
@@ -58,36 +58,36 @@ def paced(trainable: type[Trainable], emulation: Emulation) -> type[Trainable]:
     class Paced(trainable):  # type: ignore[valid-type, misc]
         def step(self) -> dict[str, Any]:
             host = _host_here(emulation)
-            host.begin()
+            host.begin_iteration()
             started = time.perf_counter()
             result: dict[str, Any] = super().step()
-            keep_pace(emulation.profile, float(self.config.get(COST, 1.0)), host, started)
+            keep_pace(emulation.profile, float(self.config.get(COST_KEY, 1.0)), host, started)
             return result
 
     Paced.__name__, Paced.__qualname__ = trainable.__name__, trainable.__qualname__
     return Paced
 
 
-def _host_here(emulation: Emulation) -> Host:
+def _host_here(emulation: Emulation) -> EmulatedHost:
     # Not in `Paced` itself: a class made in a function is pickled with copies of the globals that it uses.
-    return _host or _Alone.of_this_process(emulation)
+    return _host or _StockHost.of_this_process(emulation)
 
 
 def keep_pace(
     profile: Profile,
     cost: float,
-    host: Host,
+    host: EmulatedHost,
     started: float,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Sleep until an iteration that began at ``started`` is done, whoever comes and goes meanwhile.
 
-    Raises MemoryError if the trials on the device do not fit its memory; what ``host.place`` raises.
+    Raises MemoryError if the trials on the device do not fit its memory; what ``host.placement`` raises.
     """
     done, then = 0.0, started
     while True:
-        nodes, trials = host.place()
+        nodes, trials = host.placement()
         if not profile.fits(trials):
             raise MemoryError(
                 f"out of memory on an emulated device: {trials} trials of {profile.memory:g} of its memory each"
@@ -103,26 +103,26 @@ def keep_pace(
         sleep(min(LOOK_S, left))
 
 
-class _Alone:
+class _StockHost:
     """Under stock Ray Tune: the first emulated GPU that Ray gave this process, and who else is on it."""
 
-    _one: _Alone | None = None
+    _one: _StockHost | None = None
 
     def __init__(self, emulation: Emulation):
-        self._board = Board(emulation.board)
+        self._board = OccupancyBoard(emulation.board)
         self._devices = [int(i) for i in ray.get_gpu_ids()] or [0]
         for device in self._devices:
             self._board.enter(device)
 
     @classmethod
-    def of_this_process(cls, emulation: Emulation) -> _Alone:
+    def of_this_process(cls, emulation: Emulation) -> _StockHost:
         # A process of stock Tune keeps its GPU for as long as it lives, idle between two trials or not.
         if cls._one is None:
             cls._one = cls(emulation)
         return cls._one
 
-    def begin(self) -> None:
+    def begin_iteration(self) -> None:
         pass
 
-    def place(self) -> tuple[tuple[int, ...], int]:
+    def placement(self) -> tuple[tuple[int, ...], int]:
         return (len(self._devices),), self._board.count(self._devices[0])

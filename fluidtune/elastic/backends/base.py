@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ..errors import GroupLost
 from ..membership import Address
-from .liveness import Pulse, Pulses
+from .liveness import FollowerConnections, LeaderConnection
 
 #: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
 PATIENCE = 86_400.0
@@ -55,8 +55,8 @@ class CollectiveBackend(ABC):
         self._lost: str | None = None
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
-        self._pulses: Pulses | None = None  # the leader's
-        self._pulse: Pulse | None = None  # a follower's
+        self._followers: FollowerConnections | None = None  # the leader's
+        self._to_leader: LeaderConnection | None = None  # a follower's
 
     # -- rendezvous, the same for every library --
 
@@ -76,11 +76,11 @@ class CollectiveBackend(ABC):
                     timeout=timedelta(seconds=self.form_timeout),
                     master_listen_fd=listener.detach(),
                 )
-            self._pulses = Pulses(self.host)
-            self._served.set("pulses", str(self._pulses.port))
+            self._followers = FollowerConnections(self.host)
+            self._served.set("liveness_port", str(self._followers.port))
         return self.host, self._served.port
 
-    def announce(self, address: Address, generation: float, rank: int) -> None:
+    def announce_joiner(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it stands ready for this generation. Raises GroupLost if the leader is not
         there.
         """
@@ -88,7 +88,7 @@ class CollectiveBackend(ABC):
             self._show(address, generation, rank)
             self._store(address).set(f"{generation}/ready/{rank}", b"1")
 
-    def announced(self, generation: float, ranks: list[int]) -> bool:
+    def joiners_announced(self, generation: float, ranks: list[int]) -> bool:
         """Leader: do all these ranks stand ready for this generation, and live? At once."""
         if not ranks:
             return True
@@ -98,39 +98,39 @@ class CollectiveBackend(ABC):
 
     def alive(self, generation: float, rank: int) -> bool | None:
         """Leader: does this follower's process live? None when it was not seen in this generation."""
-        assert self._pulses is not None, "only the leader knows"
-        return self._pulses.alive((generation, rank))
+        assert self._followers is not None, "only the leader knows"
+        return self._followers.alive((generation, rank))
 
-    def stay(self, address: Address, generation: float, rank: int) -> None:
-        """Follower ``rank`` of a group that broke: it is there to go on as this generation. See `staying`."""
+    def announce_survivor(self, address: Address, generation: float, rank: int) -> None:
+        """Follower ``rank`` of a group that broke: say that it is there to go on as this generation."""
         with self._guard("staying with the leader"):
             self._store(address).set(f"{generation}/stays/{rank}", b"1")
 
-    def staying(self, generation: float, rank: int) -> bool | None:
+    def survivor_announced(self, generation: float, rank: int) -> bool | None:
         """Leader of a group that broke: does this follower go on? None while it has not said so; False: it is dead."""
         if self.alive(self.generation, rank) is False:
             return False
         with self._guard("looking who stays"):
             return self._store(self.serve()).check([f"{generation}/stays/{rank}"]) or None
 
-    def call(self, generation: float, members: tuple[str, ...] = ()) -> None:
+    def call_generation(self, generation: float, members: tuple[str, ...] = ()) -> None:
         """Leader: the generation forms now, of these workers (where they cannot know that otherwise)."""
         with self._guard("calling joiners"):
             self._store(self.serve()).set(f"{generation}/call", pickle.dumps(members))
 
-    def keep(self, generation: float, ranks: list[int]) -> None:
+    def keep_places(self, generation: float, ranks: list[int]) -> None:
         """Leader: these followers of a group that broke are 1, 2 .. of this generation: it is seen if they die before
         they come to it.
         """
-        assert self._pulses is not None, "only the leader knows"
-        self._pulses.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
+        assert self._followers is not None, "only the leader knows"
+        self._followers.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
 
-    def members(self, address: Address, generation: float) -> tuple[str, ...]:
+    def called_members(self, address: Address, generation: float) -> tuple[str, ...]:
         """Whom the leader has called."""
         with self._guard("asking who was called"):
             return pickle.loads(self._store(address).get(f"{generation}/call"))
 
-    def called(self, address: Address, generation: float, patience: float) -> bool:
+    def wait_for_call(self, address: Address, generation: float, patience: float) -> bool:
         """Joiner: has the leader called? Waits up to ``patience`` seconds. Raises GroupLost if it is gone."""
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
@@ -162,8 +162,8 @@ class CollectiveBackend(ABC):
                     self._show(address, generation, rank)
                 self._meet(store, rank, world)
                 self._form(dist.PrefixStore("group", store), rank, world)
-                if self._pulses is not None:
-                    self._pulses.forget(generation)
+                if self._followers is not None:
+                    self._followers.forget(generation)
         self.rank, self.world = rank, world
 
     def dissolve(self, *, orderly: bool = False) -> None:
@@ -190,11 +190,11 @@ class CollectiveBackend(ABC):
     def close(self) -> None:
         """Dissolve, and let go of the store: a leader's address is dead from here on."""
         self.dissolve()
-        if self._pulses is not None:
-            self._pulses.close()
-        if self._pulse is not None:
-            self._pulse.close()
-        self._served = self._joined = self._pulses = self._pulse = None
+        if self._followers is not None:
+            self._followers.close()
+        if self._to_leader is not None:
+            self._to_leader.close()
+        self._served = self._joined = self._followers = self._to_leader = None
 
     # -- collectives: in place, blocking, GroupLost when a peer is gone --
 
@@ -258,9 +258,9 @@ class CollectiveBackend(ABC):
     def _show(self, address: Address, generation: float, rank: int) -> None:
         """Follower: let the leader see that this process, which has this place, lives."""
         store = self._store(address)
-        if self._pulse is None:
-            self._pulse = Pulse((address[0], int(store.get("pulses"))), self.form_timeout)
-        self._pulse.at((generation, rank))
+        if self._to_leader is None:
+            self._to_leader = LeaderConnection((address[0], int(store.get("liveness_port"))), self.form_timeout)
+        self._to_leader.say_place((generation, rank))
 
     def _meet(self, store: dist.Store, rank: int, world: int) -> None:
         """Return when all members are here. RuntimeError when one is not in time, or died on the way."""
@@ -296,9 +296,9 @@ class CollectiveBackend(ABC):
                     timeout=timedelta(seconds=self.form_timeout),
                 )
             self._joined = (address, store)
-            if self._pulse is not None:  # another leader's
-                self._pulse.close()
-                self._pulse = None
+            if self._to_leader is not None:  # another leader's
+                self._to_leader.close()
+                self._to_leader = None
         return self._joined[1]
 
     @contextmanager

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from fluidtune.errors import FluidTuneError
 
 from .base import Address, CollectiveBackend
-from .horovod_there import GPU_HOW, require_horovod
+from .horovod_there import GPU_INSTALL_HINT, require_horovod
 from .rendezvous import Rendezvous
 from .torch_backend import interface_of
 
@@ -35,7 +35,9 @@ class HorovodBackend(CollectiveBackend):
             import horovod.torch as hvd
 
             if not hvd.nccl_built():  # its thread would end at the first tensor, and everyone wait for ever
-                raise FluidTuneError(f"the installed Horovod was built without NCCL, which GPUs need: {GPU_HOW}")
+                raise FluidTuneError(
+                    f"the installed Horovod was built without NCCL, which GPUs need: {GPU_INSTALL_HINT}"
+                )
         super().__init__(host, device, form_timeout)
         self._running = False
         self._alone = False

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
 
-HOW = "type `make horovod` in FluidTune's source tree (docs/horovod.md says what it does)"
-GPU_HOW = "put CUDA's compiler, nvcc, on the PATH and " + HOW
+INSTALL_HINT = "type `make horovod` in FluidTune's source tree (docs/horovod.md says what it does)"
+GPU_INSTALL_HINT = "put CUDA's compiler, nvcc, on the PATH and " + INSTALL_HINT
 
 
 def horovod_missing() -> str | None:
@@ -25,4 +25,4 @@ def require_horovod() -> None:
     """FluidTuneError, one line, unless Horovod with its PyTorch part is installed."""
     missing = horovod_missing()
     if missing is not None:
-        raise FluidTuneError(f"{missing}: {HOW}")
+        raise FluidTuneError(f"{missing}: {INSTALL_HINT}")

@@ -13,7 +13,7 @@ from contextlib import suppress
 Place = tuple[float, int]
 
 
-class Pulses:
+class FollowerConnections:
     """The leader's end: a listening socket on ``host`` and what arrived at it."""
 
     def __init__(self, host: str) -> None:
@@ -70,14 +70,14 @@ class Pulses:
                 connection.close()
 
 
-class Pulse:
+class LeaderConnection:
     """A follower's end: as long as it is open, it lives. OSError when the leader is not there."""
 
     def __init__(self, address: tuple[str, int], timeout: float) -> None:
         self._connection = socket.create_connection(address, timeout=timeout)
         self._place: Place | None = None
 
-    def at(self, place: Place) -> None:
+    def say_place(self, place: Place) -> None:
         """Say where this follower is from now on. OSError when the leader is gone."""
         if place != self._place:
             self._connection.sendall(f"{place[0]} {place[1]}\n".encode())

@@ -39,12 +39,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         session = current()
         if session is None:
             return _elastic.run(func)(state, *args, **kwargs)
-        return _Run(session, state).call(func, *args, **kwargs)
+        return _ElasticRun(session, state).call(func, *args, **kwargs)
 
     return wrapper
 
 
-class Saved:
+class SavedState:
     """What a Horovod state has saved: what the session commits and puts back.
 
     What was saved is a copy already, but for an `ObjectState`'s plain values. A state that is none of Horovod's
@@ -97,13 +97,13 @@ def _without_value(handler: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(handler).items() if name != "value"}
 
 
-class _Run:
+class _ElasticRun:
     """One call of a decorated function under a session."""
 
     def __init__(self, session: ElasticSession, state: State) -> None:
         self._session = session
         self._state = state
-        self._saved = Saved(state)
+        self._saved = SavedState(state)
         self._original_save = state.save
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
