@@ -35,8 +35,8 @@ from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import WorkerDispatch, stopped_patience
 
-#: A job waits up to this many seconds for its first device before Tune goes on. Judgement: Ray makes a placement group
-#: within a second where there is room.
+#: A job waits up to this many seconds for its first device before Tune goes on. Judgement: long enough for Ray to make
+#: a placement group where there is room.
 FIRST_DEVICE_WAIT_S = 5.0
 
 

@@ -25,7 +25,8 @@ from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls, first_line
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob
 
-#: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs two calls to Ray.
+#: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs a call to Ray for each
+#: device.
 POLL_S = 0.5
 #: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
 #: Judgement: a loop that stands in a broken collective call may never return, and a new process takes seconds.
