@@ -108,8 +108,8 @@ class Agent:
         own = {gpu for gpu, view in self.leases.items() if not view.leftover}
         leftover = len(self.leases) - len(own)
         if leftover and self._bid is not None and own == self._guaranteed:
-            # The app did not bid for its leftovers; the rho that it bid for as many GPUs stands until they end, so that
-            # bidding the truth pays over several rounds (section 3.3.2).
+            # The app did not bid for its leftovers. Until they end it reports the rho that it bid for as many GPUs, so
+            # that bidding the truth pays over several rounds (appendix, proof of theorem 3.3).
             rho = min(known for row, known in self._bid.rho.items() if len(row) <= leftover)
             tokens = ()
         most = min(value.useful, ask.gpus)

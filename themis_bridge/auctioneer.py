@@ -44,7 +44,7 @@ class Auctioneer:
         self._state, self._leases, self._out, self._given = state, leases, out, policy
         #: The round in progress; None between rounds.
         self.round: Round | None = None
-        #: On the arbiter's clock, before which no round begins; `begin_soon` moves it forward.
+        #: No round begins before this time on the arbiter's clock; `begin_soon` makes it earlier.
         self._next = 0.0
         #: Number of answers that no round was waiting for.
         self.late = 0
