@@ -1,6 +1,6 @@
 """The engine: which trial runs on which devices, how wide, and when that changes.
 
-Events go in (a trial was added, an iteration took so many seconds, a device was lost), instructions come out (start,
+Events go in (a trial was added, an iteration is done, a device was lost), instructions come out (start,
 resize, suspend, release); `messages` lists both. Pure: no Ray, no torch, no clock, no randomness. A shell carries the
 instructions out: `fluidtune.tune` on Ray, `fluidtune.twin` on a virtual clock.
 

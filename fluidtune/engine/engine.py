@@ -93,7 +93,7 @@ class Engine:
             out += rebalance_widths(state, now)
         return out
 
-    # Views: who holds what
+    # Views: which trial holds which device
 
     @property
     def devices(self) -> dict[int, tuple[str, ...]]:
@@ -132,19 +132,9 @@ class Engine:
     # Views: what is known
 
     @property
-    def epsilon(self) -> float:
-        """Seconds that a resize costs: the mean of those measured, else ``resize_seconds``."""
-        return self._state.epsilon
-
-    @property
     def c(self) -> int:
         """The packing limit: given, or as far as it was found."""
         return self._state.c
-
-    @property
-    def gained(self) -> float:
-        """Seconds, summed over trials, that widths above 1 have saved, less the pauses of resizes."""
-        return sum(trial.gained for trial in self._state.trials.values())
 
     def group_overheads(self, group: str) -> tuple[float, float]:
         """alpha and beta (eq. 3.2) as fitted to what the group's trials measured; 1.0 before that."""
@@ -177,7 +167,6 @@ class Engine:
             height=height(state, trial),
             base=base_seconds(state, trial),
             seconds=trial.speed.by_width(),
-            gained=trial.gained,
             rung=trial.rung,
             need=None if need is None else (float(need.persistent), float(need.ephemeral)),
             least=None if least is None else (float(least.persistent), float(least.ephemeral)),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from functools import singledispatch
 
-from fluidtune.engine.estimates import base_seconds, current_width, path
+from fluidtune.engine.estimates import current_width, path
 from fluidtune.engine.messages import (
     BudgetChanged,
     DeviceGained,
@@ -172,7 +172,6 @@ def _on_result(event: Result, state: State, now: float) -> Iterable[Instruction]
     if trial.iterations is not None:
         trial.iterations = max(0.0, trial.iterations - 1)
     if trial.name in state.wide:
-        trial.gained += base_seconds(state, trial) - event.seconds
         state.check_back[trial.name] = None
     if trial.iterations is None and trial.done & (trial.done - 1) == 0:
         news = True  # it is now taken to go on for twice as long as when this was asked last
@@ -200,7 +199,7 @@ def _record_seconds(state: State, trial: Trial, event: Result) -> bool:
     on_one = event.width <= 1 and len(trial.devices) == 1
     width = current_width(state, trial) if on_one else event.width
     if on_one:
-        # While a neighbour loads, or where the policy lets others go first, nobody knows at which width it ran.
+        # While a neighbour loads, or if the policy lets others go first, it is unknown at which width it ran.
         neighbours = state.devices.tenants[trial.devices[0]]
         if width <= 0 or not all(state.trials[name].settled for name in neighbours):
             return False
@@ -231,7 +230,6 @@ def _on_resized(event: Resized, state: State, now: float) -> Iterable[Instructio
         raise EngineError(f"{event!r}: expected finite seconds >= 0")
     if _is_late_answer(trial, event):
         return ()
-    trial.gained -= event.seconds
     state.record_resize(event.seconds)
     return state.end_resize(trial, event.devices)
 

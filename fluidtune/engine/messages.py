@@ -76,7 +76,7 @@ class GroupAnnounced(Event):
 class TrialAdded(Event):
     """Tune wants this trial to run: a new one, a promoted one, or one that was paused.
 
-    ``iterations``: iterations left until the end of its budget; None when nobody knows. ``share``: the share of one
+    ``iterations``: iterations left until the end of its budget; None: unknown. ``share``: the share of one
     device that the script asked for, or a whole number of devices. A trial that asks for several devices, a *gang*,
     gets exactly as many of one node and is never resized. ``traits``: its searched-over hyperparameters, from which
     `runtime_prediction` tells how long an iteration will take.
@@ -110,9 +110,9 @@ class BudgetChanged(Event):
 class Result(Event):
     """The trial has done one iteration, in ``seconds``, at ``width``: its workers, or its share of one device.
 
-    ``memory``: the part of its device's memory that the trial needs, 0 to 1; None: nobody knows. ``ephemeral``: the
-    part of the device's memory that it needs within an iteration only, contained in ``memory``. ``compute``: the part
-    of the time that it kept its device busy, 0 to 1; None: nobody knows.
+    ``memory``: the part of its device's memory that the trial needs; None: unknown. ``ephemeral``: the part of
+    the device's memory that it needs within an iteration only, contained in ``memory``. ``compute``: the part of its
+    device that it kept busy, 0 to 1; None: unknown.
     """
 
     trial: str

@@ -84,7 +84,7 @@ class Attempt:
     newcomer: str
     #: Every trial that was on the device during the attempt.
     stays: dict[str, Stay]
-    #: Iterations of which it is not known yet who was there meanwhile.
+    #: Iterations of which it is not known yet which trials were there meanwhile.
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -234,7 +234,7 @@ def _end_attempt(search: PackingSearch, attempt: Attempt) -> None:
 
 
 def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
-    """Turns samples into ratios where it is known by now who was there, and drops those that were mixed."""
+    """Turns samples into ratios where it is known by now which trials were there; drops those that were mixed."""
     undecided = []
     for sample in attempt.samples:
         present = _trials_present(attempt, sample)
@@ -247,7 +247,7 @@ def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
 
 
 def _trials_present(attempt: Attempt, sample: Sample) -> int | None:
-    """How many trials were there during the whole sample; 0 if one came or went meanwhile, None if nobody knows yet."""
+    """How many trials were there during the whole sample; 0 if one came or left meanwhile, None: not known yet."""
     present = 1
     begin = sample.end - sample.seconds
     for other, stay in attempt.stays.items():

@@ -62,7 +62,7 @@ def shrink_for_waiting(state: State, wanted: int) -> list[Instruction]:
     """Frees up to ``wanted`` devices for trials that wait, where scaling down pays.
 
     The rule alone never shrinks a trial that scales perfectly, since that does the same work per device at every width.
-    If nobody knows how long such a trial will run, the others might wait for ever, so it shrinks in any case.
+    If it is unknown how long such a trial will run, the others might wait for ever, so it shrinks in any case.
     """
     out: list[Instruction] = []
     for name in state.wide:

@@ -76,7 +76,7 @@ class Sharing:
     def fits_together(self, trials: Sequence[Trial]) -> bool:
         """Whether these trials can share one device: in lanes of their own or, if need be, taking turns.
 
-        A trial whose need nobody knows must be alone.
+        A trial whose need is unknown must be alone.
         """
         if self._policy.max_jobs is not None and len(trials) > self._policy.max_jobs:
             return False

@@ -79,7 +79,7 @@ class Trial:
     kind: Kind
     #: The share of one device that the script asked for, or a whole number of devices.
     asked_share: float
-    #: Iterations left, never negative; None: nobody knows.
+    #: Iterations left, never negative; None: unknown.
     iterations: float | None
     #: Order of adding over all trials. It is new each time that the trial is added or goes to the front.
     number: int
@@ -99,8 +99,8 @@ class Trial:
     planned: float | None = None
     #: It goes before all others when it waits, since it lost its worker or was told to suspend.
     first: bool = False
-    #: Devices where a worker of it may still live since it lost one, likeliest first; there it goes on at once. Empty
-    #: again when it has done an iteration.
+    #: Devices where a worker of it may still live since it lost one, likeliest first; there it can resume at once.
+    #: Empty again when it has done an iteration.
     homes: tuple[int, ...] = ()
     #: It has done an iteration since it last started. Before that it may still be loading, and slows no neighbour down.
     settled: bool = False
@@ -112,11 +112,9 @@ class Trial:
     cooldown: int = 0
     #: Iterations done in all.
     done: int = 0
-    #: Seconds that widths above 1 saved against one worker, less the pauses of its resizes.
-    gained: float = 0.0
     #: How often Tune has given it a longer budget.
     rung: int = 0
-    #: Number of iterations, from its first on, at which its budget ends; None: nobody knows.
+    #: Number of iterations, from its first on, at which its budget ends; None: unknown.
     target: float | None = None
     speed: TrialSpeed = field(default_factory=TrialSpeed)
 
@@ -187,12 +185,10 @@ class TrialView:
     base: float
     #: Seconds per iteration at every width that was measured.
     seconds: dict[float, float]
-    #: Seconds that growing saved so far, less what its resizes cost.
-    gained: float
     #: How often Tune has given it a longer budget.
     rung: int
     #: (persistent, ephemeral) memory that it needs, as parts of a device's: its own, else what others of its job need.
-    #: None if nobody knows, and where devices are shared by count.
+    #: None if that is unknown, and where devices are shared by count.
     need: tuple[float, float] | None
     #: (persistent, ephemeral) memory that it lacked before and must be promised at least, as parts of a device's; else
     #: None.

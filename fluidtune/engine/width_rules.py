@@ -34,7 +34,7 @@ def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
 def shrink_pays(state: State, trial: Trial, width: int, narrower: int) -> bool:
     """Whether it does the rest with fewer device-seconds at ``narrower``: DynamicFluid's rule for scaling down.
 
-    A beta that nobody measured is taken to be 1 for growing, since growing on idle devices takes nothing from others.
+    A beta that was not measured is taken to be 1 for growing, since growing on idle devices takes nothing from others.
     Shrinking gives devices to others, and there it is taken to be the largest that the model allows, 1 + 1/d.
     """
     before, after = seconds_left(state, trial, width), seconds_left(state, trial, narrower)

@@ -37,7 +37,8 @@ _EFFORT = 500_000
 #: Steps of one run of `hedge` where these are affordable. Judgement: 400 steps gain another 0.2 % and have twice the
 #: segments per trial.
 _FINE = 120
-#: With fewer steps than this `hedge` is not run. Judgement: trials are then so many that `wrap` does better.
+#: With fewer steps than this `hedge` is not run. Judgement: `wrap` does better when there are that many
+#: trials.
 _ROUGH = 24
 #: Eagerness of the runs of `hedge`: of the first two, and of the two whose prior is what the first found. Judgement: no
 #: eagerness is best for every group.

@@ -19,7 +19,7 @@ _OUTSIDE = 0.05
 
 
 def pollux_scaling(path: str | Path, global_batch: int) -> Profile:
-    """The scaling of one job of the Pollux paper, from its ``placements.csv`` in the repository of adaptdl.
+    """The scaling of one job of the Pollux paper, from the ``placements.csv`` of the paper's artefact.
 
     ``path``: a file with the columns placement, local_bsz (samples per device) and step_time (s). A placement of k
     devices is used if ``global_batch`` / k samples per device were measured, or lie between two batches that were; then
@@ -43,10 +43,10 @@ def pollux_scaling(path: str | Path, global_batch: int) -> Profile:
 
 
 def lucid_pairs(path: str | Path, model: str, dataset: str, batch: int, amp: int = 0) -> Profile:
-    """The packing of two equal jobs of the Lucid paper, from its ``colocate_info.csv``. A step alone takes 1 s.
+    """The packing of two equal jobs of the Lucid paper, from the ``colocate_info.csv`` of its artefact.
 
-    Only pairs of a job with itself are used, since the trials of a tuning job are alike. The profile's ``memory`` is
-    half of what the pair took, as a part of the recorded devices' memory.
+    A step alone takes 1 s in the profile. Only pairs of a job with itself are used, since the trials of a tuning job
+    are alike. The profile's ``memory`` is half of what the pair took, as a part of the recorded devices' memory.
 
     Raises ProfileError if a column is missing, or if there is no such pair.
     """

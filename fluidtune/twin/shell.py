@@ -73,20 +73,18 @@ class _Progress:
 
 @dataclass
 class Twin:
-    """One run of ``job`` on ``devices`` devices, ``node`` of them on each node; `run` does it.
+    """One run of ``job`` on ``devices`` devices; `run` does it.
 
-    After the run, ``now`` is its seconds, ``resizes`` and ``iterations`` are numbers, ``busy`` is the device-seconds
-    that trials held, and ``held`` has (time, devices held) at every change.
+    After the run, ``now`` is its seconds, ``busy`` the device-seconds that trials held, and ``resizes`` and
+    ``iterations`` are the numbers of these.
     """
 
     job: RecordedJob
     devices: int
-    node: int = DEVICES_PER_NODE
     now: float = 0.0
     resizes: int = 0
     busy: float = 0.0
     iterations: int = 0
-    held: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         job = self.job
@@ -120,7 +118,7 @@ class Twin:
         """Runs the job. Returns seconds from its begin to the end of its last trial."""
         self.now = self.job.costs.begin
         for device in range(self.devices):
-            self._events.append(m.DeviceGained(device, f"node{device // self.node}"))
+            self._events.append(m.DeviceGained(device, f"node{device // DEVICES_PER_NODE}"))
         self._offer_trials()
         self._advance()
         while self._heap:
@@ -145,8 +143,6 @@ class Twin:
     def _pass_time(self, at: float) -> None:
         used = self.devices - len(self.engine.idle_devices)
         self.busy += (at - self.now) * used
-        if not self.held or self.held[-1][1] != used:
-            self.held.append((self.now, used))
         self.now = at
 
     def _call_after(self, after: float, what: Callable[[], None]) -> None:
@@ -276,7 +272,7 @@ class Twin:
 
     def _seconds(self, run: _Run) -> float:
         """What a whole iteration takes with the neighbours of this moment."""
-        nodes = tuple(sorted(Counter(device // self.node for device in run.devices).values()))
+        nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in run.devices).values()))
         trials = len(self._training[run.devices[0]])
         return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost
 

@@ -86,7 +86,7 @@ def test_late_answers_are_ignored():
     late = [Result("a", 1.0, 1), Resized("a", (0,), 0.1), ResizeFailed("a", (0,)), WorkerLost("a")]
     assert bench(*late, TrialEnded("a", "stopped")) == []
     assert bench.engine.trial("a").done == 0
-    assert bench.engine.epsilon == 0.2
+    assert bench.engine._state.epsilon == 0.2
 
 
 def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
