@@ -37,7 +37,7 @@ from typing import Any
 from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
 from benchmarks.salus_jobs import all_ready, device_home, end_service, seat, together
-from fluidtune.cluster.lanes import LaneMember, LaneSettings, Ticket
+from fluidtune.cluster.lanes import LaneMember, LaneSettings, LaneTicket
 from salus_share import Need
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, is_out_of_memory
@@ -267,7 +267,7 @@ def in_a_worker(begin: Any, name: str, seed: int, steps: int, greedy: bool, plan
     kind = "cpu" if plan.device == "cpu" else "cuda"
     member = LaneMember(f"{name}-{seed}", LaneSettings(name, "FAIR", plan.capacity, 1.0), kind)
     # A third of the device each: the first losses of a trial must not wait for those that came before it.
-    lack = member.settle(Ticket((0.2, 0.1), 60.0, 0))
+    lack = member.settle(LaneTicket((0.2, 0.1), 60.0, 0))
     if lack is not None:
         begin()
         return [], lack.reason

@@ -1,9 +1,10 @@
 """A worker's part in sharing its device: its trial's memory, its place in a lane, and the gate at every iteration.
 
-Alone on its device a trial only has its memory measured. When the driver says that the device is shared (a `Ticket`
-comes with the trial or with its next iteration) it is admitted to a lane by the device's service, held to what it
-was promised, and passes the gate; alone again, it leaves. Nothing is decided here: the engine says who shares a
-device, the lane service who is admitted, the policy who goes first.
+While a trial has its device alone, only its memory is measured. When the driver says that the device is shared (by a
+`LaneTicket` with the trial or with its next iteration), the device's lane service admits the trial to a lane. From then
+on the trial is held to what it was promised and passes the gate. When it is alone again, it leaves the lane.
+Nothing is decided here: the engine says who shares a device, the lane service who is admitted, the policy who goes
+first.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from salus_share.trial import SharedTrial
 
 logger = logging.getLogger(__name__)
 
-#: A trial waits so long for room on its device, seconds; then it goes back to the engine's queue.
+#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue. Judgement: residents
+#: that were told to leave have done so by then, unless their iterations are long.
 ADMIT_S = 30.0
-#: A lane service that could not be started is tried again after so long, seconds.
+#: How long after a failure a trial asks for a lane service again, seconds. Judgement.
 RETRY_S = 60.0
-#: A trial that was promised this part of its device had all of it.
+#: A trial that was promised at least this part of its device is taken to have had all of it. Judgement: it allows for
+#: rounding.
 ALL = 0.99
-#: What a process maps on a CPU and never touches: stacks of threads, arenas of the allocator.
+#: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. Judgement: 32
+#: stacks of 8 MiB.
 SLACK = 256 << 20
 
 
@@ -42,9 +46,10 @@ SLACK = 256 << 20
 class LaneSettings:
     """How the trials of one device share it.
 
-    ``device``: its name, equal for its workers and for no other device of this node. ``capacity``: bytes that they may
-    use together; None: a GPU's but for the contexts of its workers, a core's part of the node's memory. ``cores``: of
-    a CPU device. ``workers``: processes that a device may hold.
+    ``device``: its name, the same for all of its workers, and different from the other devices of its node.
+    ``policy``: the name of the lane policy. ``capacity``: the bytes that its trials may use together; None: all of a
+    GPU's memory except the contexts of its workers, or the part of the node's memory that belongs to the cores of a CPU
+    device. ``cores``: the cores of a CPU device. ``workers``: the most processes that the device holds.
     """
 
     device: str
@@ -55,11 +60,12 @@ class LaneSettings:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class LaneTicket:
     """The trial shares its device from now on.
 
-    ``need``: parts of the device's memory (persistent, ephemeral) that it is likely to need, None: nobody knows;
-    ``least``: what it lacked before. ``remaining``: seconds left alone; ``rung``: how often it was promoted.
+    ``need``: the parts of the device's memory (persistent, ephemeral) that it is likely to need, None if nobody knows.
+    ``least``: the parts that it needs at least, because it had too little before; None if it had enough.
+    ``remaining``: the seconds that it has left if it runs alone. ``rung``: how often it was promoted.
     """
 
     need: tuple[float, float] | None
@@ -70,9 +76,10 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Lack:
-    """The trial cannot go on where it is, for want of memory. ``need``: as in `Ticket`, if it is known better now.
+    """The trial cannot go on where it is, for want of memory.
 
-    ``between``: it stands between two iterations, of which nothing is lost.
+    ``need``: as in `LaneTicket`, if it is known better now. ``between``: whether the trial is between two iterations,
+    so that no work is lost.
     """
 
     reason: str
@@ -81,17 +88,17 @@ class Lack:
 
 
 def is_lane_service(process: psutil.Process) -> bool:
-    """Whether a child process is a device's lane service, which belongs to no trial."""
+    """Whether a child process is the lane service of a device, which belongs to no trial."""
     with contextlib.suppress(psutil.Error):
         return "salus_share.service" in process.cmdline()
     return False
 
 
 class LaneMember:
-    """One trial in this worker, from loading to unloading. ``torch_device``: "cuda" or "cpu"."""
+    """One trial in this worker, from its loading to its unloading. ``torch_device``: "cuda" or "cpu"."""
 
     def __init__(self, trial: str, settings: LaneSettings, torch_device: str) -> None:
-        # A process that hosts a trial again before its last one was forgotten is another one to the service.
+        # Another process may host the trial before the service has forgotten this one: it must have another name.
         self._name = f"{trial}/{os.getpid()}"
         self._settings = settings
         self._torch = _torch_with_cuda() if torch_device == "cuda" else None
@@ -100,28 +107,28 @@ class LaneMember:
         self._capacity = settings.capacity or self._all_memory()
         self._shared: SharedTrial | None = None
         self._client: LaneClient | None = None
-        self._ticket: Ticket | None = None
+        self._ticket: LaneTicket | None = None
         self._busy: float | None = None
-        #: When a service that could not be had is asked for again, on the monotonic clock.
+        #: When it asks for a lane service again after a failure, on the monotonic clock.
         self._retry_at = 0.0
         self._hold()
 
-    # What is known
+    # What was measured
 
     @property
     def need(self) -> tuple[float, float] | None:
-        """Parts of the device's memory, (persistent, ephemeral), as measured; None: not yet."""
+        """The parts of the device's memory (persistent, ephemeral) that it was measured to need; None if not yet."""
         return None if self._profile.usage is None else self._parts(self._profile.usage.need())
 
     @property
     def busy(self) -> float | None:
-        """The part of a CPU device that the last iteration kept busy, 0 to 1; None: not known."""
+        """The part of a CPU device that the last iteration kept busy, 0 to 1; None if it is not known."""
         return self._busy
 
     # Sharing
 
-    def settle(self, ticket: Ticket | None) -> Lack | None:
-        """Share the device, or, without a ticket, have it alone. Between iterations."""
+    def settle(self, ticket: LaneTicket | None) -> Lack | None:
+        """Share the device as the ticket says, or have it alone without one. Called between two iterations."""
         if ticket is None:
             if self._shared is not None:
                 self.leave()
@@ -143,7 +150,7 @@ class LaneMember:
             self.leave()
             return Lack(str(error), self.need, between=True)
         except SalusError as error:
-            # Its result does not depend on it: it goes on without, and asks again later.
+            # Its result does not depend on a lane: it goes on without one, and asks again later.
             logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
             self.leave()
             self._retry_at = time.monotonic() + RETRY_S
@@ -151,7 +158,7 @@ class LaneMember:
         self._ticket = ticket
         return None
 
-    def _enter(self, ticket: Ticket) -> None:
+    def _enter(self, ticket: LaneTicket) -> None:
         need = None if ticket.need is None else self._bytes(ticket.need)
         if self._profile.usage is not None:
             need = self._profile.usage.need()
@@ -166,7 +173,7 @@ class LaneMember:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """One iteration. Raises StaleToken, before anything ran, if there is no room for the trial any more."""
+        """One iteration. Entering raises StaleToken, before anything ran, if there is no room for the trial now."""
         worked, began = time.process_time(), time.perf_counter()
         if self._shared is not None:
             with self._shared.iteration():
@@ -181,14 +188,14 @@ class LaneMember:
                 self._busy = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
 
     def refused(self, error: StaleToken) -> Lack:
-        """What `iteration` raised, for the driver."""
+        """The answer to the driver when `iteration` raised StaleToken."""
         promised = self._shared.promised if self._shared is not None else None
         return Lack(str(error), None if promised is None else self._parts(promised), between=True)
 
     def failed(self, error: BaseException) -> Lack | None:
-        """An allocation failed that the trial's share, or others, forbade: what it needs next.
+        """The answer to the driver when an allocation failed that the trial's share, or other trials, forbade.
 
-        None: the error is the trial's own. So it is when it had the whole device.
+        None: the error is the trial's own, for instance because it had the whole device.
         """
         if not any(map(is_out_of_memory, causes(error))) or (self._shared is None and not self._has_company()):
             return None
@@ -202,17 +209,17 @@ class LaneMember:
         return Lack("it ran out of the memory that it was promised", self._parts(need))
 
     def lift(self) -> None:
-        """The trial is on its way out: what it takes to end is not held against it."""
+        """Remove the limit: the trial ends, and may need more memory for that."""
         self._meter.lift()
 
     def leave(self) -> None:
-        """The device is not shared with others, or the trial's memory is free."""
+        """Leave the lane: the device is not shared any more, or the trial's memory is free."""
         shared, self._shared, self._client, self._ticket = self._shared, None, None, None
         if shared is not None:
             shared.leave()
 
     def _has_company(self) -> bool:
-        """Whether others are admitted to the device. Who came within an iteration is in no ticket yet."""
+        """Whether other trials are on the device. No ticket has told yet of those that came within an iteration."""
         with contextlib.suppress(SalusError):
             table = SeatTable(home(self._settings.device))
             with table.lock():
@@ -223,14 +230,14 @@ class LaneMember:
     # Memory
 
     def _hold(self) -> None:
-        """Alone it may have all that its device has; if the user said what that is, no more."""
+        """Alone, it may have all of its device's memory, or as much as the user allowed."""
         if self._settings.capacity is not None:
             self._meter.limit(self._settings.capacity)
 
     def _empty(self) -> None:
-        """Before the lane is given back: what was started is done, and what others of the lane may use is free.
+        """Before the lane is given back, finish the work on the GPU and free the memory that other trials may use.
 
-        Also of a lane without others: one may have joined it within this iteration.
+        This is done in a lane without other trials too: one may have joined it within this iteration.
         """
         if self._torch is not None:
             self._torch.cuda.synchronize()
@@ -245,20 +252,20 @@ class LaneMember:
     def _all_memory(self) -> int:
         if self._torch is not None:
             total = self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory
-            # Warm workers keep their contexts while they serve nobody.
+            # Warm workers keep their contexts while they serve no trial.
             return int(total) - self._settings.workers * CONTEXT
         return int(_node_memory() * min(1.0, self._settings.cores / (os.cpu_count() or 1)))
 
 
 def _torch_with_cuda() -> Any:
-    """torch, or None where a "gpu" device is one in Ray's books only."""
+    """torch, or None where Ray counts a GPU but torch finds none."""
     import torch
 
     return torch if torch.cuda.is_available() else None
 
 
 def _node_memory() -> int:
-    """Bytes that this node, or the container that it is, may use."""
+    """The bytes that this node may use, or this container if it is one."""
     there = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):
         return min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -266,7 +273,7 @@ def _node_memory() -> int:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it was raised for: Ray wraps what a training function raises."""
+    """The error and its causes: Ray wraps what a training function raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,8 +1,8 @@
 """A worker's part in NVIDIA MPS: where several processes share a GPU, it is a client of the GPU's daemon.
 
-Before CUDA starts the worker finds out which GPU it was given, has the daemon of that GPU on its own node (the first
-worker starts it, see `salus_share.mps`) and sets its environment. The guard that comes with the daemon stops it when
-the last worker is gone, however that ended. Without MPS the processes take time slices.
+Before CUDA starts, the worker finds out which GPU it was given, sees that the GPU's daemon runs on its node (the first
+worker starts it, see `salus_share.mps`) and sets its own environment. The guard that comes with the daemon stops it
+when the last worker is gone, in whatever way that ended. Without MPS the processes take time slices.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from salus_share.telemetry import DeviceSample, Telemetry
 
 @dataclass(frozen=True)
 class MpsSettings:
-    """``memory``: bytes that one client may allocate at most, None: all of the GPU.
+    """``memory``: the most bytes that one client may allocate, None for all of the GPU.
 
-    MPS takes it once, when a process starts, and whoever shares a GPU now may have it alone later. So it is the
-    most that any of them may ever have; today's share is `LaneMember`'s to enforce.
+    MPS takes a limit once, when a process starts, and a process that shares a GPU now may have it alone later. So this
+    is the most that a client may ever have. `LaneMember` enforces the present share.
     """
 
     memory: int | None
@@ -31,14 +31,14 @@ class MpsSettings:
 
 @dataclass(frozen=True)
 class MpsFound:
-    """``client``: set if this process is one, else ``why`` it is none."""
+    """``client``: set if this process is a client of MPS. Else ``why`` says the reason."""
 
     client: Mps | None
     why: str = ""
 
 
 def enter(settings: MpsSettings, gpus: Sequence[str], telemetry: Telemetry | None = None) -> MpsFound:
-    """Make this process a client of its GPU's daemon, if MPS can be had. ``gpus``: the ids that Ray gave it."""
+    """Make this process a client of its GPU's daemon, if MPS is available. ``gpus``: the ids that Ray gave it."""
     telemetry = telemetry or Telemetry()
     try:
         uuid = _uuid(gpus, telemetry.sample())
@@ -53,16 +53,17 @@ def enter(settings: MpsSettings, gpus: Sequence[str], telemetry: Telemetry | Non
             return MpsFound(None, mps.why or "")
     except OSError as error:
         return MpsFound(None, str(error))
-    # A trial on several GPUs has a daemon for each. That their clients can open each other's GPU memory is promised
-    # nowhere; through host memory they can always talk.
+    # A trial on several GPUs has a daemon for each. No documentation promises that their clients can open each other's
+    # GPU memory. Host memory always works.
     apply({"NCCL_P2P_DISABLE": os.environ.get("NCCL_P2P_DISABLE", "1"), **mps.environment(memory=settings.memory)})
     return MpsFound(mps)
 
 
 def verify(found: MpsFound, torch: Any) -> None:
-    """See that CUDA starts under the daemon. If not, whoever comes is told, and this process ends.
+    """Check that CUDA starts under the daemon. If not, record that for other processes, and end this process.
 
-    It cannot go back, and would train on cores without a word. Its trial goes on in another one, without MPS.
+    This process cannot undo it, and would train on cores without a message. Its trial goes on in another process,
+    without MPS.
     """
     if found.client is None or torch.version.cuda is None:
         return
@@ -73,9 +74,10 @@ def verify(found: MpsFound, torch: Any) -> None:
 
 
 def failed(found: MpsFound | None, error: BaseException) -> None:
-    """A trial's code raised ``error``. If that is a fault that ends all clients of the GPU, nobody knows whose it is.
+    """A trial's code raised ``error``. If it is a fault that ends all clients of the GPU, end this process.
 
-    So this process ends, and its trial goes on from its last commit without MPS, where a fault is its maker's alone.
+    Nobody knows which trial caused the fault. The trial goes on from its last commit without MPS, where only the trial
+    that causes a fault fails.
     """
     if found is not None and found.client is not None and any(map(is_fault, causes(error))):
         _leave(found.client, f"a fault hit all trials of the GPU: {str(error).splitlines()[0]}")
@@ -87,7 +89,7 @@ def _leave(client: Mps, why: str) -> None:
 
 
 def _uuid(gpus: Sequence[str], found: Sequence[DeviceSample]) -> str:
-    """The UUID of the one GPU that this process may use. Raises LookupError, in words, if nobody can tell."""
+    """The UUID of the one GPU that this process may use. Raises LookupError with the reason if it is not known."""
     if len(gpus) != 1:
         raise LookupError(f"Ray gave this worker {len(gpus)} GPUs, MPS is for those of one")
     if gpus[0].startswith(("GPU-", "MIG-")):

@@ -23,7 +23,7 @@ from fluidtune import startup
 from fluidtune.cluster import emulated
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, follower_commit_store
 from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
-from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket
+from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import ProcessBaseline
 from fluidtune.cluster.result_replay import ReportedResults, without_results
@@ -53,7 +53,7 @@ class LoadSpec:
     device: str = "cpu"
     emulation: emulated.Emulation | None = None
     lanes: LaneSettings | None = None
-    ticket: Ticket | None = None
+    ticket: LaneTicket | None = None
 
 
 @dataclass
@@ -232,7 +232,7 @@ class Worker:
         reports.begin()
         return None
 
-    def train(self, reform: Reform | None = None, ticket: Ticket | None = None) -> IterationReply:
+    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
         """Run until the next iteration that Tune has not seen, and return it.
 
         ``reform``: the group to become at the next boundary. ``ticket``: set if the device is shared now.

@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from fluidtune.cluster.commit_stores import delete_commits
-from fluidtune.cluster.lanes import Ticket
+from fluidtune.cluster.lanes import LaneTicket
 from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.worker import IterationReply, LoadSpec
 from fluidtune.engine import Engine
@@ -136,14 +136,14 @@ class TuningJob:
             ticket=self.lane_ticket(run),
         )
 
-    def lane_ticket(self, run: TrialRun) -> Ticket | None:
+    def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
         """The trial's needs on the device that it shares; None while it has the device alone."""
         if self.setup.lanes is None:
             return None
         view = self.engine.trial(run.id)
         if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
             return None
-        return Ticket(view.need, view.height, view.rung, view.least)
+        return LaneTicket(view.need, view.height, view.rung, view.least)
 
     def commits(self, run: TrialRun) -> bool:
         """Whether the trial commits when it is unloaded, so that it goes on from there."""

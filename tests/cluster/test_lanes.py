@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fluidtune.cluster import lanes
-from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, Ticket, is_lane_service
+from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
 from fluidtune.cluster.process_reset import ProcessBaseline
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
@@ -71,11 +71,11 @@ def test_alone_it_is_measured_and_nobody_is_asked(settings: LaneSettings) -> Non
 def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(settings: LaneSettings) -> None:
     member = LaneMember("a", settings, "cpu")
     turns(member)
-    assert member.settle(Ticket(None, 10.0, 0)) is None
+    assert member.settle(LaneTicket(None, 10.0, 0)) is None
     assert there(settings) == [f"a/{os.getpid()}"]
     turns(member)
     # Promoted: the lane's policy is told.
-    assert member.settle(Ticket(None, 10.0, 2)) is None
+    assert member.settle(LaneTicket(None, 10.0, 2)) is None
     assert [seat.rung for seat in SeatTable(home(settings.device)).seats()] == [2]
     member.settle(None)
     until(lambda: there(settings) == [])
@@ -120,7 +120,7 @@ def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(
     turns(member)
     meter: Any = member._meter
     assert meter.cached > 0, "alone it keeps its cache"
-    assert member.settle(Ticket(None, 10.0, 0)) is None
+    assert member.settle(LaneTicket(None, 10.0, 0)) is None
     assert meter.cached == 0, "it joined with what it cached when it was alone"
     other = LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT")
     table = SeatTable(home(settings.device))
@@ -153,7 +153,7 @@ def test_one_that_has_outgrown_its_device_while_alone_is_not_failed_for_it(
     monkeypatch.setattr(Gpu, "usage", Usage(0, 2000 * MB, 1800 * MB))
     member = LaneMember("a", settings, "cuda")
     turns(member)
-    lack = member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    lack = member.settle(LaneTicket((0.4, 0.2), 10.0, 0))
     assert lack is not None and lack.between and "larger device" in lack.reason
     assert lack.need == member.need and sum(lack.need or ()) > 1
     assert there(settings) == []
@@ -163,7 +163,7 @@ def test_a_service_with_other_settings_costs_the_lane_and_not_the_trial(settings
     with LaneClient(settings.device, "other", capacity=CAPACITY, policy="FAIR") as other:
         other.admit(Need(1, 1))
         member = LaneMember("a", settings, "cpu")
-        assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+        assert member.settle(LaneTicket((0.4, 0.2), 10.0, 0)) is None
         turns(member)
 
 
@@ -172,7 +172,7 @@ def test_where_there_is_no_room_it_says_so_and_goes_away(settings: LaneSettings,
     with LaneClient(settings.device, "other", capacity=CAPACITY, policy="HPT") as other:
         other.admit(Need(CAPACITY // 2, CAPACITY // 2))
         member = LaneMember("a", settings, "cpu")
-        lack = member.settle(Ticket((0.3, 0.1), 10.0, 0))
+        lack = member.settle(LaneTicket((0.3, 0.1), 10.0, 0))
         assert lack is not None and "no room" in lack.reason and lack.between
         assert there(settings) == ["other"]
         member.leave()
@@ -183,7 +183,7 @@ def test_one_that_grows_without_room_is_told_before_it_fails(settings: LaneSetti
     settings = LaneSettings(settings.device, "FAIR", CAPACITY, 1.0)
     member = LaneMember("a", settings, "cpu")
     turns(member)
-    member.settle(Ticket(None, 10.0, 0))
+    member.settle(LaneTicket(None, 10.0, 0))
     other.admit(Need(CAPACITY - int(sum(member.need or ()) * CAPACITY) - 64 * MB, 0))
     hoard = touched(200 * MB)
     with pytest.raises(StaleToken) as told:
@@ -199,13 +199,13 @@ def test_one_that_grows_without_room_is_told_before_it_fails(settings: LaneSetti
 def test_a_failed_allocation_asks_for_more_until_the_device_is_all_its_own(settings: LaneSettings) -> None:
     member = LaneMember("a", settings, "cpu")
     assert member.failed(MemoryError()) is None, "alone it has no share that could be too small"
-    member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    member.settle(LaneTicket((0.4, 0.2), 10.0, 0))
     assert member.failed(ValueError("bad shape")) is None
     wrapped = RuntimeError("the training function failed")
     wrapped.__cause__ = MemoryError()
     assert member.failed(wrapped) == Lack("it ran out of the memory that it was promised", pytest.approx((0.4, 0.5)))
     member.leave()
-    member.settle(Ticket((0.4, 0.6), 10.0, 0))
+    member.settle(LaneTicket((0.4, 0.6), 10.0, 0))
     assert member.failed(MemoryError()) is None
     member.leave()
 
@@ -216,7 +216,7 @@ def test_alone_it_may_have_what_the_user_said_that_its_device_has(settings: Lane
     try:
         with pytest.raises(MemoryError):
             bytearray(1600 * MB)
-        member.settle(Ticket((0.5, 0.1), 10.0, 0))
+        member.settle(LaneTicket((0.5, 0.1), 10.0, 0))
         member.settle(None)
         with pytest.raises(MemoryError):
             bytearray(1600 * MB)
@@ -229,7 +229,7 @@ def test_alone_it_may_have_what_the_user_said_that_its_device_has(settings: Lane
 def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -> None:
     baseline = ProcessBaseline()
     member = LaneMember("a", settings, "cpu")
-    member.settle(Ticket((0.4, 0.2), 10.0, 0))
+    member.settle(LaneTicket((0.4, 0.2), 10.0, 0))
     assert any(map(is_lane_service, psutil.Process().children()))
     member.leave()
     assert baseline.restore() is None
@@ -248,7 +248,7 @@ def test_a_service_that_cannot_be_had_costs_the_lane_and_not_the_trial(
 
     monkeypatch.setattr(service, "start", lost)
     member = LaneMember("a", settings, "cpu")
-    assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+    assert member.settle(LaneTicket((0.4, 0.2), 10.0, 0)) is None
     turns(member)
-    assert member.settle(Ticket((0.4, 0.2), 10.0, 0)) is None
+    assert member.settle(LaneTicket((0.4, 0.2), 10.0, 0)) is None
     assert sum("without a lane" in record.message for record in caplog.records) == 1
