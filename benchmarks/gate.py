@@ -1,12 +1,13 @@
 """What the gate costs an iteration when nobody else wants the lane.
 
-``python -m benchmarks.gate --json [--quick]``. Sides, microseconds per pass (in and out): `gate` with another process
-of the lane there but idle, and `socket`, a question to a process over a local socket and its answer, once each way in
-and out, which is what a gate would cost that a service keeps. ``ratio`` is socket's over gate's. `alone` is a trial
-alone on its device, and `worker` one in a worker of FluidTune with `lanes` switched on, whose memory is measured and
-who passes no gate. `lone_loss` is the part that a trial alone loses with iterations of 10 ms: the cost of a pass over
-them, and `lone_loss_measured` the same by running them with and without a gate in pairs, first one and then the
-other first, which is as exact as the machine is quiet.
+``python -m benchmarks.gate --json [--quick]``. Sides, microseconds for each pass (in and out): `gate`, with another
+process of the lane that is idle; `socket`, a question to another process over a local socket and its answer, once on
+the way in and once on the way out, which is what a gate in a service would cost. ``ratio`` is socket's over gate's.
+
+`alone` is a trial alone on its device. `worker` is one in a worker of FluidTune with `lanes` switched on, whose
+memory is measured and which passes no gate. `lone_loss` is the part of its time that a trial alone loses with
+iterations of 10 ms: the cost of a pass over them. `lone_loss_measured` is the same by measurement: iterations run
+with and without a gate in pairs, in changing order. It is as exact as the machine is quiet.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from benchmarks.salus_jobs import device_home, seat, spin, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings
 from salus_share.seat_table import SeatTable
 
+#: The iteration to which a pass is compared, seconds. Judgement: a short one.
 ITERATION_S = 0.010
 
 
 def passes(begin: Any, directory: str, count: int, idle: bool) -> float:
-    """Seconds per pass; the median of ten groups. ``idle``: only be there."""
+    """Seconds for each pass, the median of ten groups. ``idle``: stay in the lane and do nothing."""
     gate = seat(Path(directory), "idle" if idle else "busy", 2 if idle else 1)
     over = Path(directory) / "over"
     begin()
@@ -47,7 +49,7 @@ def passes(begin: Any, directory: str, count: int, idle: bool) -> float:
 
 
 def answers(begin: Any, address: str, count: int, serves: bool) -> float:
-    """Seconds per two questions and answers, asked or answered here."""
+    """Seconds for two questions and their answers. ``serves``: this process is the one that answers."""
     if serves:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(address)
@@ -68,13 +70,13 @@ def answers(begin: Any, address: str, count: int, serves: bool) -> float:
 
 
 def lone_loss(count: int) -> float:
-    """The part of its time that a trial alone loses, iterations with and without a gate in turn."""
+    """The part of its time that a trial alone loses, from iterations with and without a gate by turns."""
     with device_home() as directory:
         SeatTable.create(directory, 1 << 30, "FAIR")
         gate = seat(directory, "alone", 1)
         taken: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(2 * count):
-            # Yes, no, no, yes: what happens every second iteration happens to both.
+            # In the order yes, no, no, yes, what happens in every second iteration happens to both.
             gated = turn % 4 in (0, 3)
             started = time.perf_counter()
             with gate.iteration() if gated else contextlib.nullcontext():

@@ -1,10 +1,11 @@
 """42 models, 14 kinds of 3 each, resident on one device: latency under light load (section 2.5.3).
 
 ``python -m benchmarks.inference --json [--quick]``. Requests come at random, a few a second for all models together.
-Sides, milliseconds from request to answer (mean and 95 %): `resident`, all 42 on the device, each in a lane of its
-own or sharing one, under PACK; `reload`, where a device holds one model at a time and another its parameters must be
-loaded first. `alone` is each kind with the device to itself; `added` is what sharing adds to the mean. ``ratio`` is
-reload's mean over resident's. On a CPU the device is one core and one process holds the models (`salus_share.streams`).
+Sides, milliseconds from request to answer (mean and 95 %): `resident`, with all 42 models on the device under PACK,
+some in lanes of their own and some sharing one; `reload`, where the device holds one model at a time, so that the
+parameters of another one must be loaded first. `alone` is each kind with the device to itself. `added` is what
+sharing adds to the mean. ``ratio`` is reload's mean over resident's. On a CPU the device is one core, and one process
+holds the models (`salus_share.streams`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from salus_share import Need
 if TYPE_CHECKING:
     import torch
 
+#: Section 2.5.3.
 KINDS, COPIES = 14, 3
-#: Requests per second for all models together, and what the device has, bytes.
+#: Requests per second for all models together, and the memory of the device in bytes. Judgement: light load, and all
+#: models fit.
 RATE, CAPACITY = 20.0, 4 << 30
 
 
@@ -45,7 +48,7 @@ def build(kind: int) -> torch.nn.Module:
 
 
 def answer(model: torch.nn.Module, kind: int) -> None:
-    """One request."""
+    """Answer one request."""
     import torch
 
     with torch.inference_mode():
@@ -54,7 +57,7 @@ def answer(model: torch.nn.Module, kind: int) -> None:
 
 
 def plan(seconds: float, seed: int) -> list[tuple[float, int, int]]:
-    """(moment, kind, copy) of requests."""
+    """(moment in seconds, kind, copy) of the requests."""
     draw, moment, found = random.Random(seed), 0.0, []
     while moment < seconds:
         moment += draw.expovariate(RATE)
@@ -63,7 +66,7 @@ def plan(seconds: float, seed: int) -> list[tuple[float, int, int]]:
 
 
 def resident(begin: Any, directory: str, seconds: float, device: str = "cpu") -> list[float]:
-    """Latencies with all models on the device."""
+    """Latencies in seconds with all models on the device."""
     import torch
 
     from salus_share.streams import InProcessLanes, LaneJob
@@ -107,7 +110,7 @@ def resident(begin: Any, directory: str, seconds: float, device: str = "cpu") ->
 
 
 def one_at_a_time(begin: Any, seconds: float, reload: bool, device: str = "cpu") -> list[float]:
-    """Latencies one after another: the model is there (alone), or must be loaded for each request."""
+    """Latencies in seconds, one request after another: the model is there (alone), or is loaded for each request."""
     import torch
 
     pin()
@@ -125,7 +128,7 @@ def one_at_a_time(begin: Any, seconds: float, reload: bool, device: str = "cpu")
         asked = time.perf_counter()
         model = models[kind]
         if reload:
-            # Its parameters come from host memory; what else a model is made of is there.
+            # Its parameters come from host memory. The rest of the model is there already.
             model.load_state_dict(torch.load(io.BytesIO(saved[kind]), weights_only=True))
         answer(model, kind)
         latencies.append(time.perf_counter() - asked)
@@ -133,7 +136,7 @@ def one_at_a_time(begin: Any, seconds: float, reload: bool, device: str = "cpu")
 
 
 def figures_of(latencies: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Mean and 95 % of latencies, in milliseconds."""
     return {"milliseconds": mean(latencies) * 1e3, "p95": quantiles(latencies, n=20)[-1] * 1e3}
 
 

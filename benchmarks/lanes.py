@@ -1,13 +1,13 @@
 """The four policies over a 100-job trace on one GPU, on the virtual clock: the dissertation's table 2.1.
 
 ``python -m benchmarks.lanes --json [--quick] [--trace CSV] [--seeds N]``. Sides: FIFO, SRTF, PACK, FAIR, each with
-makespan, mean queueing, mean JCT and 95 % JCT in minutes, for the first seed. ``ratios``: FIFO's time over ours,
-`mean_jct` by SRTF and `makespan` by PACK; ``ratio`` is `mean_jct`. `smallest` has both over all seeds.
-`fair` has three equal jobs that start at 0, 15 and 30 s: the share of each in each span.
+makespan, mean queueing, mean JCT and 95 % JCT in minutes, for the first seed. ``ratios``: FIFO's time over ours, of
+`mean_jct` under SRTF and of `makespan` under PACK. ``ratio`` is `mean_jct`. `smallest` has the least of both over all
+seeds. `fair` has the share of each of three equal jobs, which start at 0, 15 and 30 s, in each span.
 
-What is modelled (kind "twin") is said in `salus_share.twin`, what the trace assumes in `benchmarks.salus_trace`.
-With ``--trace`` the jobs' memory and iteration times are those of the recorded jobs in that file, and `as_recorded`
-has the two ratios for every recorded job once, as long as it was recorded (1, 5 or 10 minutes: no long tail).
+`salus_share.twin` says what is a model (kind "twin"), `benchmarks.salus_trace` what the trace assumes. With ``--trace``
+the jobs' memory and iteration times are those of the recorded jobs in that file, and `as_recorded` has the two ratios
+for every recorded job once, as long as it was recorded (1, 5 or 10 minutes: no long tail).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLICIES = ("FIFO", "SRTF", "PACK", "FAIR")
 
 
 def run(jobs: list[TwinJob]) -> dict[str, dict[str, float]]:
-    """Figures by policy, minutes."""
+    """Figures by policy, in minutes."""
     sides = {}
     for name in POLICIES:
         records = list(simulate(jobs, CAPACITY, policy(name)).values())
@@ -40,7 +40,7 @@ def run(jobs: list[TwinJob]) -> dict[str, dict[str, float]]:
 
 
 def gains(sides: dict[str, dict[str, float]]) -> dict[str, float]:
-    """FIFO's time over ours."""
+    """FIFO's times over ours."""
     return {
         "mean_jct": sides["FIFO"]["mean_jct"] / sides["SRTF"]["mean_jct"],
         "makespan": sides["FIFO"]["makespan"] / sides["PACK"]["makespan"],
@@ -48,7 +48,7 @@ def gains(sides: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def fair_shares() -> list[list[float]]:
-    """Iterations per second, over those of one job alone, of three equal jobs: by span, by job."""
+    """The share of each of three equal jobs, by span and job: its iterations over those of one job alone."""
     jobs = [TwinJob(str(i), 15.0 * i, Need(400 << 20, 4 << 30), 600, 0.1) for i in range(3)]
     records = simulate(jobs, CAPACITY, policy("FAIR"), keep_iterations=True)
     return [

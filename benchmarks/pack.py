@@ -1,18 +1,19 @@
 """N copies of a small model on one device: one after the other, time-sliced, and packed in lanes.
 
-``python -m benchmarks.pack --json [--quick] [--copies N]``. The device is one core. Two kinds of training: `waits`,
-which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind seconds for all
-copies' steps from when all are ready: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
-gate), `own_lanes` (policy PACK, a process and a lane each), `lanes` (a process each, and one lane, in which they take
-turns at iterations), `threads` (the same, all in one process). ``ratios``: a side's time over ours for `waits`, where
-ours is `lanes`.
+``python -m benchmarks.pack --json [--quick] [--copies N]``. The device is one core. There are two kinds of training:
+`waits`, which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind the seconds
+until all copies have done their steps: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
+gate), `own_lanes` (policy PACK: a process and a lane for each), `lanes` (a process for each, and one lane, in which
+they take turns at iterations), `threads` (as `lanes`, in one process). ``ratios``: a side's time over that of
+`lanes`, for `waits`.
 
 Two copies of `waits` can be twice as fast as one after the other, if one computes while the other waits. Turns at
-iterations bring that about by themselves. Time slices, and lanes of their own on one core, do not: both wait, then
-both compute, 30 ms for two steps instead of 20 (fifo: 40).
+iterations bring this about by themselves. Time slices, and lanes of their own on one core, do not: both copies wait
+and then both compute, 30 ms for two steps instead of 20 (fifo: 40).
 
-`packing` is what is decided for each kind: c by memory and by speed (eq. 3.1 on the measured times of 1 and of N), and
-`full_as_decided` is fifo's time over ours for `full` with that decision. MPS needs a GPU: benchmarks/gpu/salus.py.
+`packing` is what is decided for each kind: c by memory and by speed (eq. 3.1 on the measured times of 1 and of N
+copies). `full_as_decided` is fifo's time over ours for `full` with that decision. MPS needs a GPU:
+benchmarks/gpu/salus.py.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from fluidtune.planning.loads import PACKING_THRESHOLD
 from salus_share import Need, packing_limit
 from salus_share.client import LaneClient
 
-#: A step: so many seconds of the core, and for `waits` as many for its input.
+#: The seconds for which a step keeps the core busy. `waits` waits as long again for its input. Judgement.
 STEP_S = 0.010
 KINDS = {"waits": STEP_S, "full": 0.0}
-#: What a copy takes, and what the device has, bytes.
+#: The need of a copy and the memory of the device, bytes. Judgement: all copies fit.
 NEED, CAPACITY = Need(100 << 20, 100 << 20), 1 << 30
 
 
 def train(begin: Any, directory: str, name: str, policy: str | None, steps: int, wait: float) -> float:
-    """One copy. Returns the seconds of its own steps; ``policy`` None: no gate."""
+    """Train one copy. Returns the seconds of its own steps. ``policy`` None: there is no gate."""
     pin()
     client = (
         None
@@ -63,7 +64,7 @@ def train(begin: Any, directory: str, name: str, policy: str | None, steps: int,
 
 
 def threads(begin: Any, directory: str, copies: int, steps: int, wait: float) -> float:
-    """All copies in this process, a thread each."""
+    """Train all copies in this process, each in a thread."""
     from salus_share.streams import InProcessLanes, LaneJob
 
     pin()
@@ -89,7 +90,7 @@ def side(name: str, copies: int, steps: int, wait: float) -> float:
         if name == "threads":
             return together(threads, [(home, copies, steps, wait)])[0]
         policy = {"fifo": "FIFO", "time_slicing": None, "own_lanes": "PACK", "lanes": Turns.name}[name]
-        # The service is started once, and not timed.
+        # The service is started before, so that its start is not timed.
         if policy is not None:
             LaneClient("pack", "starts", capacity=CAPACITY, policy=policy, directory=directory).start_service()
         return together(train, [(home, f"copy{index}", policy, steps, wait) for index in range(copies)])[0]

@@ -1,6 +1,6 @@
 """What benchmarks.gate, switch, pack and inference share: processes at one device, and work of a known length.
 
-Not a benchmark. A child is started with `spawn`, says when it is ready and begins when all are.
+This is not a benchmark. A child is started with `spawn`, says when it is ready, and begins when all children are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READY = "ready"
 
 @contextlib.contextmanager
 def device_home() -> Iterator[Path]:
-    """A directory for a device of its own; the lane service that was started there is ended."""
+    """A directory for a device of its own. At the end, the lane service that was started there is ended."""
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     try:
         yield directory
@@ -50,7 +50,7 @@ def end_service(directory: Path) -> None:
 class Turns(Pack):
     """PACK for a device that computes one thing at a time, as a core does: one lane, in which trials take turns.
 
-    Lanes of their own would be time slices there: copies stay in step, all waiting and then all computing.
+    Lanes of their own would be time slices there: copies stay in step, so that all wait and then all compute.
     """
 
     name = "benchmarks.salus_jobs:Turns"
@@ -121,13 +121,13 @@ def all_ready(ready: Semaphore, futures: Sequence[Future[Any]]) -> None:
 
 
 def pin(core: int = 0) -> None:
-    """This process on one core: the device of these benchmarks."""
+    """Keep this process on one core, which is the device of these benchmarks."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
 def spin(seconds: float) -> None:
-    """Keep the core busy for so much CPU time."""
+    """Keep the core busy for ``seconds`` of CPU time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

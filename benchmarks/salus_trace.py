@@ -1,12 +1,13 @@
 """The 100-job trace of benchmarks.lanes: jobs drawn from recorded ones, or from seeded ones like them.
 
-Published and used here: Salus' dissertation has 100 jobs with 303.4 min of work (table 2.1), peaks from 0.7 to 13.8 GB,
-persistent memory from 110.9 MB (googlenet_25, peak 756 MB) to 822.2 MB (resnet152_75, peak 12,726 MB); its FIFO's
-95 % JCT is 52 min below its makespan, so jobs arrive over about as long. Sizes "followed one found in a production
-cluster": here log-normal with the spread of the single-GPU jobs of the Philly trace (sigma 1.97).
+Published figures that are used here: Salus' dissertation has 100 jobs with 303.4 min of work (table 2.1), peaks from
+0.7 to 13.8 GB, and persistent memory from 110.9 MB (googlenet_25, peak 756 MB) to 822.2 MB (resnet152_75, peak 12,726
+MB). FIFO's 95 % JCT is 52 min below its makespan there, so jobs arrive over about that time. Sizes "followed one
+found in a production cluster": here they are log-normal with the spread of the single-GPU jobs of the Philly trace
+(sigma 1.97).
 
-Assumed: P grows with the peak in a line through the two published points; every iteration keeps 1/1.07 of the device
-busy, because packing 300 resnet50_50 gained 1.07 (section 2.5.2).
+Assumptions: P grows with the peak on a line through the two published points. Every iteration keeps 1/1.07 of the
+device busy, because packing 300 resnet50_50 gained 1.07 (section 2.5.2).
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from salus_share import Need
 from salus_share.twin import TwinJob
 
 MB = 2**20
-#: A P100's memory, bytes.
+#: The memory of a P100, bytes: the dissertation's GPU.
 CAPACITY = 16_000_000_000
-#: Seconds of work and of arrivals, spread of sizes, and what a running iteration takes of the device.
+#: Seconds of work, seconds over which jobs arrive, spread of sizes, and the part of the device that an iteration keeps
+#: busy. The module's docstring has the sources.
 WORK_S, ARRIVALS_S, SIGMA, COMPUTE = 303.4 * 60, 52.0 * 60, 1.97, 1 / 1.07
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model with a batch size: peak memory in MB, seconds per iteration alone."""
+    """A model with a batch size: its peak memory in MB, and the seconds of an iteration alone."""
 
     name: str
     peak_mb: float
@@ -37,7 +39,7 @@ class Kind:
 
     @property
     def need(self) -> Need:
-        """P by the line through the published points, E what is left of the peak."""
+        """P by the line through the published points. E is the rest of the peak."""
         slope = (822.2 - 110.9) / (12725.7 - 756.1)
         persistent = min(max(110.9 + slope * (self.peak_mb - 756.1), 10.0), self.peak_mb / 2)
         return Need(int(persistent * MB), int((self.peak_mb - persistent) * MB), COMPUTE)
@@ -63,13 +65,13 @@ def rows(path: Path) -> list[tuple[Kind, int]]:
 
 
 def recorded(path: Path) -> list[Kind]:
-    """The kinds of recorded jobs; of each its longest run's, in which starting up weighs least."""
+    """The kinds of recorded jobs, each by its longest run, in which the start weighs least."""
     longest = {kind.name: kind for kind, _ in sorted(rows(path), key=lambda row: row[1])}
     return list(longest.values())
 
 
 def as_recorded(path: Path, seed: int, coarse_s: float = 0.0) -> list[TwinJob]:
-    """Every recorded job once, as long as it ran, in random order of arrival."""
+    """Every recorded job once, as long as it ran; the jobs arrive in random order."""
     draw = random.Random(f"recorded {seed}")
     found = enumerate(rows(path))
     made = [_job(f"{i}-{kind.name}", draw.uniform(0, ARRIVALS_S), kind, n, coarse_s) for i, (kind, n) in found]
@@ -87,7 +89,7 @@ def generated(seed: int, count: int = 45) -> list[Kind]:
 
 
 def trace(kinds: list[Kind], seed: int, jobs: int = 100, coarse_s: float = 0.0) -> list[TwinJob]:
-    """The jobs, by arrival. ``coarse_s``: iterations are merged until they last that long."""
+    """The jobs by arrival. ``coarse_s``: iterations are merged until they last that many seconds."""
     draw = random.Random(f"jobs {seed}")
     sizes = [math.exp(draw.gauss(0, SIGMA)) for _ in range(jobs)]
     scale = WORK_S / 100 * jobs / sum(sizes)

@@ -1,22 +1,22 @@
-"""What Salus does on a real GPU. Not run so far: no GPU was at hand when it was written.
+"""What Salus does on a real GPU. It has not been run on one: none was available when it was written.
 
 ``python -m benchmarks.gpu.salus --json [--quick] [--only PART] [--rehearse]``. Needs torch with CUDA, pynvml, psutil,
 and no Ray. Parts, each in processes of its own:
 
 - `pack`: 8 small models trained side by side, seconds for all of their steps: `fifo`, `time_slicing` (processes, no
-  gate), `mps` (the same under MPS, left out where it cannot be had), `lanes` (processes with a gate each, PACK),
+  gate), `mps` (the same under MPS, left out where MPS is not available), `lanes` (processes with a gate each, PACK),
   `lanes_mps`, `threads` (one process, a stream and a memory pool per lane).
 - `mps`: the daemon is started, a client is held to the limit it was given, and the daemon is told to quit.
-- `admissions`: 1,000 random needs in 8 processes; every trial allocates what it said, E within iterations. Counts
-  those that ran out of memory: it must be none.
-- `greedy`: three trials in the hands of FluidTune's workers (`LaneMember`), one of which allocates until it fails. The
+- `admissions`: 1,000 random needs in 8 processes; every trial allocates what it said, E within iterations. It
+  counts those that ran out of memory, which must be 0.
+- `greedy`: three trials as FluidTune's workers treat them (`LaneMember`). One of them allocates until it fails. The
   others must have the losses that they have alone.
 - `resident`: 42 models in one process, latency as in benchmarks.inference.
 - `overhead`: the part of an iteration that a trial alone loses to the gate, and to a worker with lanes switched on.
 
 Record with ``--json > docs/results/salus-gpu.json`` and compare `pack`'s sides: the faster of `lanes`, `lanes_mps`
 and `threads` that is safe should be the default (docs/salus.md says why it is processes until then). ``--rehearse``
-goes through all of it but `mps` on a core, with two copies: that shows that the script runs, and measures nothing.
+goes through all parts but `mps` on a core, with two copies: this shows that the script runs, and measures nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MB = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run on. ``device``: "cuda:0", or "cpu" in a rehearsal. ``capacity``: bytes for lanes."""
+    """Where to run, and how much. ``device``: "cuda:0", or "cpu" in a rehearsal. ``capacity``: bytes for lanes."""
 
     device: str
     capacity: int
@@ -64,7 +64,7 @@ class Plan:
 
 
 def wait_for(device: str) -> None:
-    """Until the GPU has done what was queued."""
+    """Wait until the GPU has done what was queued."""
     if device != "cpu":
         import torch
 
@@ -72,7 +72,7 @@ def wait_for(device: str) -> None:
 
 
 def model_and_step(device: str, seed: int = 1) -> Callable[[], float]:
-    """A small model on the device, tiny in a rehearsal. Returns a function that trains it one step: the loss."""
+    """Make a small model on the device. Returns a function that trains it for one step and returns the loss."""
     import torch
 
     width = 1024
@@ -100,12 +100,12 @@ def model_and_step(device: str, seed: int = 1) -> Callable[[], float]:
 def train(
     begin: Any, directory: str, name: str, policy: str | None, environment: dict[str, str], steps: int, plan: Plan
 ) -> None:
-    """One copy in a process of its own; ``policy`` None: no gate."""
+    """Train one copy in a process of its own. ``policy`` None: there is no gate."""
     apply(environment)
     client = LaneClient("gpu", name, capacity=plan.capacity, policy=policy or "PACK", directory=Path(directory))
     if policy == "PACK":
         client.admit(NEED)
-    # What CUDA and its libraries do once is on no side's account.
+    # What CUDA and its libraries do once is timed for no side.
     step = model_and_step(plan.device)
     step()
     begin()
@@ -121,7 +121,7 @@ def train(
 
 
 def train_threads(begin: Any, directory: str, steps: int, plan: Plan) -> None:
-    """All copies in this process."""
+    """Train all copies in this process."""
     from salus_share.streams import InProcessLanes, LaneJob
 
     lanes = InProcessLanes(plan.device, "gpu", capacity=plan.capacity, policy="PACK", directory=Path(directory))
@@ -148,7 +148,7 @@ def train_threads(begin: Any, directory: str, steps: int, plan: Plan) -> None:
 
 
 def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
-    """Seconds by side."""
+    """Seconds until all copies have done their steps, by side."""
     sides: dict[str, float] = {}
     steps = plan.count(50, 2000)
     for name in ("fifo", "time_slicing", "mps", "lanes", "lanes_mps", "threads"):
@@ -183,7 +183,7 @@ def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
 
 
 def allocate(begin: Any, environment: dict[str, str], sizes: tuple[int, ...], device: str) -> list[bool]:
-    """Which of these allocations, bytes, one at a time, succeed in a process of its own."""
+    """Which of these allocations (bytes, one at a time) succeed in a process of its own."""
     apply(environment)
     import torch
 
@@ -203,7 +203,7 @@ def allocate(begin: Any, environment: dict[str, str], sizes: tuple[int, ...], de
 
 
 def under_mps(plan: Plan, gpu: DeviceSample) -> dict[str, Any]:
-    """MPS started, a client held to its limit (its context counts), stopped."""
+    """Whether MPS starts, holds a client to its limit (the context counts), and stops."""
     with device_home() as directory:
         mps = Mps(gpu.uuid, directory / "mps")
         if not mps.acquire():
@@ -217,7 +217,7 @@ def under_mps(plan: Plan, gpu: DeviceSample) -> dict[str, Any]:
 
 
 def admitted(begin: Any, directory: str, worker: int, count: int, plan: Plan) -> tuple[int, int]:
-    """Random trials one after another. Returns how many were admitted and how many ran out of memory."""
+    """Run random trials one after another. Returns how many were admitted and how many ran out of memory."""
     import torch
 
     on_gpu = plan.device != "cpu"
@@ -254,7 +254,7 @@ def admitted(begin: Any, directory: str, worker: int, count: int, plan: Plan) ->
 
 
 def admissions(plan: Plan) -> dict[str, Any]:
-    """Trials admitted, and those of them that ran out of memory."""
+    """How many trials were admitted, and how many of them ran out of memory."""
     with device_home() as directory:
         each = plan.count(10, 1000 // plan.copies)
         rows = [(str(directory), worker, each, plan) for worker in range(plan.copies)]
@@ -263,7 +263,7 @@ def admissions(plan: Plan) -> dict[str, Any]:
 
 
 def in_a_worker(begin: Any, name: str, seed: int, steps: int, greedy: bool, plan: Plan) -> tuple[list[float], str]:
-    """A trial as FluidTune's worker treats it. Returns its losses, and what became of it."""
+    """Run a trial as FluidTune's worker does. Returns its losses, and what became of it."""
     kind = "cpu" if plan.device == "cpu" else "cuda"
     member = LaneMember(f"{name}-{seed}", LaneSettings(name, "FAIR", plan.capacity, 1.0), kind)
     # A third of the device each: the first losses of a trial must not wait for those that came before it.
@@ -309,14 +309,14 @@ def greedy(plan: Plan) -> dict[str, Any]:
         end_service(home(name))
         shutil.rmtree(home(name), ignore_errors=True)
     beside = [losses for losses, _ in found[:2]]
-    # Of one that ended early there are fewer; its fate says why.
+    # A trial that ended early has fewer losses; the second value says why.
     differences = [abs(a - b) for one, two in zip(alone, beside, strict=True) for a, b in zip(one, two, strict=False)]
     apart = max(differences, default=None)
     return {"losses_as_alone": beside == alone, "largest_difference": apart, "fates": [fate for _, fate in found]}
 
 
 def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, float]:
-    """The part of its time that a lone trial loses, iterations with and without in turn."""
+    """The part of its time that a lone trial loses, from iterations with and without a gate by turns."""
     SeatTable.create(Path(directory), 1 << 30, "FAIR")
     gate = seat(Path(directory), "alone", 1)
     kind = "cpu" if plan.device == "cpu" else "cuda"
@@ -345,7 +345,7 @@ def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, fl
 
 
 def latencies(plan: Plan) -> dict[str, Any]:
-    """42 resident models under light load, and each with the device to itself; milliseconds."""
+    """Latencies of 42 resident models under light load, and of each with the device to itself; milliseconds."""
     seconds = float(plan.count(5, 60))
     with device_home() as directory:
         _, (shared,) = together(resident, [(str(directory), seconds, plan.device)])
@@ -354,16 +354,16 @@ def latencies(plan: Plan) -> dict[str, Any]:
 
 
 def the_gpu() -> tuple[Plan | None, DeviceSample | None, str | None]:
-    """The GPU that this process may use first, whole and free; none where there is none."""
+    """The first GPU that this process may use: the plan for it, its state, and the driver's version; None for each without."""
     telemetry = Telemetry()
     gpus = telemetry.sample()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     gpu = next((gpu for gpu in gpus if visible in (str(gpu.index), gpu.uuid)), None)
     if gpu is None:
         return None, None, telemetry.driver
-    # By its name the children, MPS' clients among them, find the very same one.
+    # The children, clients of MPS among them, find the same GPU by its name.
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
-    # What 8 processes' contexts take is not for lanes.
+    # The contexts of 8 processes and of this one are not for lanes.
     capacity = gpu.memory_total - gpu.memory_used - 9 * CONTEXT
     return Plan("cuda:0", capacity, 8, False), gpu, telemetry.driver
 
