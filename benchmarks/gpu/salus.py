@@ -354,7 +354,7 @@ def latencies(plan: Plan) -> dict[str, Any]:
 
 
 def the_gpu() -> tuple[Plan | None, DeviceSample | None, str | None]:
-    """The first GPU that this process may use: the plan for it, its state, and the driver's version; None for each without."""
+    """The plan for the first GPU that this process may use, its state, and the driver's version; None without."""
     telemetry = Telemetry()
     gpus = telemetry.sample()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]

@@ -1,4 +1,4 @@
-"""What the tests run in processes of their own, and how they talk to it. Imports nothing heavy: it is spawned a lot."""
+"""What the tests run in processes of their own, and how they talk to them. It imports little: it is spawned often."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from salus_share.gate import Gate
 from salus_share.seat_table import SeatTable
 from salus_share.turns import IDLE
 
-#: How long a test waits for what must happen; a failure takes this long, a success some milliseconds.
+#: How long a test waits for what must happen, seconds. A failure takes this long, a success some milliseconds.
 PATIENCE_S = 60.0
 _spawn = multiprocessing.get_context("spawn")
 
 
 def until(what: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
-    """Wait for something to be true. Returns it."""
+    """Wait until ``what()`` is true. Returns what it returned."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         found = what()
@@ -39,7 +39,7 @@ def until(what: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
 
 @contextlib.contextmanager
 def home() -> Iterator[Path]:
-    """A short path for a device (sockets have at most 107 letters); its service is ended after the test."""
+    """A short path for a device (a socket's has at most 107 letters). Its service is killed after the test."""
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     try:
         yield directory
@@ -111,7 +111,7 @@ class Child:
 
 
 def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
-    """Iterations that last until told otherwise; says "in" at the beginning of each and "out" after it."""
+    """Run iterations that last until a message comes. Sends "in" at the beginning of each and "out" after it."""
     gate = seat(SeatTable(directory), name, token=token)
     pipe.send("ready")
     while pipe.recv() == "go":
@@ -122,7 +122,7 @@ def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
 
 
 def die_with_the_lock(pipe: Connection, directory: Path) -> None:
-    """Take the board's lock and die; a forked child, such as a data loader's worker, lives on."""
+    """Take the table's lock and die; a forked child, such as a data loader's worker, lives on."""
     table = SeatTable(directory)
     with table.lock():
         child = os.fork()
@@ -134,7 +134,7 @@ def die_with_the_lock(pipe: Connection, directory: Path) -> None:
 
 
 def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int, iterations: int, threads: int) -> None:
-    """Iterations that find out whether anyone else is in the lane; sends how often somebody was."""
+    """Run iterations that look whether another trial is in the lane. Sends how often one was."""
     inside = directory / f"inside-{lane}"
     table = SeatTable(directory)
     gates = [seat(table, f"{name}-{i}", lane=lane, token=token + i) for i in range(threads)]
@@ -166,7 +166,7 @@ def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int,
 def iterate(
     pipe: Connection, directory: Path, name: str, token: int, seconds: float, gap: float, fields: dict[str, Any]
 ) -> None:
-    """Iterations of so many seconds with gaps between, until told to stop; sends how many."""
+    """Run iterations of ``seconds`` with gaps of ``gap`` seconds until a message comes. Sends how many it ran."""
     gate = seat(SeatTable(directory), name, token=token, **fields)
     pipe.send("ready")
     pipe.recv()
@@ -182,7 +182,7 @@ def iterate(
 def trial(
     pipe: Connection, directory: Path, name: str, need: tuple[int, int] | None, more: dict[str, Any] | None = None
 ) -> None:
-    """A trial that does as it is told: "iterate", "need P E", "yield", "leave", "old"; answers each."""
+    """A trial that does what each message says: "iterate", "need P E", "yield", "leave", "old". It answers each."""
     options = {"capacity": 100, "policy": "FAIR", "remaining": None, "rung": 0, **(more or {})}
     admission = {key: options.pop(key) for key in ("remaining", "rung")}
     client = LaneClient("device", name, directory=directory, **options)

@@ -1,4 +1,4 @@
-"""The gate between real processes: one iteration a lane, in the policy's order, and whoever dies holds nobody up."""
+"""The gate between real processes: one iteration at a time in a lane, in the policy's order, whichever process dies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_iteration_that_raises_gives_the_lane_back(directory) -> None:
 
 
 def test_one_at_a_time_in_a_lane_between_processes_and_threads(directory) -> None:
-    # Lane 0 is shared by two processes of two trials each; lane 1 is one process'.
+    # Two processes with two trials each share lane 0. One process has lane 1.
     with contextlib.ExitStack() as stack:
         children = [
             stack.enter_context(Child(exclude, directory, name, token, lane, 100, 2))
@@ -106,7 +106,7 @@ def test_killed_inside_while_nobody_waited(directory) -> None:
 
 
 def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> None:
-    """The wake-up comes from the kernel, not from the look that a waiter takes now and then."""
+    """The wake-up comes from the kernel, and not from the look that a waiting trial takes now and then."""
     monkeypatch.setattr(gate_module, "LOOK_S", 1000.0)
     with Child(hold, directory, "a", 1) as holder:
         assert holder.told() == "ready"
@@ -127,12 +127,12 @@ def test_killed_while_waiting(directory) -> None:
             assert waiter.silent(0.2)
             waiter.kill()
             waiter.process.join()
-        # It was handed the lane, dead; the next pass takes it back.
+        # It was given the lane after its death. The next pass takes the lane back.
         with gate.iteration():
             pass
 
 
-def test_killed_with_the_boards_lock_while_a_data_loader_lives_on(directory) -> None:
+def test_killed_with_the_lock_while_a_data_loader_lives_on(directory) -> None:
     with Child(die_with_the_lock, directory) as child:
         loader = child.told()
         try:
@@ -234,7 +234,7 @@ def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
             pass
 
 
-def test_boards_with_other_settings_and_no_board(directory, tmp_path) -> None:
+def test_seat_tables_with_other_settings_and_no_seat_table(directory, tmp_path) -> None:
     SeatTable.create(directory, 1 << 30, "FAIR")
     with pytest.raises(SalusError, match="same settings"):
         SeatTable.create(directory, 1 << 29, "FAIR")
@@ -258,7 +258,7 @@ def test_seats_run_out_and_names_are_short(directory) -> None:
 
 @pytest.mark.faults
 def test_kills_at_random_moments(directory) -> None:
-    """Twenty trials of a lane are killed whenever it is; the one that is left goes on."""
+    """Twenty trials of a lane are killed at random moments. The one that is left goes on."""
     random.seed(1)
     gate = seat(SeatTable(directory), "mine", token=1)
     for turn in range(10):

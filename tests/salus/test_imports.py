@@ -1,4 +1,4 @@
-"""What is pure stays pure: it works where neither ray nor torch can be imported."""
+"""The pure modules work where neither ray nor torch can be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies by name, one of a user's own, and the order that each puts jobs in."""
+"""Policies by name, one of a user's own, and the order in which each puts jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS = {
 
 
 class Last(Policy):
-    """Whoever came last goes first."""
+    """The job that arrived last goes first."""
 
     name = "last"
 

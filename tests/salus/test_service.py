@@ -72,7 +72,7 @@ def test_an_unknown_need_runs_alone_until_it_is_known(directory) -> None:
     ("need", "error"),
     [(Need(-1, 5), "bytes"), (Need(5, -1), "bytes"), (Need(60, 41), "smaller batch"), (Need(5, float("nan")), "bytes")],
 )
-def test_needs_that_are_none_are_told_and_leave_nothing(directory, need, error) -> None:
+def test_wrong_needs_are_refused_and_leave_no_seat(directory, need, error) -> None:
     with client(directory, "a") as a:
         with pytest.raises(SalusError, match=error):
             a.admit(need)
@@ -120,7 +120,7 @@ def test_making_room_and_the_old_token(directory) -> None:
         long.tell("iterate")
         assert long.told() == "done"
         with Child(trial, directory, "shorter", (60, 20), {**srtf, "remaining": 1.0}) as shorter:
-            # It was stopped in the meantime: what it does next, with the token it has, is refused.
+            # Its process is stopped meanwhile. What it does next with its token is refused.
             long.kill(signal.SIGSTOP)
             until(lambda: service.status(directory)["waiting"] == ["shorter"])
             long.kill(signal.SIGCONT)
@@ -236,7 +236,7 @@ def test_trials_go_on_without_the_service_and_it_comes_back_with_the_same_lanes(
             assert {job for jobs in lanes(directory).values() for job in jobs} == {"c", "waits"}
 
 
-def test_the_board_never_says_more_than_fits_wherever_the_service_is_killed(directory, monkeypatch) -> None:
+def test_the_seat_table_never_says_more_than_fits_wherever_the_service_is_killed(directory, monkeypatch) -> None:
     made = service.LaneService(directory, 100, "FAIR")
     sums, write = [], SeatTable.write
 
@@ -363,7 +363,7 @@ def test_a_users_policy(directory) -> None:
             pass
 
 
-def test_only_one_service_and_it_ends_by_itself(directory) -> None:
+def test_there_is_only_one_service_and_it_ends_by_itself(directory) -> None:
     command = [sys.executable, "-m", "salus_share.service", "--home", str(directory), "--capacity", "100"]
     first = subprocess.Popen([*command, "--idle", "0.3"])
     until(lambda: _there(directory))

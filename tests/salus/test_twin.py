@@ -1,4 +1,4 @@
-"""The four policies on the virtual clock, against what can be worked out by hand."""
+"""The four policies on the virtual clock, compared with results that were worked out by hand."""
 
 from __future__ import annotations
 
