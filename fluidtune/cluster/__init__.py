@@ -1,0 +1,15 @@
+"""What runs on the cluster for one job: its devices, the pool of warm workers, and the worker process.
+
+| module | what it does |
+| --- | --- |
+| `device_source` | the protocol of what holds a job's devices |
+| `devices` | works out a job's devices from what a trial asks for; holds devices of the job's own |
+| `pool` | which process serves which trial next |
+| `worker` | the worker process: hosts a trial's leader or one of its followers |
+| `process_reset` | whether a process is clean enough for another trial |
+| `result_replay`, `commit_stores` | what commits keep of a trial's results, and where commits are |
+| `lanes`, `mps` | how the trials of one device share it |
+| `emulated` | devices that compute nothing |
+
+Start with `worker`. Which trial runs where, and how wide, is decided in `fluidtune.engine`; nothing here decides it.
+"""

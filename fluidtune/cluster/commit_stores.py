@@ -1,4 +1,4 @@
-"""Where a trial's commits lie: in its own directory of Tune's storage, whatever that is (a local path, S3, ...)."""
+"""Where a trial's commits are: in its own directory of Tune's storage, which may be a local path, S3 or other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _StorageFiles:
-    """A trial's place in Tune's storage."""
+    """The files of Tune's storage; see `fluidtune.elastic.Files`."""
 
     def __init__(self, storage: Any):
         self._fs = storage.storage_filesystem
@@ -45,20 +45,20 @@ class _StorageFiles:
 
 
 def commit_path(storage: Any) -> str:
-    """Where a trial's commits lie: inside the trial's own directory in Tune's storage."""
+    """The folder of a trial's commits: inside the trial's own directory in Tune's storage."""
     return os.path.join(storage.trial_fs_path, ".fluid_commit")
 
 
 def delete_commits(storage: Any) -> None:
-    """The trial will never come back."""
+    """Delete all commits of a trial that will never continue."""
     with contextlib.suppress(FileNotFoundError):
         storage.storage_filesystem.delete_dir(commit_path(storage))
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-    """A commit belongs to one configuration; a trial that was given another one must not resume from it.
+    """Names a trial's configuration: a trial that was given another one must not go on from the commits of this one.
 
-    The same before and after Tune has written the configuration down and read it, as JSON.
+    It is the same before and after Tune has written the configuration as JSON and read it back.
     """
     plain = {key: value for key, value in config.items() if not key.startswith("__")}
     try:
@@ -70,7 +70,7 @@ def fingerprint(config: dict[str, Any]) -> str:
 
 
 def commit_stores(storage: Any) -> list[CommitStore]:
-    """The trial's own store, then those of followers that ever outlived its leader."""
+    """The store of the trial's leader, then those of all followers that have ever outlived their leader."""
     from fluidtune.elastic import CommitStore
 
     files, own = _StorageFiles(storage), commit_path(storage)

@@ -1,4 +1,4 @@
-"""What a worker sees of its GPU by NVML, between two iterations; nothing, and no noise, where there is none."""
+"""What a worker sees of its GPU through NVML between two iterations. Without a GPU it sees nothing and logs nothing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from salus_share.telemetry import DeviceSample, Telemetry
 
-#: A device is not looked at more often than this, seconds.
+#: The least seconds between two looks at a device. Judgement: NVML averages utilisation over up to a second.
 SAMPLE_S = 2.0
 
 
 def torch_on_gpu(torch: Any = None) -> Any | None:
-    """torch, if this process computes on a GPU with it. ``torch``: the module, if not the one that is imported."""
+    """torch, if this process computes on a GPU with it, else None. ``torch``: None is the module that is imported."""
     torch = torch or sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -26,9 +26,9 @@ class GpuProbe:
         self._next = 0.0
 
     def sample(self, torch: Any = None) -> DeviceSample | None:
-        """The GPU now; None where there is none, it was just looked at, or NVML does not know it.
+        """The GPU now. None without a GPU, within `SAMPLE_S` of the last look, and where NVML does not know the GPU.
 
-        ``torch``: the module, if not the one that this process has imported.
+        ``torch``: see `torch_on_gpu`.
         """
         now = time.monotonic()
         torch = torch_on_gpu(torch) if now >= self._next else None

@@ -1,10 +1,9 @@
 """Decides whether a worker process may serve another trial.
 
-A warm worker saves the seconds that a new process costs, but only as long as the next trial finds it as a
-new process would be. What can be put back is put back (random streams, environment, working directory,
-torch's defaults); what cannot be (threads, child processes, memory) makes the worker *dirty*, and its owner
-replaces it. A fresh process starts Python's, numpy's and torch's random streams from entropy, and so does a
-cleaned one.
+A warm worker saves the seconds that a new process costs, provided that the next trial finds it as it would find a new
+process. What can be put back is put back: random streams, environment, working directory, torch's defaults. What
+cannot be put back (threads, child processes, memory) makes the worker *dirty*, and its owner replaces it. The random
+streams of Python, numpy and torch start from entropy, as in a new process.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ import psutil
 from fluidtune.cluster.gpu_probe import torch_on_gpu
 from fluidtune.cluster.lanes import is_lane_service
 
-#: What a trial may leave resident beyond the process' size when it was first loaded, bytes.
+#: Bytes by which a process may have grown since its first trial was loaded. Judgement: allocators and caches of
+#: libraries keep hundreds of MiB, which the next trial uses again.
 MEMORY_ALLOWANCE = 1 << 30
-#: The same on the GPU, bytes held by torch's allocator after its cache was emptied.
+#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. Judgement: the workspaces of CUDA's
+#: libraries take tens of MiB; a trial's model takes more.
 GPU_MEMORY_ALLOWANCE = 64 << 20
-#: How long threads that are on their way out may take, seconds.
+#: Seconds that threads which are ending may take. Judgement: small against the start of a new process.
 GRACE_S = 2.0
-#: Threads that libraries start once per process and that hold nothing of a trial.
+#: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
 HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
 
 
@@ -47,7 +48,7 @@ class ProcessBaseline:
         self._frozen = False
 
     def note_imports(self) -> None:
-        """The trainable's modules are imported; its own code has not run. Take what the first trial brought."""
+        """Note size and torch's defaults; called when a trial's modules are imported and its code has not run."""
         if self._rss is None:
             self._rss = self._process.memory_info().rss
         torch = sys.modules.get("torch")
@@ -59,7 +60,7 @@ class ProcessBaseline:
             }
 
     def _as_imported(self, torch: Any) -> dict[str, Any]:
-        """torch as its import leaves it, for a trial whose own code was the first to import it."""
+        """torch's defaults after its import, for a trial whose own code was the first to import it."""
         threads = self._env.get("OMP_NUM_THREADS", "")
         return {
             "dtype": torch.float32,
@@ -68,9 +69,9 @@ class ProcessBaseline:
         }
 
     def restore(self) -> str | None:
-        """Put back what a trial changed.
+        """Put back what a trial has changed.
 
-        Returns: None when the process is as good as new, else one line that says what is not.
+        Returns None if the process is as good as new, else one line that says what the trial has left behind.
         """
         os.chdir(self._cwd)
         for name in set(os.environ) - set(self._env):
@@ -84,7 +85,7 @@ class ProcessBaseline:
         self._restore_torch()
         gc.collect()
         if not self._frozen:
-            # What survived the first trial is libraries: later collections need not look at it again.
+            # The objects that survive the first trial belong to libraries: later collections need not look at them.
             gc.freeze()
             self._frozen = True
         return self._leftovers()

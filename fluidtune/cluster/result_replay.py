@@ -1,8 +1,9 @@
-"""What a trial has reported: what its commits keep of it, and what Tune has missed of it.
+"""Which results a trial's commits keep, and how no result is reported twice or lost when a trial moves.
 
-A commit notes where the reports stood, and the latest of them. Whoever hosts the trial next goes on from the newest
-commit from which nothing is lost that Tune has not seen: Tune is given first what it missed, because its driver died
-before it had saved it, and what it has seen since the commit is run again without being reported again.
+A commit contains the number of iterations reported so far, and the latest results. The worker that hosts the trial next
+goes on from the newest commit from which nothing is lost. First it gives Tune the results that Tune has missed (because
+its driver died before it had saved them). Then it runs the iterations that Tune has seen since the commit again,
+without reporting them again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from fluidtune.elastic import Commit, CommitStore
 
-#: How much of what was reported a commit keeps, for a driver that dies before Tune has saved it: Tune saves the
-#: experiment's state every ten seconds or so.
+#: A commit keeps at most this many results, of at most this many seconds, for a driver that dies before Tune has saved
+#: them. Judgement: Tune saves the experiment's state about every ten seconds, and later on a slow disk.
 RESULTS_KEPT = 512
 RESULTS_KEPT_S = 90.0
 
@@ -34,7 +35,10 @@ MOVED_NAMES = {
 
 @dataclass(frozen=True)
 class CommitNote:
-    """What a commit keeps for the worker: iterations reported, seconds trained, the latest (iteration, result)."""
+    """What a commit keeps for the next worker.
+
+    ``iteration``: iterations reported. ``time_total``: seconds trained. ``results``: the latest (iteration, result).
+    """
 
     iteration: int
     time_total: float
@@ -42,35 +46,35 @@ class CommitNote:
 
 
 def without_results(note: CommitNote) -> CommitNote:
-    """Without the results, which only a driver that died has missed."""
+    """The note for followers: a follower needs no results, which only a driver that died has missed."""
     return replace(note, results=[])
 
 
 class ReportedResults:
-    """Of one trial, in the worker that hosts it.
+    """The reported results of one trial, in the worker that hosts it.
 
-    ``delivered``: iterations that Tune has seen. ``mark``: the fingerprint of its configuration.
+    ``delivered``: the number of iterations that Tune has seen. ``mark``: the fingerprint of the trial's configuration.
     """
 
     def __init__(self, delivered: int, mark: str):
-        #: Iterations that count as reported.
+        #: The number of iterations that count as reported.
         self.reported = delivered
         #: The latest result in this worker.
         self.last: dict[str, Any] = {}
-        #: Set as soon as it is constructed.
+        #: The trial's trainable, set as soon as it is constructed.
         self.trainable: Trainable | None = None
         #: The commit that the trial goes on from.
         self.resume: Commit | None = None
         self._delivered, self._mark = delivered, mark
-        #: The latest (iteration, result), each once.
+        #: The latest (iteration, result), each iteration once.
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
-        #: What a commit has and Tune missed, to be given first.
+        #: Results that the commit has and Tune has missed, to be given to Tune first.
         self._missed: list[dict[str, Any]] = []
 
-    # --- as it goes
+    # --- while the trial runs
 
     def keep_result(self, result: dict[str, Any]) -> None:
-        """Commits have the result of this iteration from now on, after those of earlier ones."""
+        """Record the result of the current iteration for later commits; drop recorded results of this or later ones."""
         assert self.trainable is not None
         self._keep(self.trainable.iteration, result)
 
@@ -80,7 +84,7 @@ class ReportedResults:
         self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
 
     def was_seen(self, result: dict[str, Any]) -> bool:
-        """Whether Tune has had this iteration before; if not, it is reported now."""
+        """Whether Tune has seen this iteration before. If not, it counts as reported from now on."""
         assert self.trainable is not None
         if RESULT_DUPLICATE in result:
             return False
@@ -90,7 +94,7 @@ class ReportedResults:
         return False
 
     def note(self) -> CommitNote:
-        """What goes into every commit: where the reports stand, and the latest of them."""
+        """What every commit contains of the results."""
         assert self.trainable is not None
         since = time.time() - RESULTS_KEPT_S
         while self._recent and self._recent[0][1].get("timestamp", 0) < since:
@@ -98,39 +102,39 @@ class ReportedResults:
         return CommitNote(self.trainable.iteration, time_total(self.trainable), list(self._recent))
 
     def rewind(self, note: CommitNote) -> None:
-        """The loop has gone back to where this was noted; what it reports again is not reported to Tune again."""
+        """The loop has gone back to the iteration of this note; results that it repeats are not reported again."""
         assert self.trainable is not None
         set_progress(self.trainable, note.iteration, note.time_total)
 
     # --- after a loss
 
     def choose_commit(self, stores: Iterable[CommitStore]) -> Commit | None:
-        """The commit to go on from: the leader's own, or that of a follower that outlived it."""
+        """The commit to go on from, None: no usable one. It is the leader's, or that of a follower that outlived it."""
         found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit)]
         self.resume = max(found, key=lambda commit: commit.iteration, default=None)
         return self.resume
 
     def _usable(self, commit: Commit) -> bool:
-        """The commit is of this configuration, and of an iteration from which nothing that Tune missed is lost."""
+        """Whether the commit is of this configuration, and has every result that Tune has missed."""
         if commit.fingerprint != self._mark:
             return False
         kept = [iteration for iteration, _ in commit.note.results if iteration > self._delivered]
         return kept == list(range(self._delivered + 1, commit.note.iteration + 1))
 
     def begin(self) -> None:
-        """The trainable is there: the commit's reports, if it has any, are its own."""
+        """Called when the trainable is constructed: go on with the results of the commit, if there is one."""
         if self.resume is not None:
             self._number_on()
             self._recent.extend(kept for kept in self.resume.note.results if kept[0] <= self._delivered)
 
     def _number_on(self) -> None:
-        """Number iterations on from the commit; results that Tune missed are due first."""
+        """Continue the numbering of iterations from the commit. Results that Tune has missed come first."""
         assert self.resume is not None
         self.rewind(self.resume.note)
         self._missed = [result for iteration, result in self.resume.note.results if iteration > self._delivered]
 
     def next_missed(self) -> dict[str, Any] | None:
-        """The next result that Tune missed; None: it has them all. It counts as reported now."""
+        """The next result that Tune has missed, which counts as reported from now on. None: Tune has them all."""
         if not self._missed:
             return None
         result = self._missed.pop(0)
@@ -139,7 +143,7 @@ class ReportedResults:
         return result
 
     def checkpoint_restored(self) -> bool:
-        """Tune has restored a checkpoint of this very trial. Returns whether that is newer than the commit."""
+        """Tune has restored a checkpoint of this very trial. Returns whether it is newer than the commit."""
         assert self.trainable is not None
         if self.resume is None:
             return False
@@ -150,9 +154,9 @@ class ReportedResults:
         return bool(self.resume.note.iteration < self.trainable.iteration)
 
     def state_replaced(self) -> bool:
-        """Tune has given the trial another one's state (PBT): what it saw of the old one does not count.
+        """Tune has given the trial another trial's state (PBT): the results of its old state no longer count.
 
-        Returns whether there was a commit, which is of no use any more.
+        Returns whether there was a commit, which is useless now.
         """
         assert self.trainable is not None
         had, self.resume = self.resume is not None, None

@@ -1,10 +1,10 @@
-"""A warm worker: one process that hosts one trainable after another, or a follower of an elastic trial.
+"""A warm worker: a process that hosts one trial's leader or follower after another.
 
-It decides nothing. A driver loads a trial into it, asks for one iteration at a time, and unloads it; the
-process stays. Everything between Tune and the user's code is Ray's own `Trainable`, so checkpoints,
-loggers, working directory and log files are those of stock Tune. Two things are added: an iteration that
-Tune has already seen is run again without being reported again (a trial that continues from its last commit
-reports nothing twice), and an elastic loop finds its `ElasticSession`.
+It decides nothing. A driver loads a trial into it, asks for one iteration at a time, and unloads the trial; the process
+stays. Between Tune and the user's code stands only Ray's own `Trainable`, so checkpoints, loggers, working directory
+and log files are those of stock Tune. Two things are added. A trial that goes on from its last commit runs again what
+Tune has already seen, without reporting it again (`result_replay`). And an elastic loop finds its session
+(`WorkerSession`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What a worker needs to host a trial.
+    """What a worker needs in order to host a trial.
 
-    ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: iterations that Tune has
-    already seen. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
-    ``lanes``: how the trials of its device share it, None: not by lanes. ``ticket``: set if it is shared now.
+    ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
+    has seen. ``backend``: the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices,
+    which have no backend. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if the
+    device is shared now.
     """
 
     trial: str
@@ -58,15 +59,14 @@ class LoadSpec:
 
 @dataclass
 class IterationReply:
-    """One iteration's result and what the worker learned on the way.
+    """One iteration's result, and what the worker has learned in it.
 
-    ``seconds``: what the iteration took, without the pause of a resize. ``reformed``: generation and seconds of
-    a resize that happened in it. ``address``: where followers find the leader, once the loop is elastic.
-    ``lost``: there is no result, a peer died. ``mends``: if a peer dies, the others go on by themselves.
-    ``lack``: there is no result, the trial needs more room than it has.
-    ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: of
-    that, what it needs within an iteration only. ``busy``: the part of its device that it kept busy; None: not known.
-    ``gpu``: what NVML says of the device, now and then.
+    ``seconds``: duration of the iteration without the pause of a resize. ``width``, ``address``, ``mends``: see
+    `LeaderSession`. ``reformed``: generation and pause in seconds of a resize in this iteration. ``lost``: why there is
+    no result, if another worker has died. ``lack``: there is no result, because the trial needs more room than it has.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
+    part of the device's memory that it needs only within an iteration. ``busy``: the part of the time that it kept its
+    device busy; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
     """
 
     result: dict[str, Any]
@@ -93,7 +93,11 @@ DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 @dataclass
 class WorkerInfo:
-    """Who a worker is. ``mps``: whether it is a client of MPS, None where that was not asked; ``why`` not."""
+    """Who a worker is.
+
+    ``pid``, ``gpus``: its process id and the ids of its GPUs. ``mps``: whether it is a client of MPS; None: it was not
+    to be one. ``why``: why it is not.
+    """
 
     pid: int
     gpus: list[str] = field(default_factory=list)
@@ -148,7 +152,7 @@ def _in_use(session: ElasticSession) -> ElasticSession:
 
 
 def _storage(spec: LoadSpec) -> Any | None:
-    """Where the trial's commits go; None if it makes none."""
+    """Tune's storage, where the trial's commits go; None: it makes none."""
     return None if spec.emulation is not None else spec.kwargs.get("storage")
 
 
@@ -164,13 +168,13 @@ class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
-        startup.importing()  # until the first trial's modules are here
+        startup.importing()  # until the first trial's modules are imported
         os.environ.update(environment)
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
         self._baseline = ProcessBaseline()
         self._trainable: Trainable | None = None
-        #: Set while the worker leads, or follows in, a trial; never both.
+        #: Its session of the trial; at most one of the two is set.
         self._session: LeaderSession | None = None
         self._following: FollowerSession | None = None
         self._spec: LoadSpec | None = None
@@ -181,6 +185,7 @@ class Worker:
         self._gpu = GpuProbe()
 
     def info(self) -> WorkerInfo:
+        """Who this worker is."""
         info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
         if self._mps is not None:
             info.mps, info.why = self._mps.client is not None, self._mps.why
@@ -189,9 +194,9 @@ class Worker:
     # --- a trial's leader
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
-        """Construct the trial's trainable here. What its ``setup`` raises comes out unchanged.
+        """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged.
 
-        Returns what the device lacks for it; it is not loaded then.
+        Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
         """
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
@@ -225,7 +230,7 @@ class Worker:
         try:
             self._trainable = reports.trainable = trainable_cls(**kwargs)
         except Exception as error:
-            lack = self._lacking(error)
+            lack = self._lack_behind(error)
             if lack is None:
                 raise
             return lack
@@ -233,9 +238,9 @@ class Worker:
         return None
 
     def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
-        """Run until the next iteration that Tune has not seen, and return it.
+        """Run up to the next iteration that Tune has not seen, and return its result.
 
-        ``reform``: the group to become at the next boundary. ``ticket``: set if the device is shared now.
+        ``reform``: the group to form at the next boundary. ``ticket``: set if the device is shared now.
         """
         reports, session, spec = self._reports, self._session, self._spec
         assert reports is not None and session is not None and spec is not None, f"{self._name} hosts no trial"
@@ -256,7 +261,7 @@ class Worker:
             except GroupLost as error:
                 return IterationReply({}, self._kind(), 0.0, lost=str(error))
             except Exception as error:
-                lack = self._lacking(error)
+                lack = self._lack_behind(error)
                 if lack is None:
                     raise
                 return IterationReply({}, self._kind(), 0.0, lack=lack)
@@ -267,7 +272,7 @@ class Worker:
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
             seconds = max(0.0, seconds - reformed[1])
-        outcome = IterationReply(
+        reply = IterationReply(
             result=result,
             kind=self._kind(),
             seconds=seconds,
@@ -277,17 +282,17 @@ class Worker:
             mends=session.mends,
         )
         if self._lane is None:
-            outcome.memory = self._memory()
+            reply.memory = self._memory_needed()
         elif self._lane.need is not None:
-            outcome.memory, outcome.ephemeral = sum(self._lane.need), self._lane.need[1]
-            outcome.busy = self._lane.busy
-        outcome.gpu = self._gpu.sample() if spec.device == "cuda" else None
-        if outcome.gpu is not None and outcome.busy is None:
-            outcome.busy = outcome.gpu.utilisation
-        return outcome
+            reply.memory, reply.ephemeral = sum(self._lane.need), self._lane.need[1]
+            reply.busy = self._lane.busy
+        reply.gpu = self._gpu.sample() if spec.device == "cuda" else None
+        if reply.gpu is not None and reply.busy is None:
+            reply.busy = reply.gpu.utilisation
+        return reply
 
     def _iterate(self) -> dict[str, Any]:
-        """One iteration; before one of a class trainable its loop comes to its boundary."""
+        """One iteration. A class trainable comes to its boundary before it."""
         trainable, session, reports = self._trainable, self._session, self._reports
         assert trainable is not None and session is not None and reports is not None
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
@@ -297,14 +302,15 @@ class Worker:
             reports.keep_result(result)
         return result
 
-    def _lacking(self, error: Exception) -> Lack | None:
-        """What the device lacks for the trial, if that is what its code raised."""
+    def _lack_behind(self, error: Exception) -> Lack | None:
+        """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
         failed(self._mps, error)
         if self._lane is None:
             return None
         return self._lane.refused(error) if isinstance(error, StaleToken) else self._lane.failed(error)
 
-    def _memory(self) -> float | None:
+    def _memory_needed(self) -> float | None:
+        """The part of the device's memory that the trial has needed so far; None: not known."""
         assert self._spec is not None
         if self._spec.emulation is not None:
             return self._spec.emulation.profile.memory
@@ -322,7 +328,7 @@ class Worker:
         return "checkpointing" if self._has_checkpoint else "plain"
 
     def save(self, *args: Any) -> Any:
-        """Tune's ``save``; after a recovery it first gets back to where Tune thinks the trial is."""
+        """Tune's ``save``. After a recovery the trial first gets back to the iteration that Tune has seen last."""
         trainable, session, reports = self._trainable, self._session, self._reports
         assert trainable is not None and session is not None and reports is not None
         while trainable.iteration < reports.reported:
@@ -335,9 +341,10 @@ class Worker:
         return trainable.save(*args)
 
     def restore(self, checkpoint: Any, again: bool = False) -> int:
-        """Tune's ``restore``; a commit of this very trial that is newer than the checkpoint wins.
+        """Tune's ``restore``. The trial goes on from its own commit instead, if that is newer than the checkpoint.
 
-        ``again``: Tune has restored it before, in another worker. Returns how many iterations count as reported.
+        ``again``: Tune has restored the checkpoint before, in another worker. Returns how many iterations count as
+        reported.
         """
         trainable, session, spec, reports = self._trainable, self._session, self._spec, self._reports
         assert trainable is not None and session is not None and spec is not None and reports is not None
@@ -359,13 +366,13 @@ class Worker:
         return ray.util.get_node_ip_address(), os.getpid()
 
     def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        # Asked when a trial starts, for display; the trial may be gone before the question arrives.
+        # Tune asks when a trial starts, for display; the trial may have ended before the call arrives.
         return self._trainable.get_auto_filled_metrics(*args, **kwargs) if self._trainable is not None else {}
 
     # --- a follower
 
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | None:
-        """Run the trial's code here up to where it can enter the group. Returns why it does not get there, or None."""
+        """Run the trial's code here up to where it can enter the group. Returns why it cannot; None: it is ready."""
         assert self._trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.note_imports()
@@ -392,7 +399,7 @@ class Worker:
         return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
 
     def enter(self, reform: Reform) -> str | None:
-        """Enter the group and follow until told to leave. Returns what its loop raised, None when it left in order."""
+        """Enter the group, and follow until dismissed. Returns the error of the trial's code; None: no error."""
         assert self._following is not None and self._follower is not None
         self._following.enter(reform)
         outcome = self._follower.join()
@@ -402,16 +409,16 @@ class Worker:
     # --- both
 
     def unload(self) -> str | None:
-        """End the trial here, its threads and its group; an elastic one commits.
+        """End the trial here, with its threads and its group; the leader of an elastic trial commits.
 
-        Returns: None when the worker may serve others, else why it must be replaced.
+        Returns None if the worker may serve other trials, else why it must be replaced.
         """
         if self._lane is not None:
             self._lane.lift()
         try:
             return self._unload()
         finally:
-            # The trial's memory is free, or this process is about to be replaced.
+            # The trial's memory is free by now, or this process is about to be replaced.
             lane, self._lane = self._lane, None
             if lane is not None:
                 lane.leave()
@@ -459,7 +466,7 @@ def _step_for_ever(trainable: Trainable) -> None:
 
 
 def _leave_in_order(trainable: Trainable, session: LeaderSession) -> None:
-    """Let an elastic leader's loop go on to its next boundary, where it commits and dismisses its followers."""
+    """Let an elastic leader's loop run to its next boundary, where it commits and dismisses its followers."""
     session.leave()
     if isinstance(trainable, FunctionTrainable):
         ray_trainable.finish_report(timeout=5.0, busy=lambda: session.committing)
@@ -469,7 +476,7 @@ def _leave_in_order(trainable: Trainable, session: LeaderSession) -> None:
 
 
 def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
-    """A class trainable that saves and loads its own checkpoints. (A function shows it by reporting one.)"""
+    """Whether a class trainable saves and loads its own checkpoints. (A function shows that by reporting one.)"""
     if issubclass(trainable_cls, FunctionTrainable):
         return False
     return (

@@ -1,10 +1,10 @@
-"""Emulated devices: nothing is computed, an iteration takes as long as a profile says.
+"""Emulated devices: nothing is computed, and an iteration takes as long as a profile says.
 
-Ray, Tune, the engine, worker processes and checkpoints are real; only the training is not. A trainable is
-*paced* (`trainable.paced`): whatever its own step takes, its iteration lasts what the profile says for its width,
-its placement and its neighbours. Stock Ray Tune runs the same paced trainable on the same devices. A worker on an
-emulated device imports no torch, so that fifty of them fit a laptop. One machine only: neighbours find each other in
-a file (`board`). Nothing is decided here.
+Ray, Tune, the engine, worker processes and checkpoints are real; only the training is not. A trainable is *paced*
+(`paced_trainable`): whatever its own step takes, its iteration lasts as long as the profile says for its placement and
+its neighbours. Stock Ray Tune runs the same paced trainable on the same devices. A worker on an emulated device imports
+no torch, so that fifty of them fit on a laptop. All must be on one machine, because neighbours find each other in a
+file (`occupancy_board`). `emulated_session` is the worker's session. Nothing is decided here.
 """
 
 from fluidtune.cluster.emulated.emulated_session import EmulatedSession

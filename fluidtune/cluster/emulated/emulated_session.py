@@ -1,9 +1,8 @@
-"""One worker's part in one trial on emulated devices: who belongs to it, how wide it is, who its neighbours are.
+"""One worker's session of a trial on emulated devices: the trial's workers, its placement and its neighbours.
 
-To its host (`fluidtune.cluster.worker`) it looks like an `ElasticSession`. A follower computes nothing: it holds
-its device and a connection to the leader. A resize is real in all but the training: processes join and
-leave at an iteration's boundary, and a peer that dies is noticed by its closed connection. There are no commits: a
-trial that lost a worker goes on from its last checkpoint.
+A follower computes nothing: it holds its device and a connection to the leader. A resize is real in all but the
+training: processes join and leave at an iteration's boundary, and a worker that dies is noticed by its closed
+connection. There are no commits: a trial that lost a worker goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ from fluidtune.profiles import DEVICES_PER_NODE
 
 
 class EmulatedSession:
-    """``device``: the worker's emulated device. ``leader``: it runs the trial; else it only follows."""
+    """A `LeaderSession`, a `FollowerSession`, and the `EmulatedHost` that the trial's iterations ask.
+
+    ``device``: the number of the worker's emulated device. ``leader``: this worker runs the trial; else it follows.
+    """
 
     def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation):
         self.trial, self.worker, self.leader = trial, worker, leader
@@ -39,11 +41,11 @@ class EmulatedSession:
         self._changed = threading.Condition()
         self._wish: Reform | None = None
         self._leaving = self._ready = self._closed = False
-        #: Leader: the followers in the group, and those that have connected: worker -> (device, connection).
+        #: Leader: worker -> (device, connection) of the followers in the group, and of those that have only connected.
         self._followers: dict[str, tuple[int, socket.socket]] = {}
         self._announced: dict[str, tuple[int, socket.socket]] = {}
         self._server: socket.socket | None = None
-        #: Follower: its connection to the leader.
+        #: Follower: the connection to the leader.
         self._line: socket.socket | None = None
         if leader:
             self._board.enter(device)
@@ -55,16 +57,17 @@ class EmulatedSession:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the profile has figures for more than one device."""
+        """See `LeaderSession`: the profile has figures for more than one device."""
         return self._profile.widest > 1
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Where followers find the leader."""
+        """See `LeaderSession`."""
         return self._server.getsockname() if self._server is not None else None
 
     @property
     def width(self) -> int:
+        """See `LeaderSession`."""
         return 1 + len(self._followers)
 
     def forget_resume(self) -> None:
@@ -77,7 +80,7 @@ class EmulatedSession:
         """Nothing to do: there is no commit."""
 
     def direct(self, reform: Reform) -> None:
-        """Leader: re-form at the next boundary at which all joiners are there."""
+        """See `LeaderSession`. In a follower: see `enter`."""
         with self._changed:
             self._wish = reform
 
@@ -94,7 +97,7 @@ class EmulatedSession:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """End; a leader dismisses its followers at once."""
+        """See `WorkerSession`. A leader dismisses its followers at once."""
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
@@ -106,7 +109,7 @@ class EmulatedSession:
                 self._line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the device back and close what is open."""
+        """See `WorkerSession`: gives the device back, closes all connections."""
         if self._closed:
             return
         with self._changed:
@@ -123,12 +126,12 @@ class EmulatedSession:
         self._board.close()
 
     def boundary(self, done: int) -> None:
-        """Nothing to do: the step of a paced trainable calls `begin_iteration`, also in a function."""
+        """Nothing to do: the step of every paced trainable calls `begin_iteration`."""
 
     # -- a follower's loop
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Hold the device from the leader's word until its dismissal. ``fn``, the user's loop, is not run."""
+        """See `FollowerSession`: holds the device until the leader dismisses this worker. Does not call ``fn``."""
         try:
             self._follow()
         finally:
@@ -159,7 +162,7 @@ class EmulatedSession:
     # -- the leader's iteration
 
     def begin_iteration(self) -> None:
-        """A boundary: re-form if so told and everyone is there."""
+        """See `EmulatedHost`: a boundary, at which the group re-forms if it is to and all joiners are there."""
         self._check()
         self._accept()
         with self._changed:
@@ -179,7 +182,7 @@ class EmulatedSession:
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def placement(self) -> tuple[tuple[int, ...], int]:
-        """Devices of the trial on each node, and the trials on its own device."""
+        """See `EmulatedHost`. GroupLost if a follower has died."""
         self._check()
         devices = [self._device, *(device for device, _ in self._followers.values())]
         nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in devices).values()))
@@ -200,7 +203,10 @@ class EmulatedSession:
             self._announced[worker] = (int(device), line)
 
     def _check(self) -> None:
-        """A follower never speaks again, so that a connection with something to read is closed: it is dead."""
+        """Raise GroupLost if a follower has died.
+
+        A follower sends nothing once it has connected: a connection that has something to read is a closed one.
+        """
         lines = {line: worker for worker, (_, line) in self._followers.items()}
         if lines:
             dead, _, _ = select.select(list(lines), [], [], 0)

@@ -1,6 +1,6 @@
-"""Who is on which emulated device at this moment: one small file that all workers of a job map into memory.
+"""Which workers train on which emulated device now: one small file that all workers of a job map into memory.
 
-A slot holds the process id of a worker that trains, so that a killed worker is gone by itself.
+A slot holds the process id of a worker that trains, so that a worker that was killed no longer counts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-#: Trials that one device has room for in the file; more than any packing limit.
+#: Slots of one device in the file. Judgement: more than any packing limit in use.
 SLOTS = 32
 _PID = struct.Struct("<I")
 
 
 class OccupancyBoard:
-    """The file at ``path``, made by `create` beforehand."""
+    """The file at ``path``, which `create` has made."""
 
     def __init__(self, path: str | Path):
         self._descriptor = os.open(path, os.O_RDWR)
@@ -39,7 +39,7 @@ class OccupancyBoard:
         raise RuntimeError(f"emulated device {device} has {SLOTS} trials on it already")
 
     def leave(self, device: int) -> None:
-        """It does not any more. Does nothing if it did not."""
+        """This process no longer trains on the device. Does nothing if it did not."""
         with self._locked():
             for at in self._slots(device):
                 if _PID.unpack_from(self._map, at)[0] == os.getpid():
@@ -47,7 +47,7 @@ class OccupancyBoard:
                     return
 
     def count(self, device: int) -> int:
-        """How many processes train on the device."""
+        """The number of processes that train on the device."""
         return sum(map(self._alive, self._slots(device)))
 
     def close(self) -> None:

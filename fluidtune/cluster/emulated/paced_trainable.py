@@ -1,8 +1,8 @@
-"""Paced trainables: any Ray Tune trainable whose iterations last what a profile says.
+"""Paced trainables: Ray Tune trainables whose iterations last as long as a profile says.
 
-The pace is kept inside ``step``, so that the times which Tune itself measures (``time_this_iter_s``) are the
-emulated ones. The same class runs in FluidTune's workers, where an `EmulatedSession` knows the trial's width, and
-in stock Ray Tune's processes, where a trial has the emulated GPU that Ray gave it.
+The pace is kept inside ``step``, so that the times that Tune itself measures (``time_this_iter_s``) are the emulated
+ones. The same class runs in FluidTune's workers, where an `EmulatedSession` knows the trial's placement, and in stock
+Ray Tune's processes, where a trial has the emulated GPUs that Ray gave it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,33 @@ from ray.tune import Trainable
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
-#: How often a trial looks whether it has got neighbours or lost some, seconds.
+#: Seconds between a trial's looks at its neighbours. Judgement: short against the iterations of profiles in use, long
+#: against the look itself.
 LOOK_S = 0.1
-#: A trial's configuration may have this key: its iterations take so many times the profile's.
+#: The key of a trial's configuration by which its iterations take a multiple of the profile's time.
 COST_KEY = "emulated_cost"
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a process needs to know to emulate. ``board``: path of the job's `OccupancyBoard`."""
+    """What a process needs in order to emulate. ``board``: path of the job's `OccupancyBoard`."""
 
     profile: Profile
     board: str
 
 
 class EmulatedHost(Protocol):
-    """Whoever knows a trial's place: an `EmulatedSession`, or `_StockHost` under stock Ray Tune."""
+    """What knows a trial's placement: an `EmulatedSession`, or a `_StockHost` under stock Ray Tune."""
 
     def begin_iteration(self) -> None:
-        """An iteration begins."""
+        """Called before each iteration."""
 
     def placement(self) -> tuple[tuple[int, ...], int]:
-        """(devices of the trial on each node, trials on its device). Raises if the trial's group has broken."""
+        """The number of the trial's devices on each node, and the number of trials on the worker's own device.
+
+        Raises:
+            GroupLost: a worker of the trial has died.
+        """
         ...
 
 
@@ -47,13 +52,13 @@ _host: EmulatedHost | None = None
 
 
 def use_host(host: EmulatedHost | None) -> None:
-    """Make this the one that paced trainables of this process ask."""
+    """Make this the host that the paced trainables of this process ask; None: a `_StockHost`."""
     global _host
     _host = host
 
 
 def paced(trainable: type[Trainable], emulation: Emulation) -> type[Trainable]:
-    """A trainable class like the given one whose iterations last what the profile says."""
+    """A subclass of the given trainable class whose iterations last as long as the profile says."""
 
     class Paced(trainable):  # type: ignore[valid-type, misc]
         def step(self) -> dict[str, Any]:
@@ -81,9 +86,13 @@ def keep_pace(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Sleep until an iteration that began at ``started`` is done, whoever comes and goes meanwhile.
+    """Sleep until an iteration that began at ``started`` is done; neighbours may come and go meanwhile.
 
-    Raises MemoryError if the trials on the device do not fit its memory; what ``host.placement`` raises.
+    ``cost``: the iteration takes this multiple of the profile's time.
+
+    Raises:
+        MemoryError: the trials on the device do not fit into its memory.
+        GroupLost: see `EmulatedHost.placement`.
     """
     done, then = 0.0, started
     while True:
@@ -94,7 +103,7 @@ def keep_pace(
             )
         seconds = profile.iteration(nodes, trials) * cost
         now = clock()
-        # What has passed since the last look went at the pace of the neighbours of that look, near enough.
+        # Since the last look the neighbours were those of now, near enough.
         done += (now - then) / seconds
         then = now
         left = (1.0 - done) * seconds
@@ -104,7 +113,7 @@ def keep_pace(
 
 
 class _StockHost:
-    """Under stock Ray Tune: the first emulated GPU that Ray gave this process, and who else is on it."""
+    """Under stock Ray Tune: the emulated GPUs that Ray gave this process; neighbours are those on the first one."""
 
     _one: _StockHost | None = None
 
@@ -116,7 +125,7 @@ class _StockHost:
 
     @classmethod
     def of_this_process(cls, emulation: Emulation) -> _StockHost:
-        # A process of stock Tune keeps its GPU for as long as it lives, idle between two trials or not.
+        # A process of stock Tune keeps its GPU until it ends, also while it is idle between two trials.
         if cls._one is None:
             cls._one = cls(emulation)
         return cls._one

@@ -1,4 +1,9 @@
-"""Collective backends: one contract (`base`), one module per library, which is loaded when it is asked for."""
+"""Collective backends: how the workers of an elastic trial form a group and exchange tensors.
+
+`base` is the contract, and the rendezvous that all libraries share; `torch_backend` and `horovod_backend` are the
+libraries, each loaded when it is first asked for. `liveness` sees which workers live; `rendezvous` is Horovod's. Which
+workers form a group, and when, is decided elsewhere (`boundary`).
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a collective library must do for an elastic trial, and the rendezvous that all of them share.
+"""What a collective library must do for an elastic trial, and the rendezvous that all libraries share.
 
-A backend forms one *generation* of a group at a time: it decides how members find each other and how bytes
-move, not who is a member or when. The leader (rank 0) serves one TCP store for the life of the trial;
-each generation meets under its own prefix of it, so that a resize starts no server. A joiner *announces*
-itself and waits until the leader *calls* its generation: the leader never waits for a worker that is not
-there yet. fluidtune/testing/collective_backends.py is the contract as tests: a new backend is a fixture and an
-import.
+A backend forms one *generation* of a group at a time. It decides how members find each other and how bytes move, and
+not which workers are members or when. The leader (rank 0) serves one TCP store for the life of the trial; each
+generation meets under its own prefix in this store, so that a resize starts no server. A joiner *announces* itself and
+waits until the leader *calls* its generation, so that the leader never waits for a worker that is not there yet.
+`fluidtune.testing.collective_backends` is the contract as tests.
 """
 
 from __future__ import annotations
@@ -26,29 +25,33 @@ from ..errors import GroupLost
 from ..membership import Address
 from .liveness import FollowerConnections, LeaderConnection
 
-#: Seconds. Nobody but a dead peer ends a wait at a boundary: an iteration may take hours.
+#: Seconds after which a collective fails. Judgement: an iteration may take hours, and only the death of a worker should
+#: end a wait at a boundary.
 PATIENCE = 86_400.0
 
-#: Seconds between a joiner's looks at the leader's store: what a resize may lose, and one small message.
+#: Seconds between a joiner's looks at the leader's store. Judgement: a resize loses at most this, and each look is one
+#: small message.
 _POLL = 0.01
 
-#: A pickled object up to this many bytes travels in one broadcast, longer ones in two.
+#: Bytes of a pickled object that travel in one broadcast, beside 8 bytes for its length; a longer object takes two.
+#: Judgement: the orders at boundaries take a few hundred bytes.
 _INLINE = 4096 - 8
 
 
 class CollectiveBackend(ABC):
     """One contract for torch.distributed and Horovod. Used by one thread at a time.
 
-    ``host``: the IP address that peers reach this process at (127.0.0.1 when all are on this machine).
-    ``device``: where the trial's tensors are ("cpu", "cuda", "cuda:0").
-    ``form_timeout``: seconds that members that are all there may take to form a group.
+    Args:
+        host: the IP address at which the other workers reach this process (127.0.0.1 if all are on this machine).
+        device: where the trial's tensors are ("cpu", "cuda", "cuda:0").
+        form_timeout: seconds in which a group must form once its members have been called.
     """
 
     def __init__(self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0) -> None:
         self.host = host
         self.device = torch.device(device)
         self.form_timeout = form_timeout
-        #: This process' place in the group; 0 of 1 when there is none.
+        #: This process' rank in the group and the number of workers; 0 and 1 when there is no group.
         self.rank = 0
         self.world = 1
         self.generation: float = -1
@@ -81,15 +84,13 @@ class CollectiveBackend(ABC):
         return self.host, self._served.port
 
     def announce_joiner(self, address: Address, generation: float, rank: int) -> None:
-        """Joiner: say that it stands ready for this generation. Raises GroupLost if the leader is not
-        there.
-        """
+        """Joiner: say that it is ready for this generation. GroupLost if the leader is gone."""
         with self._guard("announcing a joiner"):
             self._show(address, generation, rank)
             self._store(address).set(f"{generation}/ready/{rank}", b"1")
 
     def joiners_announced(self, generation: float, ranks: list[int]) -> bool:
-        """Leader: do all these ranks stand ready for this generation, and live? At once."""
+        """Leader: whether all these ranks are ready for this generation, and live. Returns at once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
@@ -97,7 +98,7 @@ class CollectiveBackend(ABC):
         return ready and all(self.alive(generation, rank) for rank in ranks)
 
     def alive(self, generation: float, rank: int) -> bool | None:
-        """Leader: does this follower's process live? None when it was not seen in this generation."""
+        """Leader: whether this follower's process lives; None: it was not seen in this generation."""
         assert self._followers is not None, "only the leader knows"
         return self._followers.alive((generation, rank))
 
@@ -107,31 +108,32 @@ class CollectiveBackend(ABC):
             self._store(address).set(f"{generation}/stays/{rank}", b"1")
 
     def survivor_announced(self, generation: float, rank: int) -> bool | None:
-        """Leader of a group that broke: does this follower go on? None while it has not said so; False: it is dead."""
+        """Leader of a group that broke: True if this follower goes on, False if it is dead, None: not known yet."""
         if self.alive(self.generation, rank) is False:
             return False
         with self._guard("looking who stays"):
             return self._store(self.serve()).check([f"{generation}/stays/{rank}"]) or None
 
     def call_generation(self, generation: float, members: tuple[str, ...] = ()) -> None:
-        """Leader: the generation forms now, of these workers (where they cannot know that otherwise)."""
+        """Leader: the generation forms now. ``members``: its workers, for followers that cannot know them otherwise."""
         with self._guard("calling joiners"):
             self._store(self.serve()).set(f"{generation}/call", pickle.dumps(members))
 
     def keep_places(self, generation: float, ranks: list[int]) -> None:
-        """Leader: these followers of a group that broke are 1, 2 .. of this generation: it is seen if they die before
-        they come to it.
+        """Leader: these followers of a group that broke have the ranks 1, 2 .. in this generation.
+
+        So the leader sees it if one of them dies before it has come to the new generation.
         """
         assert self._followers is not None, "only the leader knows"
         self._followers.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
 
     def called_members(self, address: Address, generation: float) -> tuple[str, ...]:
-        """Whom the leader has called."""
+        """Follower: the workers that the leader has called."""
         with self._guard("asking who was called"):
             return pickle.loads(self._store(address).get(f"{generation}/call"))
 
     def wait_for_call(self, address: Address, generation: float, patience: float) -> bool:
-        """Joiner: has the leader called? Waits up to ``patience`` seconds. Raises GroupLost if it is gone."""
+        """Joiner: whether the leader calls within ``patience`` seconds. GroupLost if the leader is gone."""
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
         with self._guard("waiting for the leader"):
@@ -142,11 +144,14 @@ class CollectiveBackend(ABC):
         return True
 
     def form(self, address: Address, generation: float, rank: int, world: int) -> None:
-        """Become ``rank`` of ``world`` in this generation. All members call it; returns when all are
-        connected.
+        """Become ``rank`` of ``world`` in this generation. All members call it; it returns when all are connected.
 
-        A world of 1 needs no peer, and its collectives cost nothing. Raises GroupLost after
-        ``form_timeout`` s. Generations are whole numbers but for a group that was mended (`ElasticSession.mend`).
+        A world of 1 needs no other worker, and its collectives cost nothing. Generations are whole numbers, except
+        after a recovery (`ElasticSession.mend`).
+
+        Raises:
+            GroupLost: a member died, or the group has not formed within ``form_timeout`` seconds.
+            ValueError: the rank is not within the world, or the former generation is not dissolved.
         """
         if self.world != 1:
             raise ValueError(f"generation {self.generation} must be dissolved before {generation} is formed")
@@ -157,7 +162,7 @@ class CollectiveBackend(ABC):
         if world > 1:
             store = dist.PrefixStore(str(generation), self._store(address))
             with self._guard(f"forming generation {generation}"):
-                # First see that all are there: a library's own patience is not always ours to set
+                # First make sure that all are there: not every library lets us set how long it waits for that.
                 if rank > 0:
                     self._show(address, generation, rank)
                 self._meet(store, rank, world)
@@ -167,16 +172,16 @@ class CollectiveBackend(ABC):
         self.rank, self.world = rank, world
 
     def dissolve(self, *, orderly: bool = False) -> None:
-        """Leave the group, whatever its state. Never raises GroupLost; peers that need it get GroupLost.
+        """Leave the group, whatever its state. Never raises GroupLost; members that still need the group get GroupLost.
 
-        ``orderly``: all members dissolve it now, and wait for each other. Without that, one that is quick
-        could cut the connection before a slow one has noticed that the last collective is done.
+        ``orderly``: all members dissolve the group now, and wait for each other. Otherwise a quick member could close
+        its connections before a slow one has noticed that the last collective is done.
         """
         if self.world == 1:
             self._lost = None
             return
         if orderly:
-            # Whoever gets out of this barrier proves that all got into it, so then nobody needs the group
+            # All are in the barrier when the first leaves it: from then on nobody needs the group.
             with suppress(GroupLost):
                 self.barrier()
         self.rank, self.world = 0, 1
@@ -188,7 +193,7 @@ class CollectiveBackend(ABC):
         self._lost = None
 
     def close(self) -> None:
-        """Dissolve, and let go of the store: a leader's address is dead from here on."""
+        """Dissolve the group and close the store; a leader cannot be found any more."""
         self.dissolve()
         if self._followers is not None:
             self._followers.close()
@@ -196,7 +201,7 @@ class CollectiveBackend(ABC):
             self._to_leader.close()
         self._served = self._joined = self._followers = self._to_leader = None
 
-    # -- collectives: in place, blocking, GroupLost when a peer is gone --
+    # -- collectives: in place, blocking; GroupLost when another worker is gone --
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         """Sum a contiguous tensor over all ranks, in place."""
@@ -205,13 +210,13 @@ class CollectiveBackend(ABC):
                 self._allreduce_(tensor)
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
-        """Overwrite a contiguous tensor with rank 0's, of the same shape and dtype."""
+        """Overwrite a contiguous tensor with that of rank 0, which has the same shape and dtype."""
         if self.world > 1:
             with self._guard("broadcast"):
                 self._broadcast_(tensor)
 
     def broadcast_object(self, value: Any = None) -> Any:
-        """Rank 0's ``value`` (anything that pickles), on every rank."""
+        """The ``value`` of rank 0 (anything that can be pickled), on every rank."""
         if self.world == 1:
             return value
         frame = torch.zeros(8 + _INLINE, dtype=torch.uint8)
@@ -232,38 +237,38 @@ class CollectiveBackend(ABC):
         return value if self.rank == 0 else pickle.loads(body.numpy().tobytes())
 
     def barrier(self) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have called it."""
         self.allreduce_(torch.zeros(1))
 
     # -- what a library must bring --
 
     @abstractmethod
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
-        """Connect to the others through ``store``, within ``form_timeout``; afterwards wait up to
-        PATIENCE.
-        """
+        """Connect to the others through ``store`` within ``form_timeout``; later collectives wait up to `PATIENCE`."""
 
     @abstractmethod
     def _dissolve(self) -> None:
-        """Undo `_form`, also after a peer died, without waiting for anyone."""
+        """Undo `_form`, also after another worker died, without waiting for anyone."""
 
     @abstractmethod
-    def _allreduce_(self, tensor: torch.Tensor) -> None: ...
+    def _allreduce_(self, tensor: torch.Tensor) -> None:
+        """See `allreduce_`; any RuntimeError or OSError means that the group is lost."""
 
     @abstractmethod
-    def _broadcast_(self, tensor: torch.Tensor) -> None: ...
+    def _broadcast_(self, tensor: torch.Tensor) -> None:
+        """See `broadcast_`; any RuntimeError or OSError means that the group is lost."""
 
     # -- inside --
 
     def _show(self, address: Address, generation: float, rank: int) -> None:
-        """Follower: let the leader see that this process, which has this place, lives."""
+        """Follower: let the leader see that this process lives, and which place it has."""
         store = self._store(address)
         if self._to_leader is None:
             self._to_leader = LeaderConnection((address[0], int(store.get("liveness_port"))), self.form_timeout)
         self._to_leader.say_place((generation, rank))
 
     def _meet(self, store: dist.Store, rank: int, world: int) -> None:
-        """Return when all members are here. RuntimeError when one is not in time, or died on the way."""
+        """Return when all members are here. RuntimeError if one is late, or has died on its way."""
         store.set(f"here/{rank}", b"1")
         everyone = [f"here/{r}" for r in range(world)]
         deadline = time.monotonic() + self.form_timeout
@@ -278,7 +283,7 @@ class CollectiveBackend(ABC):
             time.sleep(0.002)
 
     def _dead(self, world: int) -> int | None:
-        """Leader: a member of the group that is being formed, and that has died."""
+        """Leader: the rank of a member that died while the group forms; None: all live."""
         return next((r for r in range(1, world) if self.alive(self.generation, r) is False), None)
 
     def _store(self, address: Address) -> dist.TCPStore:
@@ -286,7 +291,7 @@ class CollectiveBackend(ABC):
             return self._served
         if self._joined is None or self._joined[0] != address:
             with self._guard(f"connecting to the leader at {address[0]}:{address[1]}"):
-                # The store's client would knock at a closed door for its whole timeout
+                # The store's client would try a closed port again and again, for its whole time-out.
                 socket.create_connection(address, timeout=self.form_timeout).close()
                 store = dist.TCPStore(
                     address[0],
@@ -296,14 +301,14 @@ class CollectiveBackend(ABC):
                     timeout=timedelta(seconds=self.form_timeout),
                 )
             self._joined = (address, store)
-            if self._to_leader is not None:  # another leader's
+            if self._to_leader is not None:  # it leads to another leader
                 self._to_leader.close()
                 self._to_leader = None
         return self._joined[1]
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:
-        """Any failure of the library is a lost group: after one, no collective can be trusted again."""
+        """Turns any failure of the library into GroupLost: after one, no collective of the group can be trusted."""
         if self._lost is not None:
             raise GroupLost(self._lost)
         try:

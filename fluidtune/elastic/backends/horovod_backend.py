@@ -1,8 +1,8 @@
 """Horovod as a collective backend: gloo on CPUs, NCCL on GPUs where it was built with that.
 
-Horovod is one per process. Its background threads talk to each other all the time, so a peer that died is
-noticed within a collective and outside of one, and nobody's slow iteration is taken for a death. Each worker is
-a host of its own to Horovod: Ray shows it its own GPU only, which is then number 0, Horovod's local rank.
+A process has one Horovod. Its background threads exchange messages all the time, so a worker's death is noticed within
+a collective and outside of one, and a slow iteration is not taken for a death. To Horovod each worker is a host of its
+own: Ray shows a worker only its own GPU, which then has number 0, the local rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .horovod_there import GPU_INSTALL_HINT, require_horovod
 from .rendezvous import Rendezvous
 from .torch_backend import interface_of
 
-#: Seconds between looks at who died while a group forms.
+#: Seconds between two looks whether a member died while a group forms. Judgement: small against the forming, 0.1 s.
 _LOOK_S = 0.02
 
 
@@ -34,7 +34,7 @@ class HorovodBackend(CollectiveBackend):
         if device.startswith("cuda"):
             import horovod.torch as hvd
 
-            if not hvd.nccl_built():  # its thread would end at the first tensor, and everyone wait for ever
+            if not hvd.nccl_built():  # its thread would end at the first tensor, and all would wait for ever
                 raise FluidTuneError(
                     f"the installed Horovod was built without NCCL, which GPUs need: {GPU_INSTALL_HINT}"
                 )
@@ -44,7 +44,7 @@ class HorovodBackend(CollectiveBackend):
         self._server: Rendezvous | None = None
 
     def alone(self) -> None:
-        """From now on Horovod also runs in a world of one, for code that calls it by itself (`elastic.hvd`)."""
+        """From now on Horovod runs in a world of one, too, for code that calls Horovod itself (`elastic.hvd`)."""
         self._alone = True
         if not self._running:
             self._start(0, 1, "", 0)
@@ -62,7 +62,7 @@ class HorovodBackend(CollectiveBackend):
 
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
         if rank == 0:
-            # Horovod's elastic mode asks for its place under its host's name and local rank
+            # In elastic mode Horovod asks for its rank under the name of its host and its local rank.
             places = {f"/rank_and_size/w{r}:0": f"{r},{world},0,1,{r},{world}".encode() for r in range(world)}
             self._server = Rendezvous(self.host, places)
             store.set("rendezvous", f"{self.host} {self._server.port}".encode())
@@ -80,9 +80,9 @@ class HorovodBackend(CollectiveBackend):
             watch.join()
 
     def _call_off_if_one_dies(self, store: dist.Store, world: int, formed: threading.Event) -> None:
-        """Horovod would wait 30 s for an address that does not come, and 150 s for a connection.
+        """End the initialisation at once when a member dies: Horovod would wait 30 s for its address, 150 s to connect.
 
-        The leader sees who dies and tells the others; a leader that is gone tells it, too.
+        The leader notices the death and tells the others. Followers notice the leader's death by themselves.
         """
         while not formed.wait(_LOOK_S):
             if self._server is None:
@@ -130,18 +130,18 @@ class HorovodBackend(CollectiveBackend):
             "GLOO_IFACE": interface_of(self.host),
             "GLOO_TIMEOUT_SECONDS": math.ceil(self.form_timeout),
         }
-        # A leader whose report waits for Tune is no stall
+        # A leader whose report waits for Tune would count as a stall.
         place["STALL_CHECK_DISABLE"] = 1
         group: dict[str, Any] = {"GLOO_RENDEZVOUS_ADDR": None, "GLOO_RENDEZVOUS_PORT": None, "ELASTIC": None}
         if world > 1:
-            # Elastic: on a GPU it does not wait for ever for a peer that died
+            # Without ELASTIC a worker on a GPU waits for ever for one that died.
             group = {"GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": port, "ELASTIC": 1}
         for name, value in {**place, **group}.items():
             if value is None:
                 os.environ.pop(f"HOROVOD_{name}", None)
             else:
                 os.environ[f"HOROVOD_{name}"] = str(value)
-        # What it would log is that a peer is gone: GroupLost says so
+        # It would only log that another worker is gone, which GroupLost says.
         os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
         self._running = True
         try:
@@ -162,9 +162,9 @@ class HorovodBackend(CollectiveBackend):
 
 
 def _call_off(off: bool) -> None:
-    """An ``hvd.init`` of this process that waits for others fails at once; False: the next may wait again.
+    """Let an ``hvd.init`` of this process that waits for others fail at once. ``off`` False: later ones may wait again.
 
-    Does nothing where Horovod was not built by `tools.horovod`.
+    Does nothing if Horovod was not built by `tools.horovod`.
     """
     from horovod.torch.mpi_ops import _basics
 
@@ -174,5 +174,5 @@ def _call_off(off: bool) -> None:
 
 
 def _name(what: str, tensor: torch.Tensor) -> str:
-    """The same on all ranks, which Horovod's own numbering is not after a resize; equal ones are cached."""
+    """A tensor's name that is the same on all ranks; Horovod's own numbers differ after a resize. It caches by name."""
     return f"fluidtune.{what}.{tensor.dtype}.{tensor.numel()}"

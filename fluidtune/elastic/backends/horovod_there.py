@@ -1,4 +1,4 @@
-"""Whether Horovod is installed, and what to type if not. Looks at files only: importing it would load torch."""
+"""Whether Horovod is installed, and how to install it. It looks at files only: importing Horovod would load torch."""
 
 from __future__ import annotations
 

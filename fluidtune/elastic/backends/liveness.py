@@ -1,7 +1,8 @@
-"""Who of a group's followers is alive: each keeps a connection to the leader open, and the kernel closes it.
+"""Which followers of a group live: each keeps a connection to the leader open, which the kernel closes when it dies.
 
-A store says that a member came, not that it died since; a library that connects to it would wait for its whole
-time-out. No thread, one line for each place that a follower takes: the leader looks when it needs to know.
+A store tells that a member came, but not that it has died since, and a library that connects to a dead member waits for
+its whole time-out. There is no thread: a follower sends one line for each place that it takes, and the leader reads
+when it needs to know.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Place = tuple[float, int]
 
 
 class FollowerConnections:
-    """The leader's end: a listening socket on ``host`` and what arrived at it."""
+    """The leader's end: a listening socket on ``host``, and the connections of its followers."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -23,23 +24,23 @@ class FollowerConnections:
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        #: What the followers that live have said and did not end with a newline yet.
+        #: The open connections, each with what has arrived of a line that is not complete.
         self._open: dict[socket.socket, bytes] = {}
         self._places: dict[Place, socket.socket] = {}
 
     def alive(self, place: Place) -> bool | None:
-        """Whether this follower lives; None when it has not said that it is there."""
+        """Whether the follower at this place lives; None: none has said that it is there."""
         self._listen()
         connection = self._places.get(place)
         return None if connection is None else connection in self._open
 
     def move(self, places: dict[Place, Place]) -> None:
-        """Whoever is at a place of ``places`` is at the other one too, though it has not said so yet."""
+        """``places``: old to new. A follower at an old place counts as at the new place, too, before it says so."""
         self._listen()
         self._places.update({new: self._places[old] for old, new in places.items() if old in self._places})
 
     def forget(self, before: float) -> None:
-        """Generations below this one are over."""
+        """Forget the places of generations below this one."""
         self._places = {place: connection for place, connection in self._places.items() if place[0] >= before}
 
     def close(self) -> None:
@@ -57,7 +58,7 @@ class FollowerConnections:
                 while data := connection.recv(4096):
                     *lines, self._open[connection] = (self._open[connection] + data).split(b"\n")
                     for line in lines:
-                        with suppress(ValueError):  # somebody else's knock
+                        with suppress(ValueError):  # a stranger has connected
                             generation, rank = line.split()
                             self._places[float(generation), int(rank)] = connection
                 closed = True
@@ -71,14 +72,14 @@ class FollowerConnections:
 
 
 class LeaderConnection:
-    """A follower's end: as long as it is open, it lives. OSError when the leader is not there."""
+    """A follower's end, open while the follower lives. OSError if the leader is not there."""
 
     def __init__(self, address: tuple[str, int], timeout: float) -> None:
         self._connection = socket.create_connection(address, timeout=timeout)
         self._place: Place | None = None
 
     def say_place(self, place: Place) -> None:
-        """Say where this follower is from now on. OSError when the leader is gone."""
+        """Tell the leader this follower's place from now on. OSError if the leader is gone."""
         if place != self._place:
             self._connection.sendall(f"{place[0]} {place[1]}\n".encode())
             self._place = place

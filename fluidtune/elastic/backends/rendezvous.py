@@ -1,8 +1,8 @@
 """The HTTP key-value server through which the members of one Horovod group find each other.
 
-Horovod's gloo reads and writes addresses under ``/SCOPE/KEY``, and deletes a key when it is done. A GET of a key
-that is not there yet is held for a moment, so that nobody has to ask again. One server serves one generation:
-what a member of an older one still writes reaches nobody.
+Horovod's gloo reads and writes addresses under ``/SCOPE/KEY``, and deletes a key when it is done. A GET of a key that
+is not there yet waits for a moment, so that nobody has to ask again. Each generation has a server of its own, so that
+nobody reads what a member of an older generation still writes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-#: How long a GET waits for its key, seconds.
+#: Seconds that a GET waits for its key. Judgement: members of a group arrive within this time of each other.
 HOLD_S = 0.25
 
 
 class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
-    """Serves from construction until `close`. ``values``: what is there from the start, by path.
+    """Serves from construction until `close`.
 
-    ``host``: an IPv4 address of this machine; the port is a free one.
+    ``host``: an IPv4 address of this machine; the port is a free one. ``values``: the initial values, by path.
     """
 
     daemon_threads = True
@@ -40,14 +40,14 @@ class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
         return self.server_address[1]
 
     def server_bind(self) -> None:
-        # HTTPServer's would look up the machine's name, which can take seconds
+        # The method of HTTPServer looks up the machine's name, which can take seconds.
         socketserver.TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A member that died in the middle of a request is no news here."""
+        """Ignore it: a member has died in the middle of a request."""
 
     def call_off(self) -> None:
-        """Every key has the empty value from now on, which is nobody's address: all initialisations fail at once."""
+        """From now on every key has the empty value, which is no address, so that all initialisations fail at once."""
         with self.changed:
             self._off = True
             self.changed.notify_all()

@@ -1,6 +1,6 @@
 """torch.distributed as a collective backend: gloo on CPUs, gloo and NCCL on GPUs.
 
-Each generation is the process' default process group, so it must be the only user of torch.distributed in it.
+Each generation is the process' default process group, so nothing else in the process may use torch.distributed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TorchBackend(CollectiveBackend):
     """Tensors on the CPU go through gloo, those on a GPU through NCCL."""
 
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
-        # gloo listens where the machine's name points to, which need not be where the peers are
+        # By default gloo listens on the interface of the machine's name, which the other workers may not reach.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.host)
         try:
             dist.init_process_group(
@@ -30,7 +30,7 @@ class TorchBackend(CollectiveBackend):
                 world_size=world,
                 timeout=timedelta(seconds=self.form_timeout),
             )
-            # Short to connect, long to wait for an iteration's end: nothing public tells these apart
+            # Short for connecting, long for the end of an iteration: no public function sets the two apart.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
         except BaseException:
             if dist.is_initialized():
@@ -50,7 +50,7 @@ class TorchBackend(CollectiveBackend):
 def interface_of(host: str) -> str:
     """The network interface that has this IP address, as "lo" or "eth0".
 
-    Raises ValueError with the addresses there are when none has it.
+    ValueError, which names the addresses of this machine, if no interface has it.
     """
     families = (socket.AF_INET, socket.AF_INET6)
     have: dict[str, str] = {}
