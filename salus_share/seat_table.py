@@ -155,8 +155,8 @@ class SeatTable:
     def seat(self, index: int) -> Seat:
         """One seat, free or not."""
         values = _SEAT.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)
-        *numbers, name = values
-        return Seat(index, *numbers, name.rstrip(b"\0").decode())  # type: ignore[call-arg]
+        stored = [index, *values[:-1], values[-1].rstrip(b"\0").decode()]
+        return Seat(*stored)
 
     def write(self, seat: Seat) -> None:
         """Write all of a seat. Its state is written last: after a crash the seat is found whole, or as it was."""
@@ -181,7 +181,8 @@ class SeatTable:
 
     def admission_of(self, index: int) -> tuple[int, int, int, int]:
         """(state, pause, token, lane) of a seat. A quicker `seat`: every pass asks it."""
-        return _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)  # type: ignore[return-value]
+        state, pause, token, lane = _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)
+        return state, pause, token, lane
 
     # What `turns.Seats` asks for
 
