@@ -117,7 +117,7 @@ class TrialLeaders:
             return
         task = run.tasks[0]
         if run.suspend and task.method == "train":
-            if run.at_own_checkpoint() or self._job.commits(run):
+            if run.at_own_checkpoint() or self._job.commits_when_unloaded(run):
                 self._move_trial(run)
                 return
             if self._job.trials.can_save(run.trial):
@@ -222,7 +222,7 @@ class TrialLeaders:
         reason = lack.reason[:REASON_LENGTH]
         self._job.log.write("room_lacking", trial=run.id, device=run.devices[0], memory=lack.need, reason=reason)
         can_save = self._job.trials.can_save
-        movable = run.live and (run.at_own_checkpoint() or self._job.commits(run) or can_save(run.trial))
+        movable = run.live and (run.at_own_checkpoint() or self._job.commits_when_unloaded(run) or can_save(run.trial))
         if lack.between and movable:
             run.suspend, run.tasks[0].issued = True, False
             self.issue_next_task(run)

@@ -145,7 +145,7 @@ class TuningJob:
             return None
         return LaneTicket(view.need, view.height, view.rung, view.least)
 
-    def commits(self, run: TrialRun) -> bool:
+    def commits_when_unloaded(self, run: TrialRun) -> bool:
         """Whether the trial commits when it is unloaded, so that it goes on from there."""
         return run.kind == "elastic" and self.setup.emulation is None
 
