@@ -1,10 +1,10 @@
-"""The memory of one device, divided: what stays of every job, and lanes for what lives within an iteration.
+"""The memory of one device, divided into what every job keeps, and lanes for what lives within an iteration.
 
 Decides whether a job fits and in which lane (dissertation, section 2.3.3, algorithm 2.1). At every moment
 
     sum_i P_i + sum_lanes max_{j in lane} E_j <= C        (2.1)
 
-It does not decide who is asked first, nor whose iteration runs (`scheduler` and `policies` do).
+It does not decide which job is asked first (`admission` does), nor whose iteration runs (`turns` does).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from salus_share.errors import SalusError
 
 #: An amount of memory, bytes, >= 0. Whole in practice; sums of anything else are exact too.
 Bytes = int | Fraction
-#: What is taken for one.
+#: What is accepted as an amount of memory.
 Amount = int | float | Fraction
 
 
@@ -52,8 +52,8 @@ class Place:
 class LaneTable:
     """The lanes of a device of ``capacity`` bytes.
 
-    ``max_lanes``: 1 for a policy that runs one iteration at a time; None for as many as fit.
-    Ids of lanes count up from 0 and are never used again.
+    ``max_lanes``: 1 for a policy that runs one iteration at a time, None for as many as fit.
+    Lanes are numbered from 0. A number is never used again.
     """
 
     def __init__(self, capacity: Amount, max_lanes: int | None = None) -> None:
@@ -62,9 +62,9 @@ class LaneTable:
             raise SalusError(f"max_lanes is {max_lanes!r}, expected 1 or more, or None for as many as fit")
         self.max_lanes = max_lanes
         self._places: dict[str, Place] = {}
-        #: lane -> its jobs' E. A lane without jobs is not in here.
+        #: By lane: the E of each of its jobs. A lane without jobs has no entry.
         self._lanes: dict[int, dict[str, Bytes]] = {}
-        #: lane -> the largest of these.
+        #: By lane: the largest of these.
         self._sizes: dict[int, Bytes] = {}
         self._next_lane = 0
         #: The two sums of 2.1.
@@ -110,7 +110,7 @@ class LaneTable:
         return lane
 
     def change(self, job: str, persistent: Amount, ephemeral: Amount) -> int | None:
-        """An admitted job needs more, or less, at an iteration boundary.
+        """Change the memory of an admitted job between two iterations.
 
         Returns its lane: the one it has if that can be made large enough, else the one that algorithm 2.1 finds
         (nothing is copied: E is empty at a boundary). None: it does not fit, and nothing was changed.
@@ -127,12 +127,12 @@ class LaneTable:
         return lane
 
     def release(self, job: str) -> None:
-        """The job is off the device. Its lane shrinks to the largest E left, or is reclaimed (section 2.3.3.1)."""
+        """Take a job off the device. Its lane shrinks to the largest E left, or is reclaimed (section 2.3.3.1)."""
         self._place(job)
         self._take(job)
 
     def put(self, job: str, place: Place) -> None:
-        """Put a job where it was before, when a table is made anew. Raises SalusError if 2.1 would not hold."""
+        """Put a job where it was, in a new table. Raises SalusError if 2.1 would not hold."""
         if job in self._places:
             raise SalusError(f"{job!r} is in lane {self._places[job].lane} already")
         if not self.has_room(place):
