@@ -92,7 +92,7 @@ def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     "options, mentions",
     [
         (["--quota", "a"], "APP=NUMBER"),
-        (["--quota", "5"], "expected the name of an app"),
+        (["--quota", "5"], "say whose"),
         (["--weight", "a=-1"], "weight of app 'a'"),
         (["--lease", "0"], "lease_s=0"),
         (["--notice", "700"], "notice_s=700"),
