@@ -36,6 +36,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.ray_boundary
+	$(BIN)/python -m tools.house_rules
 
 # Run `make lint` before each commit.
 hooks: $(STAMP)

@@ -118,3 +118,7 @@ def test_findings_are_printed_with_their_place(tree: Path) -> None:
     done = run(tree)
     assert done.returncode == 1
     assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["docs/page.md:3:", "salus_share/lanes.py:1:"]
+
+
+def test_the_tree_obeys_the_house_rules() -> None:
+    assert [str(finding) for finding in check_tree(ROOT) if not finding.note] == []
