@@ -36,7 +36,10 @@ class Gate:
 
     def __init__(self, table: SeatTable, index: int, token: int) -> None:
         self._table = table
-        self._turns = Turns(policy(table.policy), table)
+        #: The table's lock, and `Turns.arrive` and `Turns.end_iteration`: looked up once, because every pass uses them.
+        self._lock = table.lock()
+        turns = self._turns = Turns(policy(table.policy), table)
+        self._arrive, self._end_iteration = turns.arrive, turns.end_iteration
         self._index = index
         self.token = token
         #: The lane of the iteration under way, or of the last one, and whether it has other trials.
@@ -86,10 +89,10 @@ class Gate:
         self._inside, self._began = True, time.monotonic()
         try:
             table = self._table
-            with table.lock():
+            with self._lock:
                 state, _, token, self.lane = table.admission_of(self._index)
                 check_token(self.token, token, state)
-                granted, self.shared = self._turns.arrive(self._index, self.lane, self._began)
+                granted, self.shared = self._arrive(self._index, self.lane, self._began)
             if granted != self._index:
                 if granted is not None:
                     wake(table, granted)
@@ -105,11 +108,11 @@ class Gate:
         now = time.monotonic()
         self._inside = False
         table = self._table
-        with table.lock():
+        with self._lock:
             state, leaving, token, lane = table.admission_of(self._index)
             if token != self.token or state != INSIDE:
                 return
-            woken = self._turns.end_iteration(self._index, lane, now - self._began, now, leaving=bool(leaving))
+            woken = self._end_iteration(self._index, lane, now - self._began, now, leaving=bool(leaving))
         if woken is not None:
             wake(table, woken)
 

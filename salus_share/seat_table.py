@@ -211,6 +211,13 @@ class SeatTable:
         """Record it."""
         _COUNTS.pack_into(self._map, _FIRST_SEAT + index * _SIZE + _COUNTS_AT, *counts)
 
+    def record_iteration(self, index: int, service: float, remaining: float, seconds: float) -> None:
+        """Count one more iteration of the device, and record it as the trial's last turn."""
+        (turns,) = _TURN.unpack_from(self._map, _TURNS)
+        _TURN.pack_into(self._map, _TURNS, turns + 1)
+        at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
+        _COUNTS.pack_into(self._map, at, turns + 1, service, remaining, seconds)
+
     def set_state(self, index: int, state: int) -> None:
         """Change a seat's state, and nothing else."""
         _STATE.pack_into(self._map, _FIRST_SEAT + index * _SIZE, state)
@@ -231,12 +238,6 @@ class SeatTable:
     def turns(self) -> int:
         """How many iterations have ended on the device."""
         return int(_TURN.unpack_from(self._map, _TURNS)[0])
-
-    def count_turn(self) -> int:
-        """Count one more. Returns how many have ended now."""
-        (turn,) = _TURN.unpack_from(self._map, _TURNS)
-        _TURN.pack_into(self._map, _TURNS, turn + 1)
-        return int(turn) + 1
 
     # The rest
 

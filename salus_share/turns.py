@@ -89,6 +89,9 @@ class Seats(Protocol[Key]):
     def set_counts(self, key: Key, counts: Counts, /) -> None:
         """Record it."""
 
+    def record_iteration(self, key: Key, service: float, remaining: float, seconds: float, /) -> None:
+        """Count one more iteration of the device, and record it as the last turn of this trial with its `Counts`."""
+
     def set_state(self, key: Key, state: int, /) -> None:
         """Change a trial's state, and nothing else."""
 
@@ -101,9 +104,6 @@ class Seats(Protocol[Key]):
     @property
     def turns(self) -> int:
         """How many iterations have ended on the device."""
-
-    def count_turn(self) -> int:
-        """Count one more. Returns how many have ended now."""
 
 
 class Turns(Generic[Key]):
@@ -146,7 +146,7 @@ class Turns(Generic[Key]):
         seats = self._seats
         _, service, remaining, _ = seats.counts(key)
         service, remaining = charge(service, remaining, seconds)
-        seats.set_counts(key, (seats.count_turn(), service, remaining, seconds))
+        seats.record_iteration(key, service, remaining, seconds)
         seats.set_state(key, PAUSED if leaving else IDLE)
         for state, _, _ in seats.others(key, lane):
             if state != IDLE:

@@ -108,11 +108,18 @@ class TwinSeats:
 
     def set_counts(self, job: str, counts: Counts) -> None:
         """Record it."""
-        last_turn, service, remaining, last_s = counts
+        self._write(job, *counts)
+
+    def _write(self, job: str, last_turn: int, service: float, remaining: float, last_s: float) -> None:
         seat = self.by_job[job]
         known = None if math.isnan(remaining) else remaining
         seat.standing = Standing(seat.standing.arrival, service, last_turn, known, seat.standing.rung)
         seat.last_s = last_s
+
+    def record_iteration(self, job: str, service: float, remaining: float, seconds: float) -> None:
+        """Count one more iteration of the device, and record it as the job's last turn."""
+        self.turns += 1
+        self._write(job, self.turns, service, remaining, seconds)
 
     def set_state(self, job: str, state: int) -> None:
         """Change a job's state, and nothing else."""
@@ -126,11 +133,6 @@ class TwinSeats:
     def set_leaving(self, job: str) -> None:
         """Record that a job which is INSIDE must leave the device after its iteration."""
         self.by_job[job].leaving = True
-
-    def count_turn(self) -> int:
-        """Count one more iteration that ended. Returns how many have ended now."""
-        self.turns += 1
-        return self.turns
 
 
 class Device:

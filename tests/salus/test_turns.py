@@ -24,6 +24,8 @@ CAPACITY = 10 * GB
 
 #: What one side does, in order: ("turn", job), ("linger", job) or ("charge", job, turn, service, remaining, seconds).
 History = list[tuple[Any, ...]]
+#: The methods by which `Turns` changes seats.
+CHANGES = ("set_state", "set_counts", "record_iteration", "set_lingering")
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def recorded(seats: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hist
         return table.seat(key).name if isinstance(table, SeatTable) else key
 
     with monkeypatch.context() as patched:
-        before = {method: getattr(seats, method) for method in ("set_state", "set_counts", "set_lingering")}
+        before = {method: getattr(seats, method) for method in CHANGES}
 
         def set_state(table: Any, key: Any, state: int) -> None:
             if state == INSIDE != table.seat(key).state:
@@ -46,11 +48,15 @@ def recorded(seats: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hist
             history.append(("charge", name(table, key), *counts))
             before["set_counts"](table, key, counts)
 
+        def record_iteration(table: Any, key: Any, *done: float) -> None:
+            before["record_iteration"](table, key, *done)
+            history.append(("charge", name(table, key), *table.counts(key)))
+
         def set_lingering(table: Any, key: Any, until: float) -> None:
             history.append(("linger", name(table, key), until))
             before["set_lingering"](table, key, until)
 
-        for changed in (set_state, set_counts, set_lingering):
+        for changed in (set_state, set_counts, record_iteration, set_lingering):
             patched.setattr(seats, changed.__name__, changed)
         yield history
 
