@@ -8,7 +8,8 @@ from typing import Any
 
 from salus_share.telemetry import DeviceSample, Telemetry
 
-#: The least seconds between two looks at a device. Judgement: NVML averages utilisation over up to a second.
+#: The least seconds between two looks at a device. NVML's documentation: utilisation is that of the last
+#: sixth of a second to second, depending on the product; a shorter period would ask for the same figure again.
 SAMPLE_S = 2.0
 
 

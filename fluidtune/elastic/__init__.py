@@ -1,4 +1,4 @@
-"""What a training loop calls so that its trial can be run by one worker or several, and be resized in place.
+"""What a training loop calls so that its trial can run on one worker or several, and can be resized in place.
 
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
     for epoch in elastic.epochs(0, 10):
@@ -12,11 +12,13 @@
             total, count = total + loss.item() * n, count + n
         tune.report({"loss": elastic.mean(total, count)})
 
-The result does not depend on the number of workers: a batch is divided, never repeated, and gradients and
-batch statistics are those of the whole batch. What a step draws at random for each sample (dropout,
-augmentation) differs with the width, as in any data-parallel training; where that is drawn on the CPU, give
-the DataLoader a ``generator``, else it shuffles from the same stream. Outside FluidTune the same file runs
-as it is. This package decides nothing about widths: its host does (`ElasticSession`).
+The result does not depend on the number of workers: a batch is divided, never repeated, and gradients and batch
+statistics are those of the whole batch. What a step draws at random for each sample (dropout, augmentation) differs
+with the width, as in any data-parallel training. If it is drawn on the CPU, give the DataLoader a ``generator``:
+otherwise the DataLoader shuffles from the same stream. Outside FluidTune the same file runs unchanged.
+
+Start reading with `worker_session` (the protocol to the worker process), then `session` and `boundary`. `commit_policy`
+says what is committed when, `backends` how bytes move. No width is decided here: the host of the session does that.
 """
 
 from __future__ import annotations

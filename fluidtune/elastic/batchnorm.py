@@ -1,7 +1,7 @@
-"""Batch statistics of the whole batch: what batch normalisation must see, however the batch is divided.
+"""Batch normalisation over the whole batch, however the batch is divided.
 
-While a trial has several workers, the forward of its batch norm modules in training mode is replaced; at
-width 1 they are as torch made them.
+While a trial has several workers, the forward method of its batch norm modules in training mode is replaced. At width 1
+the modules are as torch made them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .group_view import GroupView
 
 
 class GlobalBatchStatistics:
-    """Replaces and restores the forward of the modules it was given."""
+    """Replaces and restores the forward method of the modules that it was given."""
 
     def __init__(self, group: GroupView) -> None:
         self._group = group
@@ -30,7 +30,7 @@ class GlobalBatchStatistics:
             self._replace(module)
 
     def enable(self, enabled: bool) -> None:
-        """Replace the forward of all modules, or restore it."""
+        """Replace the forward method of all modules, or restore it."""
         if enabled == self._enabled:
             return
         self._enabled = enabled
@@ -46,7 +46,7 @@ class GlobalBatchStatistics:
                 return type(module).forward(module, x)
             return _forward(module, x, self._group)
 
-        module.__dict__["forward"] = forward  # __setattr__ would do the same, after a search
+        module.__dict__["forward"] = forward  # as __setattr__ does, without its search
 
 
 def _forward(module: _BatchNorm, x: torch.Tensor, group: GroupView) -> torch.Tensor:
@@ -64,7 +64,8 @@ def _forward(module: _BatchNorm, x: torch.Tensor, group: GroupView) -> torch.Ten
     if total <= 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got {tuple(x.shape)}")
     mean = (means * counts).sum(0) / total
-    # Chan's formula: the spread within the parts, and that between them; a stand-in's part counts nothing
+    # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979): the squared deviations within the
+    # parts, and those between them. A stand-in does not count.
     spread = (torch.where(counts > 0, spreads, 0) + counts * (means - mean).square()).sum(0)
     variance = spread / total
     _update_running(module, mean.detach(), (spread / (total - 1)).detach())
@@ -91,7 +92,7 @@ def _update_running(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tens
 
 
 def _gather(row: torch.Tensor, group: GroupView) -> torch.Tensor:
-    """All workers' rows, (width, len(row)): a sum in which each has its own row."""
+    """All workers' rows, of shape (width, len(row)): the sum of matrices in which each worker has set its row."""
     rows = row.new_zeros(group.width, row.numel())
     rows[group.backend.rank] = row
     group.backend.allreduce_(rows)
@@ -101,9 +102,9 @@ def _gather(row: torch.Tensor, group: GroupView) -> torch.Tensor:
 class _Gather(torch.autograd.Function):
     """`_gather` with a gradient.
 
-    Backward runs in each worker for the mean loss of its own share, and `gradients` weights what comes out.
-    What others' losses owe to this worker's row must be weighted by their share, and will be weighted by
-    this one's.
+    Backward runs in each worker for the mean loss of its own share, and `gradients` then weights the result by the
+    worker's share. The part of a gradient that comes from another worker's loss must be weighted by that worker's share
+    instead: it is multiplied by that share, summed, and divided by this worker's share.
     """
 
     @staticmethod

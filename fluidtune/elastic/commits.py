@@ -1,7 +1,7 @@
-"""Commits: states of a trial that can be returned to, and the store that keeps the last two.
+"""Commits: states to which a trial can return, and the store that keeps the last two of them.
 
-A commit of iteration k says that k turns are done and that what they reported was reported before. The store
-decides when one is worth its price (at most 2 % of the time) and which of the two it has is whole.
+A commit of iteration k is the state after k iterations whose results were reported before. The store decides whether a
+commit is worth its price (`BUDGET`), and which of the two that it keeps are whole.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ BUDGET = 0.02
 
 @dataclass(frozen=True)
 class Commit:
-    """A state that can be returned to.
+    """A state to which a trial can return.
 
-    ``loop``: which call of `epochs` in the user's function (0 the first). ``epoch``: the one that runs next.
-    ``iteration``: turns done. ``state``: `TrialState.capture`, tensors on the CPU. ``note``: the host's own.
+    ``trial``, ``fingerprint``: see `ElasticSession`. ``loop``, ``epoch``, ``iteration``: see `TrialPosition`.
+    ``state``: what `CommittableState.capture` returned, with tensors on the CPU. ``note``: what the host keeps with it.
     """
 
     trial: str
@@ -49,10 +49,10 @@ class Commit:
 
 
 class Files(Protocol):
-    """Where commits are kept. Paths are "folder/name"."""
+    """Where commits are kept. A path is "folder/name"."""
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """Make this the file's content; if it cannot be atomic, a torn file is found out on loading."""
+        """Make this the file's content. It need not be atomic: a store detects a torn file when it loads it."""
 
     def read_bytes(self, path: str) -> bytes:
         """The file's content. FileNotFoundError if there is none."""
@@ -60,7 +60,7 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """A folder of this machine. A write is whole or not there, also after a crash of the machine."""
+    """Folders of this machine. A write is complete or did not happen, even after a crash of the machine."""
 
     def write_bytes(self, path: str, data: bytes) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -104,19 +104,21 @@ class CommitStore:
         self._budget = budget
         self._moved = moved or {}
         self._clock = clock
-        self._next: int | None = None  # sequence number of the next one; its parity says which file
+        #: Sequence number of the next commit; its parity selects the file.
+        self._next: int | None = None
         self._writer: threading.Thread | None = None
-        #: Seconds that the last ones took, snapshot and writing. The first tells little: it imports and creates.
+        #: Seconds that each of the last commits took, snapshot and writing. The initial 0 keeps the first commit, which
+        #: also imports modules and creates folders, from counting alone.
         self._costs: deque[float] = deque([0.0], maxlen=3)
         self._last: float | None = None
         self._error: Exception | None = None
 
     def offer(self, make: Callable[[], Commit], *, force: bool = False) -> bool:
-        """Commit what ``make`` returns, if it is worth it; False if not. ``force``: whatever it costs.
+        """Commit what ``make`` returns, if that is worth its price; False if not. ``force``: at any price.
 
-        ``make`` is called at once, in this thread; writing goes on behind. Not worth it: one is still being
-        written, or one usually costs more than ``budget`` of the time since the last. (One that was slow, because the
-        machine or the disk was busy, does not put off those after it.)
+        ``make`` is called at once, in this thread; a thread of the store writes. It is not worth it while a commit is
+        being written, or while the usual cost is more than ``budget`` of the time since the last commit. The usual cost
+        is the median of the last three, so that one slow commit does not delay later ones.
         """
         if not force and not self._worth_it():
             return False
@@ -134,17 +136,15 @@ class CommitStore:
         return True
 
     def flush(self) -> bool:
-        """Wait until the last commit is written. False if it could not be: then the one before it stands."""
+        """Wait until the last commit is written. False if that failed; then the one before it is the newest."""
         self._join()
         return self._error is None
 
     def load(self) -> Commit | None:
-        """The newest whole commit, or None. One that is cut off or altered is passed over for the one
-        before it.
-        """
+        """The newest whole commit; None: there is none. A file that is cut off or altered is ignored."""
         self._join()
         for _, payload in sorted(self._whole(), reverse=True):
-            import torch  # here, for processes that commit nothing
+            import torch  # here, because processes that commit nothing need no torch
 
             unpickling = _pickle_with(self._moved)
             return Commit(
@@ -157,7 +157,7 @@ class CommitStore:
             return False
         if self._last is None:
             return True
-        usual = sorted(self._costs)[(len(self._costs) - 1) // 2]  # the middle one
+        usual = sorted(self._costs)[(len(self._costs) - 1) // 2]  # the median
         return usual <= self._budget * (self._clock() - self._last)
 
     def _join(self) -> None:
@@ -177,7 +177,7 @@ class CommitStore:
             self._files.write_bytes(self._paths[sequence % 2], head + payload)
             self._error = None
         except Exception as error:
-            # The trial goes on: it only has an older state to return to. The next commit tries again.
+            # The trial goes on, with an older state to return to. The next commit tries again.
             log.warning("trial %s: commit of iteration %d failed: %s", commit.trial, commit.iteration, error)
             self._error = error
         self._costs.append(self._clock() - started)

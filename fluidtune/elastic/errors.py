@@ -1,18 +1,18 @@
-"""How a training loop is ended from outside.
+"""The exceptions that end a training loop from outside.
 
-Both are BaseExceptions, so that a user's ``except Exception`` around a training step does not swallow them.
-Neither is an error of the user's code, and the host never reports one as such.
+Both are BaseExceptions, so that a user's ``except Exception`` around a training step does not swallow them. Neither is
+an error of the user's code, and the host never reports one as such an error.
 """
 
 from __future__ import annotations
 
 
 class Left(BaseException):
-    """This worker is no longer part of the trial, or the trial is to stop: unwind. State is safe."""
+    """This worker is no longer part of the trial, or the trial is to stop. The trial's state is safe."""
 
 
 class GroupLost(BaseException):
-    """A peer is gone, or cannot be reached: the group's state is no longer whole.
+    """Another worker is gone or cannot be reached: the group's state is no longer whole.
 
-    The host restarts the trial from its last commit. Raised again by every later collective of the group.
+    The host restarts the trial from its last commit. Every later collective of the group raises it again.
     """

@@ -1,10 +1,9 @@
 """Gradients of the whole batch: at the end of every backward pass, all workers' gradients are summed.
 
-Each worker's gradient of its share's mean loss counts by its share of the batch's samples, so that the sum
-is the gradient of the batch's mean loss, and is in place before ``backward()`` returns: clipping and
-gradient scaling see what one worker would have seen. Earlier gradients that were not zeroed (accumulation)
-are equal on all workers, and because the weights sum to 1 they come out of the sum unchanged. At width 1
-nothing happens.
+Each worker has the gradient of the mean loss of its share. It is weighted by the share of the batch's samples, so that
+the sum is the gradient of the batch's mean loss. The sum is there before ``backward()`` returns: clipping and gradient
+scaling see what one worker would see. Earlier gradients that were not zeroed (accumulation) are equal on all workers;
+because the weights sum to 1, the sum leaves them unchanged. At width 1 nothing happens.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ import torch
 
 from .group_view import GroupView
 
-#: Bytes of gradients that one allreduce takes: the memory that reducing costs at a time.
+#: Bytes of gradients in one allreduce. Judgement: large enough that the time of a message does not count, and the most
+#: memory that reducing takes at a time.
 _BUCKET = 32 * 2**20
 
 
 class GradientReducer:
-    """Reduces the gradients of the modules and parameters it was given."""
+    """Reduces the gradients of the modules and parameters that it was given."""
 
     def __init__(self, group: GroupView) -> None:
         self._group = group
@@ -30,9 +30,7 @@ class GradientReducer:
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
 
     def add(self, module: torch.nn.Module) -> None:
-        """Watch a module's parameters, also those that are frozen for now. TypeError for lazy and sparse
-        ones.
-        """
+        """Watch a module's parameters, including frozen ones. TypeError for lazy and sparse ones."""
         for name, part in module.named_modules():
             if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
                 raise TypeError(f"{name or type(part).__name__} has sparse gradients: build it with sparse=False")
@@ -56,7 +54,7 @@ class GradientReducer:
         return True
 
     def watch_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Know which gradients a step of this optimizer has taken."""
+        """Note with every step of this optimizer which gradients it has taken."""
 
         def stepped(*_: Any) -> None:
             self._unfinished.difference_update(id(p) for group in optimizer.param_groups for p in group["params"])
@@ -64,11 +62,11 @@ class GradientReducer:
         optimizer.register_step_post_hook(stepped)
 
     def view(self) -> list[tuple[bool, torch.Tensor | None]]:
-        """Of each parameter: whether it learns, and its gradient if that is being accumulated."""
+        """For each parameter: whether it learns, and its gradient if that is being accumulated."""
         return [(p.requires_grad, p.grad if id(p) in self._unfinished else None) for p in self._parameters]
 
     def load(self, view: list[tuple[bool, torch.Tensor | None]]) -> None:
-        """Put back what `view` gave, in this worker or another."""
+        """Put back what `view` returned in this worker or another one."""
         for parameter, (learns, gradient) in zip(self._parameters, view, strict=True):
             parameter.requires_grad_(learns)
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
@@ -85,14 +83,12 @@ class GradientReducer:
             at_end_of_backward(lambda: self._finish(current))
 
     def _finish(self, current: int) -> None:
-        # A pass that failed never comes here; its number is not used again, and must not pile up.
+        # A pass that failed never comes here. Its number is not used again, and must not stay in the set.
         self._passes = {later for later in self._passes if later > current}
         self.reduce()
 
     def reduce(self) -> None:
-        """Sum all gradients over the workers, weighted. One that no worker has stays None; else all get
-        it.
-        """
+        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in self._parameters:
             if parameter.requires_grad:  # the same on all workers: they run the same code
@@ -111,7 +107,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _reduce_bucket(self, parameters: list[torch.Tensor]) -> None:
-        """All in one buffer, and behind them one number each: how many workers have this gradient."""
+        """Reduce these parameters in one buffer, with one number for each: how many workers have its gradient."""
         weight = self._group.weight
         sizes = [parameter.numel() for parameter in parameters]
         buffer = parameters[0].new_zeros(sum(sizes) + len(parameters))
@@ -122,7 +118,7 @@ class GradientReducer:
             if parameter.grad.layout != torch.strided:
                 raise TypeError("a gradient is sparse: FluidTune divides batches only for dense gradients")
             present[i] = 1
-            if weight:  # a stand-in's gradient counts nothing, even if it is not finite
+            if weight:  # a stand-in's gradient does not count, even if it is not finite
                 torch.mul(parameter.grad.reshape(-1), weight, out=slot)
         self._group.backend.allreduce_(buffer)
         for parameter, slot, count in zip(parameters, slots, present.tolist(), strict=True):
@@ -137,10 +133,10 @@ class GradientReducer:
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that runs in this thread; higher for a later one, -1 for none."""
+    """The number of the backward pass that runs in this thread, higher for a later pass; -1: none runs."""
     return torch._C._current_graph_task_id()
 
 
 def at_end_of_backward(call: object) -> None:
-    """Call it when the running backward pass has done all else, before ``backward()`` returns; may raise."""
+    """Call ``call`` at the end of the running backward pass, before ``backward()`` returns; it may raise."""
     torch.autograd.Variable._execution_engine.queue_callback(call)

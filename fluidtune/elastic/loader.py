@@ -1,8 +1,8 @@
 """The data of a trial: batches as the user's DataLoader makes them, each divided among the workers.
 
-The leader alone draws the batches' indices, one by one as a stock DataLoader would, from its own random
-streams, and sends them to the others; so the order does not depend on the width. At width 1 the user's
-DataLoader itself is iterated.
+Only the leader draws the batches' indices, one by one as a stock DataLoader does, from its own random streams, and
+sends them to the others. So the order does not depend on the width. At width 1 the user's DataLoader itself is
+iterated.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from .group_view import GroupView, Share
 
-#: Batches whose indices travel in one message, where the sampler's draws cannot be seen from outside.
+#: Batches whose indices travel in one message, if nobody can see when the sampler draws. Judgement: many
+#: batches then share the delay of one message, and their indices are small.
 _AHEAD = 32
 
 
 class ElasticLoader:
-    """Stands in for the user's DataLoader: its length, dataset and all other attributes are that one's.
+    """Stands for the user's DataLoader, and has its length, dataset and all other attributes.
 
     ``len()`` is the number of batches, the same at every width. TypeError if the data cannot be divided.
     """
@@ -40,12 +41,13 @@ class ElasticLoader:
             )
         self._loader = loader
         self._group = group
-        #: Iterators that were made of it in the trial.
+        #: The number of iterators that were made in the trial.
         self.begun = 0
-        self._kept = False  # the user's loader has its worker processes, which persist
+        #: The user's loader has started its worker processes, which persist.
+        self._kept = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not there yet: while unpickling
+        if name == "_loader":  # while unpickling it is not there yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -60,7 +62,7 @@ class ElasticLoader:
         return self._checked(iter(self._divided(shares, seed)), shares)
 
     def _whole(self) -> Iterator[Any]:
-        """The user's loader's own iterator, that draws a seed only where a stock one would have done it."""
+        """The iterator of the user's loader, which draws a seed only when an iterator of a stock loader would."""
         loader, own = self._loader, self._loader.generator
         if loader.persistent_workers and self.begun and not self._kept:
             loader.generator = torch.Generator().manual_seed(self._seed())
@@ -72,9 +74,10 @@ class ElasticLoader:
             loader.generator = own
 
     def _seed(self) -> int:
-        """What a stock iterator draws as it is made, the seed of its worker processes.
+        """The seed of the loader's worker processes, which a stock iterator draws when it is made.
 
-        If these persist it does so once; later ones get another number, and the stream stays as it is.
+        If the processes persist, only the first iterator draws one; later ones get another number, and leave the stream
+        as it is.
         """
         stream = self._loader.generator or torch.default_generator
         before = stream.get_state()
@@ -102,8 +105,8 @@ class ElasticLoader:
 
     def _divided(self, shares: _DividedBatches, seed: int) -> DataLoader:
         loader = self._loader
-        # Worker processes are seeded from a generator of their own: as stock's in the leader, differently
-        # elsewhere
+        # The loader's worker processes are seeded from this generator: in the leader as in a stock loader, in each
+        # follower differently.
         generator = torch.Generator()
         generator.manual_seed(seed + self._group.backend.rank)
         return DataLoader(
@@ -122,7 +125,7 @@ class ElasticLoader:
 
 
 class _DividedBatches:
-    """A batch sampler that yields this worker's part of each batch, and remembers what it weighs."""
+    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`."""
 
     def __init__(self, loader: DataLoader, group: GroupView) -> None:
         self._sampler = loader.batch_sampler
@@ -147,21 +150,19 @@ class _DividedBatches:
                 yield batch[start:stop] or batch[:1]
 
     def next_share(self) -> Share:
-        """The share of the batch that is handed out now. Batches come out in the order they went in."""
+        """The share of the batch that is handed out now; batches are handed out in the order of their indices."""
         return self._drawn.popleft()
 
 
 def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:
-    """The contiguous part [start, stop) of a batch that falls to a rank. Parts differ by at most one
-    sample.
-    """
+    """The contiguous part [start, stop) of a batch that a rank gets. Parts differ by at most one sample."""
     each, over = divmod(size, world)
     start = rank * each + min(rank, over)
     return start, start + each + (rank < over)
 
 
 def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
-    """The user's own generators that the order of the data comes from, each once."""
+    """The user's own generators that determine the order of the data, each once."""
     found: list[torch.Generator] = []
     batches = loader.batch_sampler
     for holder in (loader, batches, getattr(batches, "sampler", None)):
@@ -172,9 +173,9 @@ def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
 
 
 def _draws_at_once(loader: DataLoader) -> bool:
-    """Does the sampler draw from a stream that others see only before its first batch?
+    """Whether the sampler draws from a stream that others use only before its first batch.
 
-    Then indices can be fetched ahead, and a loop that breaks off leaves the streams as a stock one does.
+    Then indices can be drawn ahead, and a loop that is left early leaves the streams as a stock loader does.
     """
     batches = loader.batch_sampler
     if type(batches) is not BatchSampler:

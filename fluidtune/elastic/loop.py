@@ -1,7 +1,7 @@
 """The four functions that a user's training loop calls. Without a session they do what plain PyTorch does.
 
-A session is there only in a FluidTune worker; a script that runs under stock Ray Tune or plain Python gets
-its own objects back, `range`, and its own mean.
+Only a FluidTune worker has a session. A script that runs under stock Ray Tune or plain Python gets its own objects
+back, `range`, and its own mean.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .current_session import current
 
 
 def prepare(*objects: Any) -> Any:
-    """Hand over what the trial consists of: modules, optimizers, LR schedulers, DataLoaders, gradient
-    scalers.
+    """Hand over what the trial consists of: modules, optimizers, LR schedulers, DataLoaders, gradient scalers.
 
-    Returns the same objects in the same order (a tuple; the object itself if it is one); a DataLoader comes
-    back as a wrapper that yields this worker's share of each batch. Call it once they are on their device,
-    before `epochs`. The loss must be a mean over the samples of the batch: gradients are weighted by how many
-    of them this worker had.
+    Returns the same objects in the same order, as a tuple; a single object is returned alone. A DataLoader comes back
+    as a wrapper that yields this worker's share of each batch. Call `prepare` when the objects are on their device, and
+    before `epochs`. The loss must be a mean over the samples of the batch: gradients are weighted by the number of
+    samples that this worker had.
 
-    Raises TypeError for an object that has no ``state_dict``/``load_state_dict``, for a DataLoader whose data
-    cannot be divided (an IterableDataset, ``batch_size=None``), for sparse embeddings and for lazy modules.
+    Raises:
+        TypeError: an object has no ``state_dict`` and ``load_state_dict``; the data of a DataLoader cannot be divided,
+            as it has an IterableDataset or ``batch_size=None``; a module has sparse embeddings, or is lazy.
     """
     session = current()
     prepared = objects if session is None else session.prepare(*objects)
@@ -32,31 +32,33 @@ def prepare(*objects: Any) -> Any:
 
 
 def epochs(start: int, stop: int) -> Iterable[int]:
-    """Yield start .. stop-1 as `range` does. Each turn is a boundary, where the trial can be resized.
+    """Yield start .. stop-1 as `range` does. Before each of them is a boundary, at which the trial can be resized.
 
-    After a restart it goes on where the last commit was, unless ``start`` is beyond that: then the user's own
-    checkpoint, from which ``start`` came, is the newer one and the commit is not used.
+    After a restart it goes on from the epoch of the last commit. If ``start`` is beyond that epoch, the user's own
+    checkpoint, from which ``start`` comes, is the newer one, and the commit is not used.
     """
     session = current()
     return range(start, stop) if session is None else session.epochs(start, stop)
 
 
 def samples(n: int) -> int:
-    """How many of the ``n`` samples of the batch at hand count for this worker: n, or 0.
+    """The number of the ``n`` samples of the current batch that count for this worker: n, or 0.
 
-    0 when the batch has fewer samples than the trial has workers: a surplus worker then gets a stand-in, a
-    copy of another's sample, so that it takes part in the step; it must not be counted in a mean.
+    It is 0 for a surplus worker, when the batch has fewer samples than the trial has workers. Such a worker gets a
+    stand-in, a copy of another worker's sample, so that it takes part in the step. A mean must not count the stand-in.
     """
     session = current()
     return n if session is None else session.samples(n)
 
 
 def mean(total: float | torch.Tensor, count: float | torch.Tensor) -> float:
-    """The mean over all workers' samples: the sum of their ``total`` over the sum of their ``count``.
+    """The mean over all workers' samples: the sum of their ``total`` divided by the sum of their ``count``.
 
-    ``total`` is the sum of a quantity over the samples that this worker had, ``count`` how many these were
-    (see `samples`). Every worker must call it, and gets the same number. Raises ZeroDivisionError if no
-    worker had a sample.
+    ``total`` is the sum of a quantity over the samples that this worker had, ``count`` the number of these samples (see
+    `samples`). Every worker must call it, and gets the same number.
+
+    Raises:
+        ZeroDivisionError: no worker had a sample.
     """
     session = current()
     if session is None:

@@ -1,4 +1,4 @@
-"""Which workers a trial's group is to have: what a host tells a session."""
+"""Which workers a trial's group is to have. A host tells this to a session."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ Address = tuple[str, int]
 class Reform:
     """The trial's workers from the next boundary on.
 
-    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the
-    leader, and stays it. ``address`` is the leader's `ElasticSession.address`.
+    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the leader, in every
+    reform of the trial the same. ``address`` is the leader's `LeaderSession.address`. ValueError if ``members`` is
+    empty or names a worker twice.
     """
 
     generation: int

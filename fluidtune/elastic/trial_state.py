@@ -1,8 +1,8 @@
-"""What a trial consists of, as one value: taken from the user's objects, put back into them, sent to joiners.
+"""A trial's state as one value, which is taken from the user's objects, put back into them, and sent to joiners.
 
-It knows modules, optimizers, DataLoaders and anything else with ``state_dict`` and ``load_state_dict`` (LR
-schedulers, gradient scalers), by the order in which `elastic.prepare` got them; every worker prepares the
-same objects in the same order. The leader's random streams belong to a commit, but are never sent to
+It covers modules, optimizers, DataLoaders and all other objects with ``state_dict`` and ``load_state_dict`` (LR
+schedulers, gradient scalers). Objects are identified by the order in which `elastic.prepare` got them: every worker
+prepares the same objects in the same order. The leader's random streams belong to a commit, but are never sent to
 followers.
 """
 
@@ -26,26 +26,28 @@ from .gradients import GradientReducer
 from .group_view import GroupView
 from .loader import ElasticLoader, generators_of
 
-#: Tensors travel and are aligned in pieces of so many bytes; a piece is sent when it is full.
+#: Bytes of the buffers in which tensors are sent. Judgement: large enough that the time of a message does not count,
+#: and the most memory that sending takes at a time.
 _PIECE = 32 * 2**20
+#: Bytes to which each tensor in a buffer is aligned: the size of the largest element type, complex128.
 _ALIGN = 16
 
 
 class TrialState:
-    """The user's objects of one trial in one worker, whose tensors are on ``device``."""
+    """The user's objects of one trial in one worker; their tensors are on ``device``."""
 
     def __init__(self, group: GroupView, device: torch.device) -> None:
         self._group = group
         self._device = device
         self._stateful: list[Any] = []
-        self._loose: list[torch.Tensor] = []  # parameters that an optimizer has and no module
+        self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[ElasticLoader] = []
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
 
     def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Take objects in; returns what the user is to work with. See `elastic.prepare` for the errors."""
-        for obj in objects:  # before the optimizers, which then know what belongs to no module
+        """Add objects to the state, and return what the user works with; see `elastic.prepare`."""
+        for obj in objects:  # before the optimizers, to know which of their parameters belong to no module
             if isinstance(obj, torch.nn.Module):
                 self._add_module(obj)
         return tuple(self._add(obj) for obj in objects)
@@ -77,11 +79,11 @@ class TrialState:
                 self._statistics.add(part)
 
     def set_width(self, width: int) -> None:
-        """The group has this many workers from now on."""
+        """See `CommittableState`."""
         self._statistics.enable(width > 1)
 
     def capture(self) -> dict[str, Any]:
-        """A snapshot on the CPU, that shares nothing with the live objects."""
+        """See `CommittableState`: a snapshot on the CPU."""
         state = map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), self._view(), copy.deepcopy)
         state["streams"] = {
             "python": random.getstate(),
@@ -93,9 +95,10 @@ class TrialState:
         return state
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
-        """Put a state back into the live objects, wherever their tensors are.
+        """See `CommittableState`: the objects' tensors may be on any device.
 
-        ValueError if it is the state of other objects than those that were prepared.
+        Raises:
+            ValueError: it is the state of other objects than those that were prepared.
         """
         have, want = _counts(self._view()), _counts(state)
         if have != want:
@@ -123,7 +126,7 @@ class TrialState:
                 torch.cuda.set_rng_state(streams["cuda"], self._device)
 
     def broadcast(self, backend: CollectiveBackend) -> None:
-        """All ranks of a group: take rank 0's state."""
+        """See `CommittableState`."""
         if backend.rank == 0:
             broadcast_tree(self._view(), backend)
         else:
@@ -143,18 +146,18 @@ class TrialState:
 
 
 def _counts(state: dict[str, Any]) -> dict[str, Any]:
-    """How many objects of which kind a state is of, to say so when it does not fit."""
+    """The number of objects of each kind in a state, for the error when a state does not fit."""
     counts: dict[str, Any] = {name: len(state[name]) for name in ("stateful", "loose")}
     return {**counts, "generators": [len(found) for found in state["generators"]]}
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Stands for a tensor in a tree that is sent without its tensors."""
+    """Stands for a tensor in a tree that is sent without its tensors; ``offset`` and ``size`` in bytes."""
 
     piece: int
-    offset: int  # bytes
-    size: int  # bytes
+    offset: int
+    size: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -176,9 +179,9 @@ def map_tensors(on_tensor: Callable[[torch.Tensor], Any], tree: Any, on_leaf: Ca
 
 
 def broadcast_tree(tree: Any, backend: CollectiveBackend) -> Any:
-    """Rank 0's tree on every rank: its shape as one object, its tensors as raw bytes in pieces of 32 MiB.
+    """The tree of rank 0, on every rank: its structure is sent as one object, its tensors as raw bytes in large pieces.
 
-    Tensors on the backend's device travel from there, those on the CPU over the CPU; none is pickled.
+    Tensors on the backend's device are sent from there, those on the CPU from the CPU. No tensor is pickled.
     """
     pieces: list[list[torch.Tensor]] = []
     sizes: list[int] = []
@@ -218,7 +221,7 @@ def broadcast_tree(tree: Any, backend: CollectiveBackend) -> Any:
         if not isinstance(leaf, _Slot):
             return leaf
         data = received[leaf.piece][leaf.offset : leaf.offset + leaf.size]
-        # A tensor of its own: Generator.set_state crashes on one that does not start its storage
+        # A tensor of its own: Generator.set_state crashes on a tensor that does not begin at the start of its storage.
         return data.view(leaf.dtype).reshape(leaf.shape).clone()
 
     return map_tensors(lambda tensor: tensor, skeleton, pick)

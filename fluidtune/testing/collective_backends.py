@@ -60,7 +60,7 @@ def share_tree(tree: Any) -> Any:
 
 
 def die_in_tree() -> None:
-    """Take part in a broadcast of tensors, and die after the first piece of them."""
+    """Take part in a broadcast of tensors, and die after its first piece."""
     backend = HERE["backend"]
     real, seen = backend._broadcast_, []
 
@@ -75,7 +75,7 @@ def die_in_tree() -> None:
 
 
 def die_while_forming(*place: Any) -> None:
-    """All members are here; this one dies before it has connected."""
+    """Die when all members have come and this one has not connected."""
     backend = HERE["backend"]
     backend._form = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     backend.form(*place)
@@ -95,7 +95,7 @@ def lost_after(name: str, *args: Any) -> tuple[float, str]:
 
 
 def quick_resizes(count: int, address: Any, rank: int) -> float:
-    """Form, use and dissolve a group of two again and again; seconds for each."""
+    """Form, use and dissolve a group of two ``count`` times; the seconds for one round."""
     started = time.monotonic()
     for generation in range(100, 100 + count):
         ask("form", address, generation, rank, 2)
@@ -119,6 +119,8 @@ def form(pool: list[PeerProcess], generation: int) -> None:
 
 
 class CollectiveBackendContract:
+    """Inherit it, and set ``make``: make(host, form_timeout) returns a new backend."""
+
     make: Callable[..., CollectiveBackend]
 
     @pytest.fixture
@@ -296,7 +298,7 @@ def dissolve(orderly: bool) -> None:
 
 
 def timed_dissolve(late: float) -> float:
-    """Seconds that it took, after coming ``late``."""
+    """The seconds that an orderly dissolve took; it begins after ``late`` seconds."""
     time.sleep(late)
     started = time.monotonic()
     dissolve(True)

@@ -1,8 +1,8 @@
 """A tuning job on a shared cluster: its devices are leases of the Themis arbiter.
 
-`LeasedDevices` stands where a `Reservation` stands for a job of its own: devices come and go as leases do. `Progress`
-answers the arbiter's questions from the engine's heights and overheads. What a lease is and who gets it is decided in
-themis_bridge, who leaves a device and how in the engine.
+`LeasedDevices` is the job's `DeviceSource`: devices come and go as leases do. `Progress` answers the arbiter's
+questions from the engine's heights and overheads. themis_bridge decides which job gets which lease; the engine decides
+which trial leaves a device, and how.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Slowdowns
 from themis_bridge.shell.tenant import Tenant
 
-#: Seconds of a trial of which nothing is known yet.
+#: Seconds of work that a trial of which nothing is known counts for. Judgement: enough to bid for a device, and
+#: replaced by measured times after the first iterations.
 UNKNOWN_S = 60.0
-#: The engine is asked no more often than this, seconds.
+#: Seconds between two looks at the engine. Judgement: the arbiter asks less often.
 UPDATE_S = 0.5
-#: A device that the job has no use for is given back after so many seconds.
+#: Seconds after which a device that the job has no use for is given back. Judgement: an algorithm that decides about
+#: its next trials takes less time.
 SPARE_S = 3.0
 
 
 class Progress:
-    """What the job has done and has left, as of the last `update`; read by the agent's thread.
+    """The work that the job has done and has left, as of the last `update`; the agent's thread reads it.
 
-    ``rungs``: what follows a group, as `fluidtune.tune.groups.Membership` says. ``max_workers``: the scaling limit d.
-    ``most``: devices that the job may have, None for any.
+    ``rungs``: the rungs that follow a group, see `fluidtune.tune.groups.Membership`. ``max_workers``: the scaling limit
+    d. ``most``: the number of devices that the job may have; None: any.
     """
 
     def __init__(
@@ -48,17 +50,17 @@ class Progress:
         self._engine, self._rungs = engine, rungs
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
-        #: Until there is a trial: one as the first will be, so that its devices are there when it comes.
+        #: Until there is a trial, this stands for the first one, so that its devices are there when it comes.
         self._phases = [[JobInfo(1.0, UNKNOWN_S)]]
         self._done = 0.0
         self._peak = self.useful
         self._slowdowns = Slowdowns()
-        #: Trial -> iterations of it that were looked at.
+        #: Trial -> the number of its iterations at the last look.
         self._seen: dict[str, int] = {}
         self._updated = -UPDATE_S
 
     def update(self, where: dict[int, Gpu]) -> None:
-        """Take the engine's view; called by the thread that owns it. ``where``: the GPU that each device is."""
+        """Take over the engine's figures; called by the thread that owns the engine. ``where``: each device's GPU."""
         now = time.monotonic()
         if now - self._updated < UPDATE_S:
             return
@@ -76,20 +78,20 @@ class Progress:
             if view.kind == "elastic":
                 pays = widest_paying(engine.group_overheads(view.group)[1])
                 widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
-            # A trial without an end may have done little.
+            # The height of a trial without an end says only what it has done so far.
             seconds = view.height if view.iterations is not None else max(view.height, UNKNOWN_S)
             groups.setdefault(view.group, []).append(JobInfo(max(seconds, 1e-3) / view.base, view.base, widest))
             if len(view.devices) > 1 and self._seen.get(view.trial) != view.done:
                 self._learn([where[d] for d in view.devices if d in where], view.seconds)
             self._seen[view.trial] = view.done
-        # Brackets go on beside each other: their first rungs to come are one phase, and so on.
+        # Brackets run beside each other: the next rungs of all are one phase, the rungs after these the next phase.
         each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
         self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]
         self._done = done
         self._peak = max(self._peak, self.useful)
 
     def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:
-        """What the placement costs a trial, by its own iterations: trials differ, so against itself on one device."""
+        """Learn what a placement costs from one trial: its iterations there against its iterations on one device."""
         alone, wide = seconds.get(1.0), seconds.get(float(len(gpus)))
         if alone and wide:
             self._slowdowns.measured(gpus[:1], 1.0)
@@ -97,12 +99,12 @@ class Progress:
 
     @property
     def useful(self) -> int:
-        """The most devices that its trials could use now."""
+        """The most devices that the job's trials could use now."""
         useful = sum(job.max_gpus for jobs in self._phases[:1] for job in jobs)
         return useful if self._most is None else min(useful, self._most)
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        """As of `themis_bridge.agent.Work`."""
+        """See `themis_bridge.agent.Work`."""
         phases = self._phases
         budget = self._done + sum(job.work for jobs in phases for job in jobs)
         independent = independent_finish_time(max(budget, 1e-3), max(1, cluster_gpus), self._peak, contention)
@@ -110,17 +112,19 @@ class Progress:
         return Valuation(phases, elapsed, independent, self._slowdowns, self._most)
 
     def facts(self) -> None:
+        """See `themis_bridge.agent.Work`: None, as a real job never runs under the twin's baselines."""
         return None
 
 
 class LeasedDevices:
     """A `fluidtune.cluster.device_source.DeviceSource` whose devices are leases of the arbiter.
 
-    ``app``: the name under which the arbiter knows the job. ``in_use``: whether anything runs on a device.
+    ``app``: the job's name at the arbiter. ``in_use``: whether anything runs on a device.
 
     Raises:
-        FluidTuneError: the arbiter cannot lease what one device or one trial of this job is, or has an app of that
-            name.
+        FluidTuneError: the arbiter cannot lease what one device or one trial of this job asks for, or it has another
+        app
+            of that name.
     """
 
     def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool]):
@@ -131,7 +135,8 @@ class LeasedDevices:
                 f"single ones: ask for 1 {unit} per trial, or run without arbiter"
             )
         if plan.share > 1:
-            # Leases come one by one, such a trial needs all at once and on one node: what came first would wait idle.
+            # Leases come one by one. Such a trial needs all its GPUs at once and on one node: the first ones would
+            # idle.
             raise FluidTuneError(
                 f"a trial asks for {plan.share:g} {unit}s at once; the arbiter leases them one by one: "
                 f"ask for 1 {unit} per trial (an elastic one grows), or run without arbiter"
@@ -141,36 +146,37 @@ class LeasedDevices:
             self._tenant = Tenant(app, progress, plan.bundle, unit)
         except ThemisError as error:
             raise FluidTuneError(str(error)) from error
-        #: device -> node, for those that are there.
+        #: See `DeviceSource`.
         self.nodes: dict[int, str] = {}
-        #: device -> its lease; same keys as nodes.
+        #: Device -> its lease; the same keys as `nodes`.
         self._leases: dict[int, Gained] = {}
-        #: GPU -> its device number, for ever: the same GPU may come back under another lease.
+        #: GPU -> its device number, which it keeps: the same GPU may come back under another lease.
         self._numbers: dict[str, int] = {}
-        #: Devices whose leases end and are not renewed; True when `leaving` has named them.
+        #: Devices whose leases end and are not renewed -> whether `leaving` has named them.
         self._ending: dict[int, bool] = {}
         #: Device -> token of its lease, whose placement group a worker found removed.
         self._revoked: dict[int, int] = {}
-        #: Device -> since when it has been of no use.
+        #: Device -> the time since which the job has had no use for it.
         self._spare: dict[int, float] = {}
 
     @property
     def complete(self) -> bool:
-        """Never: leases come and go."""
+        """False: leases come and go."""
         return False
 
     def group(self, device: int) -> Any:
+        """See `DeviceSource`."""
         lease = self._leases[device]
         return self._tenant.group(lease.gpu.id, lease.token)
 
     def leaving(self) -> list[int]:
-        """Devices whose leases end soon and that were not named before."""
+        """See `DeviceSource`: devices whose leases end soon."""
         new = [device for device, named in self._ending.items() if not named]
         self._ending.update(dict.fromkeys(new, True))
         return new
 
     def revoked(self, device: int) -> None:
-        """A worker found the device's group removed: the lease is over, whatever was heard of it."""
+        """See `DeviceSource`: the device's lease is over, even if the arbiter's message has not come yet."""
         if device in self._leases:
             self._revoked[device] = self._leases[device].token
 
@@ -186,7 +192,7 @@ class LeasedDevices:
         while True:
             self._take_notices(came, gone)
             self._progress.update({device: lease.gpu for device, lease in self._leases.items()})
-            self._leave(came, gone)
+            self._give_back(came, gone)
             if came or time.monotonic() >= deadline:
                 return came, gone
             time.sleep(0.05)
@@ -218,8 +224,8 @@ class LeasedDevices:
                 self._drop(device, came, gone)
         self._revoked.clear()
 
-    def _leave(self, came: dict[int, str], gone: list[int]) -> None:
-        """Give back what ends, once it is empty, and what the job has had no use for."""
+    def _give_back(self, came: dict[int, str], gone: list[int]) -> None:
+        """Give back devices that end and are empty, and devices that the job has had no use for."""
         now = time.monotonic()
         idle = [device for device in self._leases if device not in came and not self._in_use(device)]
         surplus = len(self._leases) - max(1, self._progress.useful)

@@ -1,4 +1,4 @@
-"""Emulated devices without Ray: who is where, how long an iteration lasts, groups that form and break."""
+"""Emulated devices without Ray: which trial is where, how long iterations last, how groups form and break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's look at its GPU, by a stand-in for NVML and torch."""
+"""What a worker sees of its GPU, with stand-ins for NVML and torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def torch(uuid: str = "abc", there: bool = True) -> Any:
     )
 
 
-def test_the_gpu_of_this_process_is_found_by_its_id_and_not_asked_for_all_the_time() -> None:
+def test_the_gpu_of_this_process_is_found_by_its_id_and_not_looked_at_all_the_time() -> None:
     probe = GpuProbe(Telemetry(standin()))
     found = probe.sample(torch())
     assert found is not None

@@ -1,4 +1,4 @@
-"""What a worker takes a trial's checkpoint for. No Ray runs here."""
+"""Whether a worker goes on from a trial's checkpoint or from its commit. No Ray runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lead's part in the tests: drive one trial through given widths, a boundary at a time."""
+"""The driver's part in the tests: take one trial through given widths, one boundary at a time."""
 
 from __future__ import annotations
 

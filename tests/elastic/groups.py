@@ -1,4 +1,4 @@
-"""Run one function on every rank of a group, without a trial around it: for what happens within a turn."""
+"""Runs one function on every rank of a group, without a trial around it: for tests of what happens in an iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits: whole or not there, worth their price, and a state from which a trial goes on as before."""
+"""Commits: they are complete or do not exist, are worth their price, and let a trial go on as before."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_damage_is_found_and_the_one_before_it_taken(tmp_path, damage):
 
 
 class Slow(LocalFiles):
-    """Writes when it is let; each write takes ``cost`` s of the clock below."""
+    """Writes when the test lets it; each write takes ``cost`` seconds of the clock below."""
 
     def __init__(self):
         self.let = threading.Semaphore(10**6)
@@ -113,7 +113,7 @@ def test_committing_costs_at_most_its_share_of_the_time(tmp_path):
     assert store.offer(lambda: commit(501), force=True)
 
 
-def test_one_that_was_slow_does_not_put_off_those_after_it(tmp_path):
+def test_a_slow_commit_does_not_delay_later_ones(tmp_path):
     files = Slow()
     store = CommitStore(str(tmp_path), files=files, budget=0.02, clock=files.clock)
     for turn in range(1, 13):
@@ -203,7 +203,7 @@ def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after, s
     assert pool[0].call(trials.facts)["iteration"] == 4
 
 
-def test_a_state_has_all_that_a_trial_consists_of():
+def test_a_state_has_every_part_of_a_trial():
     def build(seed):
         torch.manual_seed(seed)
         model, scale = (

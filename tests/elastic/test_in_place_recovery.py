@@ -1,4 +1,4 @@
-"""Who goes on when a group broke: the leader and its followers, each in a thread, without any collective."""
+"""Which workers go on when a group broke: a leader and its followers, each in a thread, without any collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMBERS = ("w0", "w1", "w2", "w3")
 
 
 class Quick(TorchBackend):
-    """Meets as any backend does and connects to nobody."""
+    """Meets as every backend does, and connects to nobody."""
 
     def _form(self, store: Any, rank: int, world: int) -> None: ...
 
@@ -24,7 +24,7 @@ class Quick(TorchBackend):
 
 
 class Group:
-    """Members of generation 1, which broke."""
+    """The members of generation 1, which broke."""
 
     def __init__(self) -> None:
         self.backends = [Quick(form_timeout=5.0) for _ in MEMBERS]
@@ -34,7 +34,7 @@ class Group:
             backend.dissolve()
 
     def together(self, do: Callable[[int], Any], ranks: Any) -> dict[int, Any]:
-        """What each of these ranks gets, or the GroupLost that it raises."""
+        """What each of these ranks returns, or the GroupLost that it raises."""
         found: dict[int, Any] = {}
 
         def one(rank: int) -> None:
@@ -77,15 +77,15 @@ def test_a_leader_whose_followers_died_is_alone_at_once(group):
     assert group.together(group.agree, [0]) == {0: ("w0",)}
 
 
-def test_one_that_died_after_it_had_said_that_it_stays(group):
+def test_a_follower_that_died_after_it_had_said_that_it_stays(group):
     group.dies(1)
     group.backends[3].announce_survivor(group.address, 1 + GENERATION_STEP, 3)
     group.dies(3)
     assert group.together(group.agree, [0, 2])[0] == ("w0", "w2")
 
 
-def test_one_that_died_before_it_came_to_the_mended_group_is_not_waited_for(group):
-    """Its place there is another than in the group that broke; the others go on without it, in the next one."""
+def test_a_follower_that_died_before_it_came_to_the_new_group_is_not_waited_for(group):
+    """Its rank in the new group is not that in the group that broke. The others go on without it, in the next group."""
     group.dies(1)
     left = group.together(group.agree, [0, 2, 3])[0]
     assert left == ("w0", "w2", "w3")

@@ -40,7 +40,7 @@ class Numbers(Dataset):
 
 
 class Lazy:
-    """A batch sampler that draws from the global stream as it goes."""
+    """A batch sampler that draws from the global stream for each batch."""
 
     def __iter__(self):
         for _ in range(4):
@@ -102,7 +102,7 @@ KINDS = [
 
 
 def orders(kind, leave_after=None):
-    """The samples of three epochs, stand-ins left out, and what the random streams give next."""
+    """The samples of three epochs without stand-ins, and the next numbers of the random streams."""
     random.seed(9)
     loader = elastic.prepare(stock(kind))
     found = []

@@ -1,4 +1,4 @@
-"""What the members of a group meet through: the leader's view of who lives, and Horovod's rendezvous."""
+"""How the members of a group meet: the leader's view of which followers live, and Horovod's rendezvous."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_key_is_waited_for(server):
     assert ask(server, "/global/0", "DELETE") == b""
 
 
-def test_a_rendezvous_that_is_called_off_answers_at_once_with_nobodys_address(server):
+def test_a_rendezvous_that_is_called_off_answers_at_once_with_an_empty_address(server):
     ask(server, "/global/0", "PUT", b"an address")
     server.call_off()
     assert ask(server, "/global/0") == ask(server, "/global/1") == b""

@@ -1,4 +1,4 @@
-"""Devices that are leases: what a job is told, what it gives back and when, and what it says of itself."""
+"""Devices that are leases: what a job hears of them, when it gives them back, and what it reports of its work."""
 
 from __future__ import annotations
 
@@ -128,12 +128,12 @@ def test_the_same_gpu_under_another_token_is_the_same_device(leased):
     assert leased.devices.poll() == ({}, [])
 
 
-def test_what_came_and_went_unseen_is_not_told(leased):
+def test_a_lease_that_came_and_went_between_two_polls_is_not_told(leased):
     leased.tenant.notices = [Gained(gpu(0), 1), Lost(gpu(0), 1)]
     assert leased.devices.poll() == ({}, [])
 
 
-def test_what_is_of_no_use_goes_back_after_a_while_but_one(leased):
+def test_devices_of_no_use_except_one_are_given_back_after_a_while(leased):
     leased.tenant.notices = [Gained(gpu(i), i + 1) for i in range(3)]
     leased.devices.poll()
     leased.progress.useful = 0

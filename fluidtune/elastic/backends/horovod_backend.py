@@ -22,7 +22,7 @@ from .horovod_there import GPU_INSTALL_HINT, require_horovod
 from .rendezvous import Rendezvous
 from .torch_backend import interface_of
 
-#: Seconds between two looks whether a member died while a group forms. Judgement: small against the forming, 0.1 s.
+#: Seconds between two looks whether a member died while a group forms. Judgement: small against the forming itself.
 _LOOK_S = 0.02
 
 

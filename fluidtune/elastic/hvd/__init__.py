@@ -1,8 +1,8 @@
-"""Horovod for the scripts that know it: ``from fluidtune.elastic import hvd`` for ``import horovod.torch as hvd``.
+"""Horovod's names for scripts that use it: write ``from fluidtune.elastic import hvd`` for ``import horovod.torch``.
 
-In a FluidTune worker the trial is grown and shrunk under the script, and Horovod's promises hold (`elastic`).
-Everywhere else, under ``horovodrun`` for one, each name is Horovod's own. Raises FluidTuneError on import
-where Horovod is not installed.
+In a FluidTune worker the trial grows and shrinks while the script runs, and Horovod's promises hold (`elastic`).
+Elsewhere, for example under ``horovodrun``, each name is Horovod's own. The import raises FluidTuneError if Horovod is
+not installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..session import ElasticSession
 
 require_horovod()
 
-import horovod.torch as _horovod  # noqa: E402  (says itself what is wrong, but in many lines)
+import horovod.torch as _horovod  # noqa: E402  (its own error has many lines)
 
 from . import elastic  # noqa: E402
 
@@ -46,18 +46,18 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 
 def shutdown() -> None:
-    """``hvd.shutdown``. In a FluidTune worker the group is FluidTune's, and ends with the trial."""
+    """``hvd.shutdown``. In a FluidTune worker it does nothing: the group is FluidTune's, and ends with the trial."""
     if current() is None:
         _horovod.shutdown()
 
 
 def rank() -> int:
-    """``hvd.rank()``: this worker's number in the group. A worker that is to join one is never the first."""
+    """``hvd.rank()``: this worker's rank in the group; 1 in a worker that will join a group, as it is never rank 0."""
     return 1 if _joins_later() else _horovod.rank()
 
 
 def size() -> int:
-    """``hvd.size()``: workers in the group. A worker that is to join one will not be alone."""
+    """``hvd.size()``: workers in the group; 2 in a worker that will join a group, as it will not be alone."""
     return 2 if _joins_later() else _horovod.size()
 
 
@@ -67,7 +67,7 @@ def _joins_later() -> bool:
 
 
 def DistributedOptimizer(*args: Any, **kwargs: Any) -> Any:
-    """``hvd.DistributedOptimizer``, which reduces gradients from the start, also if it was built by one worker."""
+    """``hvd.DistributedOptimizer``; it reduces gradients even if a single worker has built it."""
     if current() is None:
         return _horovod.DistributedOptimizer(*args, **kwargs)
     before = os.environ.get("HOROVOD_ELASTIC")

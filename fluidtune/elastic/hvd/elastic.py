@@ -1,10 +1,10 @@
 """``hvd.elastic`` in a FluidTune worker: Horovod's own states and sampler, and a `run` whose driver is FluidTune.
 
-A boundary is each ``state.commit()`` and ``state.check_host_updates()``. There a worker may come or go: the
-group is formed anew, ``HostsUpdatedInterrupt`` unwinds the function, reset callbacks run, the state is
-synchronised from rank 0, and the function is called again, as under Horovod's driver; only that no process is
-started or ended. When a worker dies, the others go back to their last commit and do the same without it. When
-rank 0 dies, the trial starts again in another worker from the last commit that any of them still has.
+Each ``state.commit()`` and ``state.check_host_updates()`` is a boundary, at which a worker may come or go. Then the
+same happens as under Horovod's driver, except that no process is started or ended: the group is formed anew,
+``HostsUpdatedInterrupt`` unwinds the function, reset callbacks run, the state is synchronised from rank 0, and the
+function is called again. When a worker dies, the others go back to their last commit and do the same without it. When
+rank 0 dies, the trial starts again in another worker, from the last commit that any worker still has.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """``hvd.elastic.run``: decorates the function that trains; its first argument is the state.
 
-    After a restart of the trial the state is that of the last commit before the function is called. Returns
-    None, without calling it, if the trial was beyond this function then (a script with several).
+    After a restart of the trial, the state is that of the last commit before the function is called. If a script has
+    several such functions, one that was done before that commit is not called, and None is returned.
     """
 
     @functools.wraps(func)
@@ -45,10 +45,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SavedState:
-    """What a Horovod state has saved: what the session commits and puts back.
+    """What a Horovod state has saved, as the `CommittableState` of the session.
 
-    What was saved is a copy already, but for an `ObjectState`'s plain values. A state that is none of Horovod's
-    own, and neither built on them, saves in its own way and cannot be committed to a disk.
+    A Horovod state saves copies, except for the plain values of an `ObjectState`. A state that is not built on one of
+    Horovod's own saves in its own way, and cannot be committed to a disk.
     """
 
     def __init__(self, state: State) -> None:
@@ -56,6 +56,7 @@ class SavedState:
         self.loaded = False
 
     def capture(self) -> dict[str, Any]:
+        """See `CommittableState`."""
         handlers = getattr(self._state, "_handlers", {})
         return {
             "values": copy.deepcopy(getattr(self._state, "_saved_state", {})),
@@ -63,7 +64,7 @@ class SavedState:
         }
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
-        """ValueError if it is the state of other objects."""
+        """See `CommittableState`. ValueError if it is the state of other objects."""
         handlers = getattr(self._state, "_handlers", {})
         have, want = {*handlers, *getattr(self._state, "_saved_state", {})}, {*state["handlers"], *state["values"]}
         if have != want:
@@ -77,7 +78,7 @@ class SavedState:
         self.loaded = True
 
     def restore(self) -> None:
-        """The state's own ``restore``, with copies: an optimizer trains on with the very tensors that it is given."""
+        """Call the state's own ``restore`` with copies: an optimizer trains on with the tensors that it is given."""
         handlers = getattr(self._state, "_handlers", {})
         saved = {name: _without_value(handler) for name, handler in handlers.items()}
         for name, values in copy.deepcopy(saved).items():
@@ -87,9 +88,10 @@ class SavedState:
             vars(handlers[name]).update(values)
 
     def broadcast(self, backend: CollectiveBackend) -> None:
-        """The state's own ``sync`` does it, when the function is called again."""
+        """Nothing to do: the state's own ``sync`` does it, when the function is called again."""
 
-    def set_width(self, width: int) -> None: ...
+    def set_width(self, width: int) -> None:
+        """Nothing to do."""
 
 
 def _without_value(handler: Any) -> dict[str, Any]:
@@ -113,10 +115,10 @@ class _ElasticRun:
             return None
         if session.leader:
             session.save()  # what `mend` goes back to before the first commit
-        # On the object: what the user's own subclass overrides is kept
+        # Set on the object, so that what the user's own subclass overrides is kept.
         state.save, state.check_host_updates = self._save, self._check_host_updates
         if self._saved.loaded or not session.leader:
-            state.on_reset()  # what was built here, or is in the commit, was for a group of another size
+            state.on_reset()  # what was built here, or committed, was for a group of another size
         try:
             while True:
                 try:
@@ -147,5 +149,5 @@ class _ElasticRun:
             if not self._session.leader:
                 self._session.bequeath()
             raise
-        # Not before: a sampler asks for the size of the group
+        # Only now: a sampler asks for the size of the group.
         self._saved.restore()
