@@ -26,7 +26,7 @@ from themis_bridge.shell.tenant import Tenant
 #: Seconds of work that a trial of which nothing is known counts for. Judgement: enough to bid for a device, and
 #: replaced by measured times after the first iterations.
 UNKNOWN_S = 60.0
-#: Seconds between two looks at the engine. Judgement: the arbiter asks less often.
+#: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
 UPDATE_S = 0.5
 #: Seconds after which a device that the job has no use for is given back. Judgement: an algorithm that decides about
 #: its next trials takes less time.
