@@ -144,6 +144,7 @@ class WorkerPool:
 
     def _start_process(self, device: int, visible: list[str] | None) -> PooledWorker:
         """``visible``: ids of all GPUs that the process must see; None: the one of its device."""
+        asked = time.time()
         self._count += 1
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
@@ -165,7 +166,7 @@ class WorkerPool:
             )
             .remote(name, environment, self._mps if visible is None else None)
         )
-        worker = PooledWorker(name, device, actor, time.time(), exclusive=visible is not None)
+        worker = PooledWorker(name, device, actor, asked, exclusive=visible is not None)
         self.workers[name] = worker
         return worker
 
