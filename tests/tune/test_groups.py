@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_every_stock_algorithm_has_its_adapter_and_any_other_is_a_stream():
 
     assert type(adapter_for(Mine())) is Adapter
     assert adapter_for(Mine()).membership(trial({"training_iteration": 5})) == Membership("all", False, 5)
+
+
+class OfTheScript(FIFOScheduler):
+    """An algorithm without an adapter of its own; at this level, so that it can be pickled."""
+
+
+def test_the_scheduler_of_a_run_that_an_older_version_began_is_read():
+    saved = pickle.dumps(fluidtune.FluidScheduler(OfTheScript()), protocol=0)
+    older = saved.replace(b"fluidtune.tune.groups.adapter\n", b"fluidtune.tune.groups.base\n")
+    assert older != saved
+    assert type(pickle.loads(older)._adapter) is Adapter
 
 
 @pytest.mark.pb2

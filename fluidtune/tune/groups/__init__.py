@@ -10,6 +10,8 @@ one stream, unless its author names its groups with `announce`.
 
 from __future__ import annotations
 
+import sys
+
 from ray.tune.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
@@ -21,6 +23,7 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
+from fluidtune.tune.groups import adapter
 from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.announced import announce
 from fluidtune.tune.groups.asha import ASHAAdapter
@@ -29,6 +32,9 @@ from fluidtune.tune.groups.hyperband import HyperBandAdapter
 from fluidtune.tune.groups.median import MedianStoppingAdapter
 from fluidtune.tune.groups.pbt import PBTAdapter
 from fluidtune.tune.groups.replay import ReplayAdapter
+
+# `Tuner.restore` reads the scheduler of a run that an older version began, with its adapter: the module of that name.
+sys.modules.setdefault("fluidtune.tune.groups.base", adapter)  # before 2026-11-23
 
 __all__ = ["Adapter", "Membership", "adapter_for", "announce"]
 
