@@ -18,7 +18,7 @@ Kind = Literal["plain", "checkpointing", "elastic"]
 #: Searched-over hyperparameters of a trial, (name, value).
 Traits = tuple[tuple[str, str], ...]
 
-#: Why Tune let go of a trial. A paused trial comes back with a later `TrialAdded`.
+#: How a trial's run ended: through Tune, or "paused" after a `Suspend`. A paused trial comes back with a later `TrialAdded`.
 Ending = Literal["paused", "stopped", "failed"]
 
 
@@ -166,7 +166,7 @@ class WorkerLost(Event):
 
 @dataclass(frozen=True)
 class TrialEnded(Event):
-    """Tune let go of the trial, so that the devices it held are free."""
+    """Tune let go of the trial, or a `Suspend` of it is done. The devices that it held are free."""
 
     trial: str
     ending: Ending

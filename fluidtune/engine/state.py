@@ -207,7 +207,7 @@ class State:
             self.wide.pop(trial.name, None)
 
     def suspend(self, trial: Trial, now: float) -> None:
-        """The trial is told to leave its device. It stays until Tune has let go of it, and then goes first."""
+        """The trial is told to leave its device. It stays until the shell has taken it off, and then waits first."""
         trial.first = True
         self.claims[trial.name] = None
         self._set_status(trial, "suspending", now)
