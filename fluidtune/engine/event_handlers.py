@@ -56,7 +56,7 @@ def _on_device_gained(event: DeviceGained, state: State, now: float) -> Iterable
 def _on_device_leaving(event: DeviceLeaving, state: State, now: float) -> Iterable[Instruction]:
     devices = state.devices
     if event.device not in devices.node or event.device in devices.leaving:
-        raise EngineError(f"device {event.device} is said to leave but is not there to stay; gain it first, once")
+        raise EngineError(f"device {event.device} is unknown or leaves already; gain it first, let it leave once")
     devices.mark_leaving(event.device)
     return ()
 
@@ -109,7 +109,7 @@ def _on_trial_added(event: TrialAdded, state: State, now: float) -> Iterable[Ins
         trial.group, trial.asked_share = group, share
         trial.set_budget(event.iterations)
         trial.number = number
-        # The shell may add it as plain again. What was found while it ran is known better here.
+        # The shell may add it as plain again. The engine keeps the kind that was found while the trial ran.
         trial.kind = event.kind if event.kind != "plain" else trial.kind
     else:
         raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
@@ -174,7 +174,8 @@ def _on_result(event: Result, state: State, now: float) -> Iterable[Instruction]
     if trial.name in state.wide:
         state.check_back[trial.name] = None
     if trial.iterations is None and trial.done & (trial.done - 1) == 0:
-        news = True  # it is now taken to go on for twice as long as when this was asked last
+        # A trial with an unknown end is taken to do as many iterations again as it has done: that has now doubled.
+        news = True
     if trial.cooldown:
         trial.cooldown -= 1
         news = news or not trial.cooldown
@@ -195,11 +196,11 @@ def _record_memory(state: State, trial: Trial, event: Result) -> None:
 
 def _record_seconds(state: State, trial: Trial, event: Result) -> bool:
     """Adds the result to the figures of its width. Returns whether it is news for the trial's speed."""
-    # Which trials share the device is known best here: alone on a shared device a trial runs at width 1.
+    # The books know better than the shell which trials share the device: a trial that is alone runs at width 1.
     on_one = event.width <= 1 and len(trial.devices) == 1
     width = current_width(state, trial) if on_one else event.width
     if on_one:
-        # While a neighbour loads, or if the policy lets others go first, it is unknown at which width it ran.
+        # The width at which it ran is unknown while a neighbour loads, or if the lane policy lets others go first.
         neighbours = state.devices.tenants[trial.devices[0]]
         if width <= 0 or not all(state.trials[name].settled for name in neighbours):
             return False
@@ -307,7 +308,7 @@ def _check_memory(event: Result | NeedFound) -> None:
 
 
 def _is_late(trial: Trial, event: Event) -> bool:
-    """Whether the event comes late: the trial has run but does not run now. Raises EngineError if it never ran."""
+    """Whether the event comes late: the trial has run and does not run now. Raises EngineError if it never ran."""
     if trial.status in ("running", "suspending"):
         return False
     if not trial.has_run:

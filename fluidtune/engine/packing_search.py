@@ -1,11 +1,11 @@
 """How the packing limit c is found while trials train (eq. 3.1; dissertation, 3.4.2.2), and which devices are shared.
 
-When trials wait and no device is idle, *one* device gets one trial more than c: an *attempt*. What iterations there
-take, compared with iterations alone, says whether one more pays. If it pays, c is one larger, every device may hold as
-many, and the next number is tried. If it does not, one trial leaves the device again and the search is over. So a wrong
-attempt costs one device a few iterations. Trials that start together are tried first, since their first iterations
-count already. Nothing is tried that would not fit the memory, nor while no trial's memory is known. docs/engine.md
-explains the terms.
+When trials wait and no device is idle, *one* device gets one trial more than c: an *attempt*. The iterations there are
+compared with iterations of trials that are alone, and this says whether one trial more pays. If it pays, c grows by
+one, every device may hold as many trials, and the next number is tried. If it does not, one trial leaves the device
+again and the search is over. So a wrong attempt costs one device a few iterations. Trials that start together are tried
+first, since their first iterations count already. An attempt begins only when the memory of a trial is known and one
+trial more fits the memory. docs/engine.md explains the terms.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ ENOUGH_TO_ACCEPT = 2
 #: Iterations that a trial must have left to take part in an attempt while it trains: one that does not count, since the
 #: newcomer came during it, and ENOUGH_TO_ACCEPT.
 LONG = 1 + ENOUGH_TO_ACCEPT
-#: Attempts that may end before anything is measured, because their trials end. Judgement: trials are then too short for
-#: anything to be measured.
+#: The search is over after this many attempts whose trials ended before anything was measured. Judgement: trials are
+#: then too short for anything to be measured.
 TRIES = 20
-#: Measured iterations that are enough to reject a number of trials: iterations of trials that were timed alone, and
-#: iterations of any trials. Of the latter more are needed, since a trial that was never timed alone may be slow by
-#: itself. Judgement: more than to accept, since a rejection ends the search.
+#: Measured iterations that are enough to reject a number of trials. The first number counts only iterations of trials
+#: that were timed alone, the second counts those of all trials. The second is larger, since a trial that was never
+#: timed alone may be slow by itself. Judgement: more than to accept, since a rejection ends the search.
 ENOUGH_TO_REJECT, ENOUGH_OF_ANY_TO_REJECT = 3, 6
-#: One iteration among p trials that takes longer than HOPELESS * p times one alone ends the attempt at once, or twice
-#: as long if the trial was never timed alone. Judgement: trials that take turns need p times as long, and half more is
-#: no noise.
+#: One iteration among p trials ends the attempt at once if it takes longer than HOPELESS * p times an iteration alone.
+#: For a trial that was never timed alone the limit is twice as large. Judgement: trials that take turns need p times as
+#: long, and half more is no noise.
 HOPELESS = 1.5
 #: Hopeless attempts after which the search is over. Judgement: the first may be due to a single slow iteration.
 LAST_HOPELESS = 2
@@ -54,10 +54,10 @@ MIXED = 0.1
 class Stay:
     """The time of one trial on the device of an attempt, in engine time."""
 
-    #: Begin of its first iteration there, and when it left; None: not yet.
+    #: When its first iteration there began, and when it left the device; None: not yet.
     began: float | None = None
     left: float | None = None
-    #: It was there before the attempt, so that its iteration under way began without the newcomer.
+    #: It was there before the attempt, so its present iteration began without the newcomer and does not count.
     before: bool = False
 
 
@@ -77,14 +77,14 @@ class Sample:
 class Attempt:
     """One more trial than c on one device."""
 
-    #: How many trials that makes.
+    #: How many trials the device then holds.
     tried: int
     device: int
     #: The trial that came last.
     newcomer: str
     #: Every trial that was on the device during the attempt.
     stays: dict[str, Stay]
-    #: Iterations of which it is not known yet which trials were there meanwhile.
+    #: Iterations for which it is not known yet which trials were on the device meanwhile.
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -94,14 +94,14 @@ class PackingSearch:
     def __init__(self, limit: int) -> None:
         #: The largest c that may be tried.
         self.limit = limit
-        #: The largest part of a device's memory that a trial was seen to need; None while none was.
+        #: The largest part of a device's memory that any trial has needed so far; None while nothing is known.
         self.memory: float | None = None
         #: The attempt under way; None between two.
         self.attempt: Attempt | None = None
         #: Nothing more is tried.
         self.over = False
-        #: By number of trials on a device, what their iterations took divided by what they take alone: of trials that
-        #: were timed alone, and of others.
+        #: By number of trials on a device: the seconds of each iteration divided by the seconds that it takes alone.
+        #: ``ratios`` has the trials that were timed alone; ``estimated_ratios`` has the others.
         self.ratios: dict[int, list[float]] = {}
         self.estimated_ratios: dict[int, list[float]] = {}
         #: Seconds of trials' first iterations, alone on a device.
@@ -112,7 +112,7 @@ class PackingSearch:
 
     @property
     def ceiling(self) -> int:
-        """How many trials a device may hold by ``limit`` and by the largest memory seen; 1 while none is known."""
+        """How many trials a device may hold by ``limit`` and by the largest memory seen; 1 while no memory is known."""
         if self.memory is None:
             return 1
         if not self.memory:
@@ -234,7 +234,10 @@ def _end_attempt(search: PackingSearch, attempt: Attempt) -> None:
 
 
 def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
-    """Turns samples into ratios where it is known by now which trials were there; drops those that were mixed."""
+    """Turns samples into ratios where it is known by now which trials were there.
+
+    A sample during which a trial came or left is dropped.
+    """
     undecided = []
     for sample in attempt.samples:
         present = _trials_present(attempt, sample)
@@ -247,14 +250,14 @@ def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
 
 
 def _trials_present(attempt: Attempt, sample: Sample) -> int | None:
-    """How many trials were there during the whole sample; 0 if one came or left meanwhile, None: not known yet."""
+    """How many trials were on the device during the whole sample; 0 if one came or left, None: not known yet."""
     present = 1
     begin = sample.end - sample.seconds
     for other, stay in attempt.stays.items():
         if other == sample.trial:
             continue
         if stay.began is None and stay.left is None:
-            return None  # it may have been loading then, or training already
+            return None  # the other trial may have been loading then, or training already
         since = stay.began if stay.began is not None else sample.end
         until = stay.left if stay.left is not None else sample.end
         shared = min(until, sample.end) - max(since, begin)
@@ -279,7 +282,7 @@ def _accepted(search: PackingSearch, tried: int) -> bool | None:
     if len(found) < ENOUGH_TO_ACCEPT:
         return None
     fewer = search.ratios.get(tried - 1) or search.estimated_ratios.get(tried - 1) or [1.0]
-    # Only the last step is asked: those before it were found to pay.
+    # Only the step from tried - 1 to ``tried`` has to pay: the steps before it were found to pay.
     if marginal_benefit(tried, median(found), median(fewer)) > PACKING_THRESHOLD:
         return True
     return False if len(own) >= ENOUGH_TO_REJECT or len(own) + len(estimated) >= ENOUGH_OF_ANY_TO_REJECT else None
@@ -323,7 +326,7 @@ def _may_be_joined(trial: Trial) -> bool:
 
 
 def _is_timed(trial: Trial) -> bool:
-    """It can be moved, will be there for long enough, and how fast such trials are alone is known."""
+    """Whether it can be moved, has enough iterations left, and the speed of such trials alone is known."""
     return trial.kind != "plain" and _is_long(trial) and trial.group.speed.base_seconds() is not None
 
 
