@@ -50,7 +50,8 @@ class Progress:
         self._engine, self._rungs = engine, rungs
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
-        #: Until there is a trial, this stands for the first one, so that its devices are there when it comes.
+        #: The work left, see `Valuation`. Before the first trial comes, a trial of unknown work stands for it, so that
+        #: the job gets a device in time.
         self._phases = [[JobInfo(1.0, UNKNOWN_S)]]
         self._done = 0.0
         self._peak = self.useful
@@ -122,9 +123,8 @@ class LeasedDevices:
     ``app``: the job's name at the arbiter. ``in_use``: whether anything runs on a device.
 
     Raises:
-        FluidTuneError: the arbiter cannot lease what one device or one trial of this job asks for, or it has another
-        app
-            of that name.
+        FluidTuneError: a device of this job is not one whole GPU (or core), a trial needs several at once, or the
+            arbiter refuses the job, for example because it has an app of that name.
     """
 
     def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool]):
@@ -135,8 +135,8 @@ class LeasedDevices:
                 f"single ones: ask for 1 {unit} per trial, or run without arbiter"
             )
         if plan.share > 1:
-            # Leases come one by one. Such a trial needs all its GPUs at once and on one node: the first ones would
-            # idle.
+            # Such a trial needs all its devices at once and on one node, and leases come one by one: the first devices
+            # would idle until the last one comes.
             raise FluidTuneError(
                 f"a trial asks for {plan.share:g} {unit}s at once; the arbiter leases them one by one: "
                 f"ask for 1 {unit} per trial (an elastic one grows), or run without arbiter"
@@ -154,7 +154,7 @@ class LeasedDevices:
         self._numbers: dict[str, int] = {}
         #: Devices whose leases end and are not renewed -> whether `leaving` has named them.
         self._ending: dict[int, bool] = {}
-        #: Device -> token of its lease, whose placement group a worker found removed.
+        #: By device whose placement group a worker found removed: the token of its lease.
         self._revoked: dict[int, int] = {}
         #: Device -> the time since which the job has had no use for it.
         self._spare: dict[int, float] = {}
@@ -181,7 +181,7 @@ class LeasedDevices:
             self._revoked[device] = self._leases[device].token
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`. A device that has to be left is gone as soon as nothing runs on it.
+        """See `DeviceSource.poll`. A device whose lease is not renewed is gone as soon as nothing runs on it.
 
         Raises:
             FluidTuneError: the arbiter has refused this job.

@@ -1,8 +1,8 @@
 """The leader of every trial: the worker that hosts the trial and answers Tune.
 
 A leader is loaded with its trial, gets Tune's tasks one by one, and its answers go to Tune, to the engine and to the
-log. A trial that is to move leaves its leader at a point from which it can go on. Losses are `trial_recovery`'s,
-further workers of a trial `resizer`'s.
+log. A trial that is to move leaves its leader at a point from which it can go on. `trial_recovery` handles the loss of
+workers, and `resizer` the further workers of a trial.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TrialLeaders:
         self._dispatch.request_worker(WorkerRequest(first, others, on_worker, still_wanted, on_death))
 
     def leader_loaded(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        """The worker answered `load`. None: the trial stands in it."""
+        """The worker answered `load`. ``value`` None: the trial is loaded in it."""
         if run.leader is not worker:
             return  # the trial ended while it was being loaded
         if isinstance(value, RayActorError):
@@ -98,7 +98,7 @@ class TrialLeaders:
             self._callbacks.tell_started(run.ticket)
 
     def _trial_recovered(self, run: TrialRun) -> None:
-        """The trial stands in a new worker where its last commit or checkpoint left it: go on with Tune's tasks."""
+        """The trial is loaded in a new worker, at its last commit or checkpoint: go on with Tune's tasks."""
         assert run.leader is not None
         run.live = True
         self._actors.set_live(run.ticket, run.leader.actor)
@@ -121,14 +121,14 @@ class TrialLeaders:
                 self._move_trial(run)
                 return
             if self._job.trials.can_save(run.trial):
-                # It is asked for a checkpoint of this very iteration, as Tune would before a pause.
+                # The trial is asked for a checkpoint of its newest iteration, as Tune would before a pause.
                 task = Task("save", (), {}, None, None)
                 run.tasks.appendleft(task)
         task.issued = True
         method = getattr(run.leader.actor, task.method)
         if task.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            # The leader keeps it until a boundary at which the new workers have announced themselves.
+            # The leader keeps ``reform`` until a boundary at which the new workers have announced themselves.
             reform, run.reform = run.reform, None
             run.reforming = run.reforming or reform is not None
             ticket = self._job.lane_ticket(run)
@@ -158,7 +158,7 @@ class TrialLeaders:
         if task.method == "save" and task.on_result is None:
             run.trial.on_checkpoint(value)
         if task.method == "restore" and isinstance(value, int):
-            run.delivered = value  # another number after a restore of another trial's checkpoint
+            run.delivered = value  # it changes when another trial's checkpoint was restored
         self.issue_next_task(run)
         if isinstance(value, Exception):
             self._callbacks.tell_error(run.ticket, task, value)
@@ -187,11 +187,11 @@ class TrialLeaders:
             self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.busy))
             self._job.iteration_reported(run, reply)
         if run.kind == "elastic" and not run.gang and len(run.wanted) > run.width and not run.resizing:
-            # It was started on several devices before its loop could say where the others find it.
+            # The trial was started on several devices, and only now has its loop said where followers find the leader.
             self._resizer.begin_resize(run)
 
     def _kind_found(self, run: TrialRun, kind: m.Kind) -> None:
-        """The trial has shown its kind: runs of the same trainable that wait are taken to be of the same."""
+        """The trial has shown its kind: waiting runs of the same trainable are taken to be of this kind, too."""
         self._job.trials.kind_found(run.trial, kind)
         self._job.log.write("kind_found", trial=run.id, kind=kind)
         for alike in (run, *self._runs.unknown_alike(run)):
