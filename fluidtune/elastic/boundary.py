@@ -1,8 +1,9 @@
 """What happens at a boundary, in which order, and how a worker enters its trial's group.
 
-At a boundary the leader takes the host's request and sends its order to the others (go on, re-form, stop or end). All
-re-form if the order says so, every follower in a new group receives the leader's state, and the leader commits.
-Everything here runs in the loop's thread; the host's requests come through `HostRequests`.
+At a boundary the leader takes the host's request and sends its order to the others (go on, re-form, stop or end). If
+the order says so, all re-form, and every follower in the new group receives the leader's state. Then the leader
+commits, if that is worth its price. Everything here runs in the loop's thread; the host's requests come through
+`HostRequests`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_surviv
 from .membership import Address, Reform
 
 #: Seconds that a joiner waits for the leader's call before it looks whether the host has asked for something else.
-#: Judgement: short for a person who waits for a trial to end; the wait itself looks far more often for the call.
+#: Judgement: short for a person who waits for a trial to end. Within this time the backend looks for the call far more
+#: often.
 _CALL_WAIT_S = 0.2
 
 
@@ -64,9 +66,10 @@ class GroupMember:
         self._group = backend
         self._requests = requests
         self._members: tuple[str, ...] = (worker,)
-        #: A joiner that has no state so far, as its function is at an earlier `epochs` call: where the trial is.
+        #: In a joiner that has not received the trial's state yet: the position of the trial. The joiner's function may
+        #: still be at an earlier `epochs` call.
         self._ahead: TrialPosition | None = None
-        #: What has ended this loop.
+        #: The exception that ended this loop; None while the loop goes on.
         self._over: BaseException | None = None
 
     # -- the view of the loop's parts, see `GroupView` --
@@ -88,7 +91,7 @@ class GroupMember:
 
     @property
     def backend(self) -> CollectiveBackend:
-        """See `GroupView`: user code may have swallowed what ended this loop."""
+        """See `GroupView`. The exception that ended the loop is raised again, since user code may have swallowed it."""
         if self._over is not None:
             raise self._over
         return self._group
@@ -102,7 +105,7 @@ class GroupMember:
         self.elastic = True
 
     def begin(self, start: int, *, counted: bool) -> int | None:
-        """The boundary before a loop's first epoch. The epoch to run, or None if this loop was done before.
+        """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop.
 
         ``counted``: ``start`` is the epoch that the loop's own state has reached (from a checkpoint of the user's).
         """
@@ -143,7 +146,7 @@ class GroupMember:
         return self.come_to(epoch)
 
     def come_to(self, epoch: int) -> int:
-        """A boundary of a member: obey the leader, or be it. ``epoch`` runs next.
+        """A boundary of a member: give the order as the leader, or obey it. ``epoch`` runs next.
 
         Raises:
             Left: the trial or this worker's part in it is over.
@@ -176,7 +179,7 @@ class GroupMember:
         return epoch
 
     def end(self) -> None:
-        """The function has returned: in all workers, or the others stand at a boundary, and end there."""
+        """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
         order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None)
         if order is not None and order.kind != "end":
             raise RuntimeError(
@@ -199,7 +202,7 @@ class GroupMember:
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order)
         except GroupLost:
-            if order is not None and order.reform is not None:  # nobody heard it: there may be another boundary
+            if order is not None and order.reform is not None:  # nobody heard it: keep it for another boundary
                 with self._requests.changed:
                     self._requests.reform = self._requests.reform or order.reform
             raise
@@ -240,13 +243,13 @@ class GroupMember:
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def _join(self, members: tuple[str, ...], generation: float) -> None:
-        """Form this generation and take the leader's state; ``members`` have all been in the trial before."""
+        """Form this generation and take the leader's state. This worker was in the group before, see `_enter`."""
         rank, world = members.index(self.worker), len(members)
-        self._members = members  # also if one dies now: the others go on among these
+        self._members = members  # set first: if one of them dies while the group forms, the others recover
         assert self.address is not None
         try:
             self._group.form(self.address, generation, rank, world)
-        except GroupLost as error:  # this worker is alone now, and not a trial: nothing may go on
+        except GroupLost as error:  # this worker is alone now: its loop must not go on as if it were the trial
             self._over = error
             raise
         if world > 1:
@@ -281,7 +284,7 @@ class GroupMember:
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def _receive(self, position: TrialPosition) -> None:
-        """All in a new group: take the leader's state; a follower also gets random streams of its own."""
+        """Called by every member of a new group: take the leader's state. A follower gets its own random streams."""
         self._ahead = None
         self.position.epoch, self.position.iteration = position.epoch, position.iteration
         self.state.broadcast(self._group)
@@ -296,9 +299,9 @@ class GroupMember:
     # -- when a worker died --
 
     def recover(self) -> None:
-        """After a `GroupLost`: go on in a group of those that are left, under their leader; see `ElasticSession.mend`.
+        """After a `GroupLost`: go on in a group of the workers that are left, under the leader.
 
-        If another worker dies meanwhile, it is tried again with fewer.
+        If another worker dies meanwhile, the rest form a smaller group. See also `ElasticSession.mend`.
         """
         started = time.perf_counter()
         for last in [False] * (MOST_RECOVERIES - 1) + [True]:
@@ -320,7 +323,7 @@ class GroupMember:
         self.last_reform = (generation, time.perf_counter() - started)
 
     def _drop_request_for(self, gone: set[str]) -> None:
-        """A request that is to bring in a worker that just died would wait for it; the host will send another."""
+        """Drop a request whose group includes a worker that just died; the host will send another request."""
         with self._requests.changed:
             if self._requests.reform is not None and gone & set(self._requests.reform.members):
                 self._requests.reform = None

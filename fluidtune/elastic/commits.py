@@ -83,11 +83,11 @@ class CommitStore:
 
     Args:
         folder: where the commits are, in ``files``.
-        files: None: folders of this machine.
+        files: the storage; None: this machine's file system.
         budget: the share of the time that committing may cost.
-        moved: for commits that an older FluidTune has written: (module, name) of what they contain, as that version
-            named it, to its (module, name) now.
-        clock: seconds.
+        moved: for commits that an older FluidTune has written: the (module, name) that a class had in that version, to
+            the (module, name) that it has now.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class CommitStore:
         #: Seconds that each of the last commits took, snapshot and writing. The initial 0 keeps the first commit, which
         #: also imports modules and creates folders, from counting alone.
         self._costs: deque[float] = deque([0.0], maxlen=3)
+        #: When the last commit began; None before the first.
         self._last: float | None = None
+        #: Why the last commit could not be written; None if it could.
         self._error: Exception | None = None
 
     def offer(self, make: Callable[[], Commit], *, force: bool = False) -> bool:
