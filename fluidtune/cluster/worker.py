@@ -87,7 +87,7 @@ class IterationReply:
 #: The gate of a device that is not shared by lanes.
 _FREE = contextlib.nullcontext()
 
-#: The number of the emulated device that a worker process stands for.
+#: The environment variable with the number of the emulated device that a worker process stands for.
 DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 
@@ -96,7 +96,7 @@ class WorkerInfo:
     """Who a worker is.
 
     ``pid``, ``gpus``: its process id and the ids of its GPUs. ``mps``: whether it is a client of MPS; None: it was not
-    to be one. ``why``: why it is not.
+    asked to be one. ``why``: why it could not become one.
     """
 
     pid: int
@@ -152,7 +152,7 @@ def _in_use(session: ElasticSession) -> ElasticSession:
 
 
 def _storage(spec: LoadSpec) -> Any | None:
-    """Tune's storage, where the trial's commits go; None: it makes none."""
+    """Tune's storage, where the trial's commits go; None: the trial makes no commits."""
     return None if spec.emulation is not None else spec.kwargs.get("storage")
 
 
@@ -174,7 +174,7 @@ class Worker:
         self._name = name
         self._baseline = ProcessBaseline()
         self._trainable: Trainable | None = None
-        #: Its session of the trial; at most one of the two is set.
+        #: The session of the hosted trial: the first one in its leader, the second one in a follower.
         self._session: LeaderSession | None = None
         self._following: FollowerSession | None = None
         self._spec: LoadSpec | None = None
@@ -194,7 +194,7 @@ class Worker:
     # --- a trial's leader
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
-        """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged.
+        """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
 
         Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
         """
@@ -292,7 +292,7 @@ class Worker:
         return reply
 
     def _iterate(self) -> dict[str, Any]:
-        """One iteration. A class trainable comes to its boundary before it."""
+        """One iteration. An elastic class trainable comes to its boundary before the iteration."""
         trainable, session, reports = self._trainable, self._session, self._reports
         assert trainable is not None and session is not None and reports is not None
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
@@ -434,7 +434,7 @@ class Worker:
             self._follower = None
         if trainable is not None:
             if leading is not None and leading.is_elastic:
-                _leave_in_order(trainable, leading)  # it notes in its last commit what was reported
+                _leave_in_order(trainable, leading)  # the last commit also has the results that were reported
             self._trainable = None
             runner = ray_trainable.training_thread()
             try:
