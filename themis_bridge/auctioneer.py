@@ -2,8 +2,9 @@
 
 A round has two stages, each of which waits for answers. In the first one every app is asked for its rho. Then the
 policy chooses bidders; in the second stage they are offered the GPUs and send bids. At the end the policy's decision
-becomes leases. A stage ends when all answers are there, or at its deadline without those that are late. (The paper's
-visibility phase, section 4.2.2, is both stages, its allocation phase what follows.) `policy` decides who bids and wins.
+becomes leases. A stage ends when all answers are there, or at its deadline without those that are late. (Both stages
+together are the visibility phase of the paper, section 4.2.2. The decision and the leases are its allocation phase.)
+`policy` decides which apps bid and which win.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 #: A lease is offered at least this often before it ends. Judgement: in one round the bidders may be late.
 OFFERS_IN_NOTICE = 4
-#: What an answer that does not have the types of `messages` makes the checks raise.
+#: The exceptions of the checks, for an answer that cannot be true or does not have the types of `messages`.
 BAD_ANSWER = (ThemisError, TypeError, AttributeError)
 
 
@@ -111,7 +112,7 @@ class Auctioneer:
             else:
                 self._clear(round_)
         except Exception:
-            # A round that stayed open would be the last one.
+            # If this round stayed open, no other round could ever begin.
             logger.exception("themis: round %d failed; nothing is leased in it", round_.number)
             self.failed += 1
             self._settle(round_, Outcome())
@@ -186,7 +187,7 @@ class Auctioneer:
         self._settle(round_, self._policy.decide(situation, round_.bids) if round_.offer else Outcome())
 
     def _settle(self, round_: Round, outcome: Outcome) -> None:
-        """Make leases of an outcome: grant what is free, renew, and promise the heir what its holder has to leave."""
+        """Make leases of an outcome: grant free GPUs, renew leases, and promise the other GPUs to their heirs."""
         state = self._state
         self.round = None
         told = set()
@@ -207,7 +208,7 @@ class Auctioneer:
                     lease.leftover = leftover
                     told.add(winner)
             else:
-                # If there is no winner, nothing is promised: the lease is offered again, and the GPU free at its end.
+                # Without a winner nothing is promised: the lease is offered again, and at its end the GPU is free.
                 if winner is not None:
                     self._promise(lease, winner, leftover)
                 told.add(lease.app)
@@ -228,7 +229,7 @@ class Auctioneer:
         return self._given or Themis(self._state.settings.f)
 
     def _situation(self, round_: Round) -> Situation:
-        """What the policy decides on; an app's rho is multiplied by its weight and divided by its doubt."""
+        """The facts for the policy. In them an app's rho is multiplied by its weight and divided by its doubt."""
         state = self._state
         reports = {app: report for app, report in round_.reports.items() if app in state.apps}
         held = {
