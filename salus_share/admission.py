@@ -1,7 +1,8 @@
 """Who is admitted to a device, into which lane, and who must leave to make room.
 
 Pure: events in, instructions out. It knows no clock, process or torch; the lane service, the twin and the tests drive
-the same `Admission`. Whose iteration runs next is decided in `turns`; which trials come to a device, by the caller.
+the same `Admission`. `turns` decides which job runs the next iteration. The caller decides which trials come to a
+device. "2.1" is the condition in `lanes` under which jobs fit a device.
 
     waiting --Admit--> resident --Pause--> leaving
        ^                                      |
@@ -41,7 +42,7 @@ class Job:
     name: str
     #: The whole device while nobody knows the job's need.
     need: Need
-    #: Of a resident, as the last `Served` or `Progress` said.
+    #: For a resident: as the last `Served` or `Progress` said.
     standing: Standing
     #: The token of its last admission; 0 before the first.
     token: int = 0
@@ -94,8 +95,8 @@ class Admission:
     def restore(self, residents: Iterable[Resident], tokens: int) -> list[Instruction]:
         """Begin with jobs that are on the device already, in their lanes. ``tokens``: the last token given out.
 
-        Where 2.1 would not hold, the largest jobs are told to leave. Until they have left, they are recorded with what
-        memory is free instead of what they hold.
+        If 2.1 would not hold with all of them, the largest jobs are told to leave. Until such a job has left, it is
+        recorded with the memory that the others leave free, instead of the memory that it holds.
         """
         self._tokens = tokens
         out: list[Instruction] = []
@@ -219,7 +220,7 @@ class Admission:
                 continue
             pauses = self._make_room(job)
             if pauses is not None:
-                # What they free is this job's: no job behind it may have it meanwhile.
+                # The memory that the residents free is for this job: no job behind it may get it first.
                 out += pauses
                 break
             if job.passed >= self.policy.patience:
@@ -257,7 +258,7 @@ class Admission:
         return sorted(self._waiting.values(), key=lambda job: (self.policy.entry(job.standing), job.standing.arrival))
 
     def _why_never(self, name: str, need: Need) -> str | None:
-        """Why the job can never be admitted, None if it can. Raises SalusError unless the need is two amounts."""
+        """Why the job can never be admitted, None if it can. Raises SalusError if the need has an invalid amount."""
         total = amount(need.persistent, f"persistent memory of {name!r}")
         total += amount(need.ephemeral, f"ephemeral memory of {name!r}")
         if total <= self.table.capacity:
