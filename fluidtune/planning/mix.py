@@ -30,34 +30,40 @@ class Step:
     configuration: Configuration
 
 
-#: How many numbers of trials that get whole devices `Pricer` compares. Judgement: more find little and take longer.
+#: `Pricer` compares configurations with 0 and with up to this many other numbers of trials that get whole devices.
+#: Judgement: with more numbers the result is hardly better and takes longer.
 _TRIED = 8
 
 
 class Pricer:
     """Finds the configuration with the largest sum of weight * gain.
 
-    Up to some number of trials, those of largest weight, get whole devices, each further device where it adds most
-    (gains are concave in whole devices for as long as another one pays). Others share the remaining devices as evenly
-    as a packing limit of 2, 3, ... c allows. For a few numbers of trials, every division of the devices between the two
-    kinds is valued at once. The result is not always the best. On more than `_TRIED` devices not every number is tried.
-    Where alphas differ, it is settled last which trials share. No device mixes shares of different sizes, such as 1/2,
-    1/4 and 1/4, which can pay only where alphas differ.
+    Some trials, those of largest weight, get whole devices. Each whole device goes where it adds most (gains are
+    concave in whole devices for as long as another one pays). The other trials share the remaining devices as evenly as
+    a packing limit of 2, 3, ... c allows. A few limits on the number of trials with whole devices are tried. For each
+    of them, all numbers of whole devices are valued at once.
+
+    The result is not always the best. On more than `_TRIED` devices not every limit is tried. Which trials share is
+    decided last, although it matters where alphas differ. No device mixes shares of different sizes, such as 1/2, 1/4
+    and 1/4, which can pay only where alphas differ.
     """
 
     def __init__(self, modes: Modes) -> None:
         self.modes = modes
         trials = len(modes.ids)
-        #: What each further whole device adds, by trial.
+        #: By trial: the gain that each further whole device adds.
         self.steps: Floats = np.diff(modes.gains[:, modes.c - 1 :], axis=1, prepend=0.0)
         #: Row p - 1 holds every trial's gain on a share 1/p.
         self.share_gains: Floats = np.ascontiguousarray(modes.gains[:, modes.c - 1 :: -1][:, : modes.c].T)
-        #: The numbers tried of trials that may get whole devices.
+        #: The limits that are tried on the number of trials with whole devices.
         self.tried = np.unique(np.linspace(0, min(modes.n, trials), _TRIED + 1).astype(int))
         self._sums: Floats = np.zeros((modes.c, trials + 1))
 
     def best(self, weights: Floats) -> tuple[float, Configuration, Floats]:
-        """(value, configuration, gain of every trial in it) for the weights >= 0 of a unit of each trial's work."""
+        """(value, configuration, gain of every trial in it), where the value is the sum of weight * gain.
+
+        ``weights``: by trial, >= 0.
+        """
         n, c, widest = self.modes.n, self.modes.c, self.steps.shape[1]
         trials = len(weights)
         order = np.argsort(-weights, kind="stable")
@@ -65,7 +71,7 @@ class Pricer:
         steps = (self.steps[first] * weights[first][:, None]).ravel()
         ranked = np.argsort(-steps, kind="stable")
         ranked = ranked[steps[ranked] > 0]
-        # By number tried and number of devices given out whole: what these are worth, and how many trials have them.
+        # By limit and number of whole devices given out: what these devices are worth, and how many trials have them.
         worth = np.full((len(self.tried), n + 1), -np.inf)
         served = np.zeros((len(self.tried), n + 1), dtype=int)
         worth[:, 0] = 0.0
@@ -98,7 +104,7 @@ class Pricer:
         return value, configuration, gains
 
     def _sum(self, packed: Integers, begin: Integers, end: Integers) -> Floats:
-        """What the trials from rank ``begin`` to ``end`` are worth on shares 1/packed."""
+        """The value of the trials from rank ``begin`` to ``end`` (by weight) when each has a share 1/packed."""
         row = np.clip(packed - 1, 0, self.modes.c - 1)
         summed: Floats = self._sums[row, end] - self._sums[row, begin]
         return summed
@@ -106,17 +112,17 @@ class Pricer:
     def _configure(
         self, weights: Floats, order: Integers, whole: Integers, fewer: int, roomy: int, sharing: int
     ) -> Configuration:
-        """The configuration of a division.
+        """The configuration that a division of the devices gives.
 
-        ``whole``: the further whole devices given out, as indices of steps. ``sharing`` trials share devices, ``roomy``
-        of them with ``fewer`` trials per device, the others with one more.
+        ``whole``: the whole devices given out, each as its index in the flattened ``steps`` of `best`. ``sharing``
+        trials share devices: ``roomy`` of them with ``fewer`` trials per device, the others with one more.
         """
         c, widest = self.modes.c, self.steps.shape[1]
         configuration: Configuration = np.full(len(weights), -1)
         widths = np.bincount(whole // widest, minlength=0)
         configuration[order[: len(widths)]] = np.where(widths > 0, widths + c - 2, -1)
         if sharing:
-            # It is known only now how many share a device, and so which trials their alphas make best for that.
+            # Only now is it known how many trials share a device, and so which trials lose least by sharing.
             gains = self.share_gains[fewer - 1 if roomy == sharing else fewer] * weights
             rest = order[len(widths) :]
             rest = rest[np.argsort(-gains[rest], kind="stable")]
@@ -128,9 +134,10 @@ class Pricer:
 def hedge(modes: Modes, pricer: Pricer, step: float, eagerness: float, prior: Floats) -> tuple[list[Step], Floats]:
     """Runs the group in steps of at most ``step`` seconds. Returns the steps, and weights to use as a prior.
 
-    A trial's weight is ``prior * exp(eagerness * part of its work left) / height``. A large eagerness keeps all trials
-    equally far; with a small one the prior matters more. The weights are dual to the makespan: those returned gave the
-    largest lower bound on it.
+    A trial's weight is ``prior * exp(eagerness * part of its work left) / height``. A large eagerness keeps the parts
+    of work left equal; with a small one the prior matters more. The weights are dual to the makespan: each step's
+    weights give a lower bound on it. Those that gave the largest bound are returned, without the division by the
+    height.
     """
     left = np.ones(len(modes.ids))
     steps: list[Step] = []
