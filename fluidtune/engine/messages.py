@@ -18,7 +18,8 @@ Kind = Literal["plain", "checkpointing", "elastic"]
 #: Searched-over hyperparameters of a trial, (name, value).
 Traits = tuple[tuple[str, str], ...]
 
-#: How a trial's run ended: through Tune, or "paused" after a `Suspend`. A paused trial comes back with a later `TrialAdded`.
+#: How a trial's run ended: through Tune, or "paused" after a `Suspend`. A paused trial comes back with a later
+#: `TrialAdded`.
 Ending = Literal["paused", "stopped", "failed"]
 
 
