@@ -243,7 +243,7 @@ class GroupMember:
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def _join(self, members: tuple[str, ...], generation: float) -> None:
-        """Form this generation and take the leader's state. This worker was in the group before, see `_enter`."""
+        """Form this generation and take the leader's state. A joiner calls `_enter` instead."""
         rank, world = members.index(self.worker), len(members)
         self._members = members  # set first: if one of them dies while the group forms, the others recover
         assert self.address is not None
@@ -323,7 +323,7 @@ class GroupMember:
         self.last_reform = (generation, time.perf_counter() - started)
 
     def _drop_request_for(self, gone: set[str]) -> None:
-        """Drop a request whose group includes a worker that just died; the host will send another request."""
+        """Drop a request that would wait for a worker that just died; the host will send another one."""
         with self._requests.changed:
             if self._requests.reform is not None and gone & set(self._requests.reform.members):
                 self._requests.reform = None
