@@ -85,7 +85,7 @@ class IterationReply:
 
 
 #: The gate of a device that is not shared by lanes.
-_FREE = contextlib.nullcontext()
+_NO_GATE = contextlib.nullcontext()
 
 #: The environment variable with the number of the emulated device that a worker process stands for.
 DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
@@ -156,7 +156,7 @@ def _storage(spec: LoadSpec) -> Any | None:
     return None if spec.emulation is not None else spec.kwargs.get("storage")
 
 
-def _use_none(emulating: bool) -> None:
+def _drop_session(emulating: bool) -> None:
     if emulating:
         emulated.use_host(None)
         return
@@ -176,11 +176,11 @@ class Worker:
         self._trainable: Trainable | None = None
         #: The session of the hosted trial: the first one in its leader, the second one in a follower.
         self._session: LeaderSession | None = None
-        self._following: FollowerSession | None = None
+        self._follower_session: FollowerSession | None = None
         self._spec: LoadSpec | None = None
         self._reports: ReportedResults | None = None
         self._has_checkpoint = False
-        self._follower: LoopThread | None = None
+        self._follower_loop: LoopThread | None = None
         self._lane: LaneMember | None = None
         self._gpu = GpuProbe()
 
@@ -256,7 +256,7 @@ class Worker:
         while True:
             started = time.perf_counter()
             try:
-                with self._lane.iteration() if self._lane is not None else _FREE:
+                with self._lane.iteration() if self._lane is not None else _NO_GATE:
                     result = self._iterate()
             except GroupLost as error:
                 return IterationReply({}, self._kind(), 0.0, lost=str(error))
@@ -379,7 +379,7 @@ class Worker:
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = _storage(spec)
-        session = self._following = _follower_session(
+        session = self._follower_session = _follower_session(
             spec,
             self._name,
             commits=None if storage is None else follower_commit_store(storage, self._name),
@@ -391,7 +391,7 @@ class Worker:
             loop = LoopThread(session, ray_trainable.training_function(trainable), trainable.config)
         else:
             loop = LoopThread(session, _step_for_ever, trainable)
-        self._follower = loop.start()
+        self._follower_loop = loop.start()
         while loop.outcome is None:
             if session.wait_ready(timeout=0.2):
                 return None
@@ -400,9 +400,9 @@ class Worker:
 
     def enter(self, reform: Reform) -> str | None:
         """Enter the group, and follow until dismissed. Returns the error of the trial's code; None: no error."""
-        assert self._following is not None and self._follower is not None
-        self._following.enter(reform)
-        outcome = self._follower.join()
+        assert self._follower_session is not None and self._follower_loop is not None
+        self._follower_session.enter(reform)
+        outcome = self._follower_loop.join()
         assert outcome is not None
         return repr(outcome.error) if outcome.kind == "failed" else None
 
@@ -424,14 +424,14 @@ class Worker:
                 lane.leave()
 
     def _unload(self) -> str | None:
-        trainable, leading, following = self._trainable, self._session, self._following
-        self._session = self._following = self._reports = trouble = None
-        if self._follower is not None:
+        trainable, leading, following = self._trainable, self._session, self._follower_session
+        self._session = self._follower_session = self._reports = trouble = None
+        if self._follower_loop is not None:
             if following is not None:
                 following.leave()
-            if self._follower.join(timeout=5.0) is None:
+            if self._follower_loop.join(timeout=5.0) is None:
                 trouble = "the follower's loop did not end"
-            self._follower = None
+            self._follower_loop = None
         if trainable is not None:
             if leading is not None and leading.is_elastic:
                 _leave_in_order(trainable, leading)  # the last commit also has the results that were reported
@@ -449,7 +449,7 @@ class Worker:
         if session is not None and trouble is None:
             session.close()
         if self._spec is not None:
-            _use_none(self._spec.emulation is not None)
+            _drop_session(self._spec.emulation is not None)
         self._spec = None
         del trainable, session, leading, following
         return trouble or self._baseline.restore()
