@@ -25,6 +25,7 @@ from fluidtune.ray_compat.controller import (
     before_cleanup,
     replace_actor_manager,
 )
+from fluidtune.tune.manager_parts import ManagerParts
 from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.resizer import Resizer
 from fluidtune.tune.run_table import RunTable
@@ -87,11 +88,10 @@ class FluidActorManager(ActorManager):
         self._callbacks = TuneCallbacks()
         emit = self._emit
         self._dispatch = WorkerDispatch(job, self._calls, emit)
-        self._recovery = TrialRecovery(job, self, self._runs, self._calls, self._callbacks, self._dispatch, emit)
-        self._resizer = Resizer(job, self._calls, self._dispatch, self._recovery, emit)
-        self._leaders = TrialLeaders(
-            job, self, self._runs, self._calls, self._callbacks, self._dispatch, self._recovery, self._resizer, emit
-        )
+        parts = ManagerParts(job, self, self._runs, self._calls, self._callbacks, self._dispatch, emit)
+        self._recovery = TrialRecovery(parts)
+        self._resizer = Resizer(parts, self._recovery)
+        self._leaders = TrialLeaders(parts, self._recovery, self._resizer)
         self._events += job.begin(wait_s=FIRST_DEVICE_WAIT_S)
 
     def _emit(self, event: m.Event) -> None:

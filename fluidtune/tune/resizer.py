@@ -7,7 +7,6 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,29 +16,18 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
 from fluidtune.tune.job_log import REASON_LENGTH
-from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.manager_parts import ManagerParts
 from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import TrialRun
-from fluidtune.tune.tuning_job import TuningJob
-from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
+from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerRequest
 
 
 class Resizer:
-    """Belongs to one manager. ``emit`` hands an event to the engine; ``recovery`` takes over when a group breaks."""
+    """Belongs to one manager, whose ``parts`` it shares; ``recovery`` takes over when a group breaks."""
 
-    def __init__(
-        self,
-        job: TuningJob,
-        calls: RayCalls,
-        dispatch: WorkerDispatch,
-        recovery: TrialRecovery,
-        emit: Callable[[m.Event], None],
-    ):
-        self._job = job
-        self._calls = calls
-        self._dispatch = dispatch
+    def __init__(self, parts: ManagerParts, recovery: TrialRecovery):
+        self._job, self._calls, self._dispatch, self._emit = parts.job, parts.calls, parts.dispatch, parts.emit
         self._recovery = recovery
-        self._emit = emit
 
     def begin_resize(self, run: TrialRun) -> None:
         """Bring the workers of an elastic trial to the devices ``run.wanted``."""

@@ -8,7 +8,6 @@ workers, and `resizer` the further workers of a trial.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,43 +17,24 @@ from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import IterationReply
 from fluidtune.engine import messages as m
-from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.tune.job_log import REASON_LENGTH
-from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.manager_parts import ManagerParts
 from fluidtune.tune.resizer import Resizer
-from fluidtune.tune.run_table import RunTable
 from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import Task, TrialRun
-from fluidtune.tune.tune_callbacks import TuneCallbacks
-from fluidtune.tune.tuning_job import TuningJob
-from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest, stopped_patience
+from fluidtune.tune.worker_dispatch import WorkerRequest, stopped_patience
 
 
 class TrialLeaders:
-    """Belongs to one manager. ``actors`` is what Tune sees; ``emit`` hands an event to the engine."""
+    """Belongs to one manager, whose ``parts`` it shares."""
 
-    def __init__(
-        self,
-        job: TuningJob,
-        actors: ActorManager,
-        runs: RunTable,
-        calls: RayCalls,
-        callbacks: TuneCallbacks,
-        dispatch: WorkerDispatch,
-        recovery: TrialRecovery,
-        resizer: Resizer,
-        emit: Callable[[m.Event], None],
-    ):
-        self._job = job
-        self._actors = actors
-        self._runs = runs
-        self._calls = calls
-        self._callbacks = callbacks
-        self._dispatch = dispatch
+    def __init__(self, parts: ManagerParts, recovery: TrialRecovery, resizer: Resizer):
+        self._job, self._actors, self._runs = parts.job, parts.actors, parts.runs
+        self._calls, self._callbacks, self._dispatch = parts.calls, parts.callbacks, parts.dispatch
+        self._emit = parts.emit
         self._recovery = recovery
         self._resizer = resizer
-        self._emit = emit
 
     # --- a new leader
 

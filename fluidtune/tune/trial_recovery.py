@@ -11,35 +11,19 @@ from collections.abc import Callable
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
-from fluidtune.ray_compat.controller import ActorManager
-from fluidtune.tune.ray_calls import RayCalls, first_line
-from fluidtune.tune.run_table import RunTable
+from fluidtune.tune.manager_parts import ManagerParts
+from fluidtune.tune.ray_calls import first_line
 from fluidtune.tune.trial_run import TrialRun
-from fluidtune.tune.tune_callbacks import TuneCallbacks
-from fluidtune.tune.tuning_job import TuningJob
-from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch
+from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S
 
 
 class TrialRecovery:
-    """Belongs to one manager. ``actors`` is what Tune sees; ``emit`` hands an event to the engine."""
+    """Belongs to one manager, whose ``parts`` it shares."""
 
-    def __init__(
-        self,
-        job: TuningJob,
-        actors: ActorManager,
-        runs: RunTable,
-        calls: RayCalls,
-        callbacks: TuneCallbacks,
-        dispatch: WorkerDispatch,
-        emit: Callable[[m.Event], None],
-    ):
-        self._job = job
-        self._actors = actors
-        self._runs = runs
-        self._calls = calls
-        self._callbacks = callbacks
-        self._dispatch = dispatch
-        self._emit = emit
+    def __init__(self, parts: ManagerParts):
+        self._job, self._actors, self._runs = parts.job, parts.actors, parts.runs
+        self._calls, self._callbacks, self._dispatch = parts.calls, parts.callbacks, parts.dispatch
+        self._emit = parts.emit
 
     def leader_died(self, run: TrialRun, worker: PooledWorker | None, error: Exception) -> None:
         """The process of the trial's leader is dead; None: the leader was taken off the trial meanwhile."""
