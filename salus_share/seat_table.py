@@ -24,7 +24,7 @@ from pathlib import Path
 from salus_share.errors import SalusError
 from salus_share.packing import SEATS
 from salus_share.policies import Standing
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Other
+from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts
 
 MAGIC, VERSION = 0x5A105, 1
 #: The name of the table's file, in the device's directory. Older versions have the same, so that trials of both never
@@ -190,18 +190,31 @@ class SeatTable:
         """The seats of the trials of a lane that may pass its gate."""
         return {seat.index: seat for seat in self.seats() if seat.lane == lane and seat.state in ADMITTED}
 
-    def others(self, index: int, lane: int) -> list[Other]:
-        """The trials of a lane that may pass its gate, but for the one with this seat."""
+    def others(self, index: int, lane: int) -> tuple[bool, float | None]:
+        """See `turns.Seats`. The clock is `turns.lane_clock` of the same trials."""
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
-        found = []
+        busy, clock = False, None
         for other in range(used):
             if other != index:
                 at = _FIRST_SEAT + other * _SIZE
                 state, _, _, its_lane = _PASS.unpack_from(self._map, at)
                 if its_lane == lane and state in ADMITTED:
                     _, service, _, last_s = _COUNTS.unpack_from(self._map, at + _COUNTS_AT)
-                    found.append((state, service, last_s))
-        return found
+                    busy = busy or state != IDLE
+                    began = service if state == INSIDE else service - last_s
+                    if clock is None or began > clock:
+                        clock = began
+        return busy, clock
+
+    def busy(self, index: int, lane: int) -> bool:
+        """See `turns.Seats`."""
+        (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
+        for other in range(used):
+            if other != index:
+                state, _, _, its_lane = _PASS.unpack_from(self._map, _FIRST_SEAT + other * _SIZE)
+                if its_lane == lane and state != IDLE and state in ADMITTED:
+                    return True
+        return False
 
     def counts(self, index: int) -> Counts:
         """What iterations changed of a trial so far."""

@@ -43,8 +43,6 @@ Key = TypeVar("Key")
 #: ran, counted from its lane's clock when it came; seconds left, NaN if unknown; seconds of its last iteration).
 #: A plain tuple, because every pass makes some.
 Counts = tuple[int, float, float, float]
-#: What an arriving trial looks at in another trial of its lane: (state, service, seconds of its last iteration).
-Other = tuple[int, float, float]
 
 
 class Member(Protocol):
@@ -80,8 +78,14 @@ class Seats(Protocol[Key]):
     def in_lane(self, lane: int, /) -> Mapping[Key, Member]:
         """The trials of a lane that may pass its gate."""
 
-    def others(self, key: Key, lane: int, /) -> list[Other]:
-        """The trials of a lane that may pass its gate, but for ``key``. A quicker `in_lane`: every pass asks it."""
+    def others(self, key: Key, lane: int, /) -> tuple[bool, float | None]:
+        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and `lane_clock`.
+
+        The clock is None if there are no such trials. Every pass asks it, so it makes no list, as `in_lane` does.
+        """
+
+    def busy(self, key: Key, lane: int, /) -> bool:
+        """The first of the two values of `others`, which is quicker alone: every pass asks it, too."""
 
     def counts(self, key: Key, /) -> Counts:
         """What iterations changed of a trial so far."""
@@ -123,18 +127,17 @@ class Turns(Generic[Key]):
         Returns who was given the lane (None: somebody has it, or it is kept), and whether the lane has other trials.
         """
         seats = self._seats
-        others = seats.others(key, lane)
-        if not others:
+        busy, clock = seats.others(key, lane)
+        if clock is None:
             seats.set_state(key, INSIDE)
             return key, False
         last_turn, service, remaining, last_s = seats.counts(key)
-        with_credit = credited(service, lane_clock(others))
+        with_credit = credited(service, clock)
         if with_credit != service:
             seats.set_counts(key, (last_turn, with_credit, remaining, last_s))
-        for state, _, _ in others:
-            if state != IDLE:
-                seats.set_state(key, READY)
-                return self.grant(lane, now), True
+        if busy:
+            seats.set_state(key, READY)
+            return self.grant(lane, now), True
         seats.set_state(key, INSIDE)
         return key, True
 
@@ -148,11 +151,10 @@ class Turns(Generic[Key]):
         service, remaining = charge(service, remaining, seconds)
         seats.record_iteration(key, service, remaining, seconds)
         seats.set_state(key, PAUSED if leaving else IDLE)
-        for state, _, _ in seats.others(key, lane):
-            if state != IDLE:
-                waiting = None if leaving else self._linger(key, lane, now)
-                return self.grant(lane, now) if waiting is None else waiting
-        return None
+        if not seats.busy(key, lane):
+            return None
+        waiting = None if leaving else self._linger(key, lane, now)
+        return self.grant(lane, now) if waiting is None else waiting
 
     def _linger(self, key: Key, lane: int, now: float) -> Key | None:
         """Keep the lane for ``key`` if it would be next. Returns who waits and must look again, None if not kept."""
@@ -200,8 +202,8 @@ class Turns(Generic[Key]):
 
     def level(self, key: Key, lane: int) -> tuple[int, float]:
         """``last_turn`` and ``service`` of a trial that is new in a lane: it is level with the lane's others."""
-        others = self._seats.others(key, lane)
-        return self._seats.turns, lane_clock(others) if others else 0.0
+        _, clock = self._seats.others(key, lane)
+        return self._seats.turns, clock or 0.0
 
 
 def next_turn(policy: Policy, ready: Mapping[Key, Standing]) -> Key | None:
@@ -224,9 +226,13 @@ def served(standing: Standing, seconds: float, turn: int) -> Standing:
     return replace(standing, service=service, last_turn=turn, remaining=None if remaining != remaining else remaining)
 
 
-def lane_clock(others: Iterable[Other]) -> float:
-    """The clock of a lane: the largest service that one of these trials had when its last iteration began."""
-    return max([service if state == INSIDE else service - last_s for state, service, last_s in others])
+def lane_clock(members: Iterable[Member]) -> float | None:
+    """The clock of a lane: the largest service that one of these trials had when its last iteration began.
+
+    None for no trials. `seat_table.SeatTable.others` computes the same from its bytes.
+    """
+    began = (one.standing.service if one.state == INSIDE else one.standing.service - one.last_s for one in members)
+    return max(began, default=None)
 
 
 def credited(service: float, clock: float) -> float:

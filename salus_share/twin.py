@@ -34,7 +34,7 @@ from salus_share.messages import (
     Served,
 )
 from salus_share.policies import Policy, Standing
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Other, Turns, check_token
+from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Turns, check_token, lane_clock
 
 #: Bytes per second at which a paused job's persistent memory leaves the device, and comes back. Judgement: a checkpoint
 #: on a local disk.
@@ -91,13 +91,15 @@ class TwinSeats:
         """The jobs of a lane that may pass its gate."""
         return {job: seat for job, seat in self._by_lane.get(lane, {}).items() if seat.state in ADMITTED}
 
-    def others(self, job: str, lane: int) -> list[Other]:
-        """The jobs of a lane that may pass its gate, but for ``job``."""
-        return [
-            (seat.state, seat.standing.service, seat.last_s)
-            for other, seat in self._by_lane.get(lane, {}).items()
-            if other != job and seat.state in ADMITTED
-        ]
+    def others(self, job: str, lane: int) -> tuple[bool, float | None]:
+        """See `Seats`."""
+        members = self.in_lane(lane)
+        members.pop(job, None)
+        return any(seat.state != IDLE for seat in members.values()), lane_clock(members.values())
+
+    def busy(self, job: str, lane: int) -> bool:
+        """See `Seats`."""
+        return any(seat.state != IDLE for other, seat in self.in_lane(lane).items() if other != job)
 
     def counts(self, job: str) -> Counts:
         """What iterations changed of a job so far."""
