@@ -50,10 +50,11 @@ class DeviceSource(Protocol):
         """
         ...
 
-    def revoked(self, device: int) -> None:
-        """The driver has learned from a worker that this device's placement group is removed.
+    def revoked(self, device: int, group: Any) -> None:
+        """The driver has learned from a worker that ``group``, in which the worker was started, is removed.
 
-        The next `poll` says that the device is gone, if it was there. Any number is allowed.
+        The next `poll` says that the device is gone, if it is there with this group. If the device has come back with
+        another group meanwhile, nothing changes. Any number is allowed.
         """
         ...
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.util.placement_group import (
@@ -283,7 +284,7 @@ class Reservation:
         """No device: nobody takes a job's own devices away."""
         return []
 
-    def revoked(self, device: int) -> None:
+    def revoked(self, device: int, group: Any) -> None:
         """Nothing to note: `poll` asks Ray about every group."""
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:

@@ -44,6 +44,8 @@ class PooledWorker:
     actor: Any
     #: Unix time at which the process was asked for; for the event log.
     asked: float
+    #: The placement group that it was started in.
+    group: Any = None
     #: It was started to see several GPUs, for one trial, and is not kept.
     exclusive: bool = False
     pid: int | None = None
@@ -145,6 +147,7 @@ class WorkerPool:
     def _start_process(self, device: int, visible: list[str] | None) -> PooledWorker:
         """``visible``: ids of all GPUs that the process must see; None: the one of its device."""
         asked = time.time()
+        group = self._devices.group(device)
         self._count += 1
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
@@ -160,13 +163,11 @@ class WorkerPool:
                 memory=resources.pop("memory", None),
                 resources=resources or None,
                 max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._devices.group(device), placement_group_bundle_index=0
-                ),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
             )
             .remote(name, environment, self._mps if visible is None else None)
         )
-        worker = PooledWorker(name, device, actor, asked, exclusive=visible is not None)
+        worker = PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
         self.workers[name] = worker
         return worker
 

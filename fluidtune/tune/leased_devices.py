@@ -154,8 +154,10 @@ class LeasedDevices:
         self._numbers: dict[str, int] = {}
         #: Devices whose leases end and are not renewed -> whether `leaving` has named them.
         self._ending: dict[int, bool] = {}
-        #: By device whose placement group a worker found removed: the token of its lease.
-        self._revoked: dict[int, int] = {}
+        #: Device -> the placement group of its lease, from the first time that `group` was asked for it.
+        self._groups: dict[int, Any] = {}
+        #: Devices whose placement group a worker found removed.
+        self._revoked: set[int] = set()
         #: Device -> the time since which the job has had no use for it.
         self._spare: dict[int, float] = {}
 
@@ -166,8 +168,10 @@ class LeasedDevices:
 
     def group(self, device: int) -> Any:
         """See `DeviceSource`."""
-        lease = self._leases[device]
-        return self._tenant.group(lease.gpu.id, lease.token)
+        if device not in self._groups:
+            lease = self._leases[device]
+            self._groups[device] = self._tenant.group(lease.gpu.id, lease.token)
+        return self._groups[device]
 
     def leaving(self) -> list[int]:
         """See `DeviceSource`: devices whose leases end soon."""
@@ -175,10 +179,10 @@ class LeasedDevices:
         self._ending.update(dict.fromkeys(new, True))
         return new
 
-    def revoked(self, device: int) -> None:
+    def revoked(self, device: int, group: Any) -> None:
         """See `DeviceSource`: the device's lease is over, even if the arbiter's message has not come yet."""
-        if device in self._leases:
-            self._revoked[device] = self._leases[device].token
+        if device in self._groups and self._groups[device] == group:
+            self._revoked.add(device)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         """See `DeviceSource.poll`. A device whose lease is not renewed is gone as soon as nothing runs on it.
@@ -206,6 +210,8 @@ class LeasedDevices:
             if isinstance(notice, Gained):
                 device = self._numbers.setdefault(notice.gpu.id, len(self._numbers))
                 self._leases[device] = notice
+                self._groups.pop(device, None)
+                self._revoked.discard(device)
                 came[device] = self.nodes[device] = notice.gpu.machine
                 continue
             device = self._numbers.get(notice.gpu.id, -1)  # type: ignore[attr-defined]
@@ -216,13 +222,9 @@ class LeasedDevices:
                 self._ending.setdefault(device, False)
             else:
                 self._drop(device, came, gone)
-
-        for device, token in self._revoked.items():
-            lease = self._leases.get(device)
-            if lease is not None and lease.token == token:
-                self._tenant.vacated(lease.gpu.id)
-                self._drop(device, came, gone)
-        self._revoked.clear()
+        for device in sorted(self._revoked):
+            self._tenant.vacated(self._leases[device].gpu.id)
+            self._drop(device, came, gone)
 
     def _give_back(self, came: dict[int, str], gone: list[int]) -> None:
         """Give back devices that end and are empty, and devices that the job has had no use for."""
@@ -241,10 +243,13 @@ class LeasedDevices:
         if came.pop(device, None) is None:
             gone.append(device)
         self._ending.pop(device, None)
+        self._groups.pop(device, None)
+        self._revoked.discard(device)
         del self._leases[device], self.nodes[device]
 
     def close(self) -> None:
         """Give all leases back and leave the arbiter."""
         self.nodes.clear()
         self._leases.clear()
+        self._groups.clear()
         self._tenant.close()

@@ -166,7 +166,7 @@ class WorkerDispatch:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)
         if isinstance(error, DeviceRevoked):
-            self._job.devices.revoked(worker.device)
+            self._job.devices.revoked(worker.device, worker.group)
         self.poll_devices(force=True)
         for request in list(self._requests):
             if request.device == worker.device and request.on_death is not None:

@@ -147,7 +147,7 @@ def test_a_group_that_a_worker_found_removed_is_over(leased):
     leased.tenant.notices = [Gained(gpu(0), 1)]
     leased.devices.poll()
     leased.used.add(0)
-    leased.devices.revoked(0)
+    leased.devices.revoked(0, leased.devices.group(0))
     assert leased.devices.poll() == ({}, [0])
 
 
@@ -155,10 +155,22 @@ def test_a_new_lease_of_a_gpu_whose_old_group_was_removed_is_kept(leased):
     leased.tenant.notices = [Gained(gpu(0), 1)]
     leased.devices.poll()
     leased.used.add(0)
-    leased.devices.revoked(0)
+    leased.devices.revoked(0, leased.devices.group(0))
     leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
     assert leased.devices.poll() == ({0: "m"}, [0])
     assert leased.tenant.left == []
+
+
+def test_a_new_lease_is_kept_when_a_worker_of_the_old_one_answers_late(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.used.add(0)
+    of_old_lease = leased.devices.group(0)
+    leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
+    leased.devices.poll()
+    leased.devices.revoked(0, of_old_lease)
+    assert leased.devices.poll() == ({}, [])
+    assert leased.tenant.left == [] and set(leased.devices.nodes) == {0}
 
 
 def test_a_job_that_the_arbiter_does_not_want_ends(leased):

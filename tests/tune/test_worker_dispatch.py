@@ -10,7 +10,7 @@ import pytest
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.engine import messages as m
-from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
 
 
@@ -73,9 +73,13 @@ class Desk:
     def __init__(self) -> None:
         self.pool, self.log, self.calls = Pool(), Log(), Calls()
         self.news: tuple[dict[int, str], list[int]] = ({}, [])
-        self.revoked: list[int] = []
+        self.revoked: list[tuple[int, Any]] = []
         devices = SimpleNamespace(
-            complete=True, poll=lambda: self.news, leaving=lambda: [], revoked=self.revoked.append, nodes={}
+            complete=True,
+            poll=lambda: self.news,
+            leaving=lambda: [],
+            revoked=lambda *device_and_group: self.revoked.append(device_and_group),
+            nodes={},
         )
         setup = SimpleNamespace(shown_nodes=lambda came: came)
         job: Any = SimpleNamespace(pool=self.pool, devices=devices, setup=setup, log=self.log)
@@ -108,6 +112,12 @@ def test_a_trial_that_waits_for_a_worker_that_dies_may_go_elsewhere(desk: Desk) 
     desk.pool.serves = True
     desk.dispatch.serve_requests()
     assert desk.got == ["died-1", "new-2", "patient-new-1"]
+
+
+def test_the_devices_are_told_which_group_a_worker_found_removed(desk: Desk) -> None:
+    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0, group="group of the first lease")
+    desk.dispatch.worker_died(old, DeviceRevoked(error_msg="its placement group is removed"))
+    assert desk.revoked == [(1, "group of the first lease")]
 
 
 def test_no_request_waits_for_a_worker_of_a_device_that_is_gone(desk: Desk) -> None:
