@@ -55,11 +55,13 @@ def _forward(module: _BatchNorm, x: torch.Tensor, group: GroupView) -> torch.Ten
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1, -1, *([1] * (x.dim() - 2))]
-    counted = 0 if group.share is not None and group.share.stand_in else x.numel() // x.size(1)
+    share = group.batches.statistics.use()
+    counted = 0 if share is not None and share.stand_in else x.numel() // x.size(1)
+    weight = 1.0 / group.width if share is None else share.weight
     local_mean = wide.mean(axes)
     local_spread = (wide - local_mean.view(shape)).square().sum(axes)
     row = torch.cat([local_mean, local_spread, wide.new_tensor([float(counted)])])
-    means, spreads, counts = _Gather.apply(row, group).split([x.size(1), x.size(1), 1], dim=1)
+    means, spreads, counts = _Gather.apply(row, group, weight).split([x.size(1), x.size(1), 1], dim=1)
     total = counts.sum()
     if total <= 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got {tuple(x.shape)}")
@@ -108,13 +110,13 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, row: torch.Tensor, group: GroupView) -> torch.Tensor:
-        ctx.group, ctx.weight = group, group.weight
+    def forward(ctx: Any, row: torch.Tensor, group: GroupView, weight: float) -> torch.Tensor:
+        ctx.group, ctx.weight = group, weight
         return _gather(row, group)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         owed = grads[0].contiguous() * ctx.weight if ctx.weight else torch.zeros_like(grads[0])
         ctx.group.backend.allreduce_(owed)
         mine = owed[ctx.group.backend.rank]
-        return (mine / ctx.weight if ctx.weight else torch.zeros_like(mine)), None
+        return (mine / ctx.weight if ctx.weight else torch.zeros_like(mine)), None, None

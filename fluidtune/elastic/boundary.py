@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy
 import torch
 
+from .attribution import BatchesAtHand
 from .backends.base import CollectiveBackend
 from .commit_policy import CommitPolicy
 from .control_messages import BoundaryOrder, CommittableState, HostRequests, TrialPosition
 from .errors import GroupLost, Left
-from .group_view import Share
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
 from .membership import Address, Reform
 
@@ -53,7 +53,7 @@ class GroupMember:
         resume = commits.resume
         self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
         #: See `GroupView`.
-        self.share: Share | None = None
+        self.batches = BatchesAtHand()
         #: The loop has called `prepare`, or has come to a boundary.
         self.elastic = False
         #: This worker is in the group. A follower is not before its first boundary.
@@ -78,11 +78,6 @@ class GroupMember:
     def width(self) -> int:
         """See `GroupView`."""
         return 1 if self._ahead is not None else self._group.world
-
-    @property
-    def weight(self) -> float:
-        """See `GroupView`."""
-        return 1.0 / self.width if self.share is None else self.share.weight
 
     @property
     def generation(self) -> float:
@@ -156,7 +151,7 @@ class GroupMember:
         if self._over is not None:
             raise self._over
         self.position.epoch = epoch
-        self.share = None
+        self.batches.next_turn()
         order = self._agree()
         if order.kind == "end":
             self._group.dissolve(orderly=True)
@@ -245,6 +240,7 @@ class GroupMember:
     def _join(self, members: tuple[str, ...], generation: float) -> None:
         """Form this generation and take the leader's state. A joiner calls `_enter` instead."""
         rank, world = members.index(self.worker), len(members)
+        self.batches.clear()
         self._members = members  # set first: if one of them dies while the group forms, the others recover
         assert self.address is not None
         try:
@@ -306,7 +302,7 @@ class GroupMember:
         started = time.perf_counter()
         for last in [False] * (MOST_RECOVERIES - 1) + [True]:
             self._group.dissolve()
-            self._over = self.share = None
+            self._over = None
             generation = round(self._group.generation + GENERATION_STEP, 3)
             assert self.address is not None
             members = agree_on_survivors(self._group, self.address, self._members, self.worker, generation)

@@ -16,3 +16,10 @@ class GroupLost(BaseException):
 
     The host restarts the trial from its last commit. Every later collective of the group raises it again.
     """
+
+
+class CannotDivide(GroupLost):
+    """What the loop does cannot be divided among workers: alone it goes on as it would under stock Ray Tune.
+
+    All workers of the group raise it at the same place, so none waits for another one.
+    """

@@ -31,6 +31,7 @@ class GradientReducer:
 
     def add(self, module: torch.nn.Module) -> None:
         """Watch a module's parameters, including frozen ones. TypeError for lazy and sparse ones."""
+        self._group.batches.watch(module)
         for name, part in module.named_modules():
             if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
                 raise TypeError(f"{name or type(part).__name__} has sparse gradients: build it with sparse=False")
@@ -88,7 +89,13 @@ class GradientReducer:
         self.reduce()
 
     def reduce(self) -> None:
-        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None."""
+        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None.
+
+        Raises:
+            CannotDivide: see `attribution`.
+        """
+        share = self._group.batches.gradients.use()
+        weight = 1.0 / self._group.width if share is None else share.weight
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in self._parameters:
             if parameter.requires_grad:  # the same on all workers: they run the same code
@@ -100,15 +107,14 @@ class GradientReducer:
                 bucket.append(parameter)
                 size += parameter.numel() * parameter.element_size()
                 if size >= _BUCKET:
-                    self._reduce_bucket(bucket)
+                    self._reduce_bucket(bucket, weight)
                     bucket, size = [], 0
             if bucket:
-                self._reduce_bucket(bucket)
+                self._reduce_bucket(bucket, weight)
 
     @torch.no_grad()
-    def _reduce_bucket(self, parameters: list[torch.Tensor]) -> None:
+    def _reduce_bucket(self, parameters: list[torch.Tensor], weight: float) -> None:
         """Reduce these parameters in one buffer, with one number for each: how many workers have its gradient."""
-        weight = self._group.weight
         sizes = [parameter.numel() for parameter in parameters]
         buffer = parameters[0].new_zeros(sum(sizes) + len(parameters))
         *slots, present = buffer.split([*sizes, len(parameters)])

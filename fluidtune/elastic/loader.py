@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from .group_view import GroupView, Share
+from .attribution import Reading, Share
+from .errors import CannotDivide
+from .group_view import GroupView
 
 #: Batches whose indices travel in one message, if nobody can see when the sampler draws. Judgement: many
 #: batches then share the delay of one message, and their indices are small.
@@ -56,10 +58,10 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if self._group.width == 1:
-            return self._checked(self._whole(), None)
+            return _Batches(self._group, self._whole(), None)
         seed = self._seed()
         shares = _DividedBatches(self._loader, self._group)
-        return self._checked(iter(self._divided(shares, seed)), shares)
+        return _Batches(self._group, iter(self._divided(shares, seed)), shares)
 
     def _whole(self) -> Iterator[Any]:
         """The iterator of the user's loader, which draws a seed only when an iterator of a stock loader would."""
@@ -88,21 +90,6 @@ class ElasticLoader:
         self.begun += 1
         return seed % 2**63
 
-    def _checked(self, batches: Iterator[Any], shares: _DividedBatches | None) -> Iterator[Any]:
-        group, generation = self._group, self._group.generation
-        while True:
-            if group.generation != generation:
-                raise RuntimeError(
-                    "an iterator over a prepared DataLoader was kept while the trial was resized: make "
-                    "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
-                )
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            group.share = shares.next_share() if shares is not None else None
-            yield batch
-
     def _divided(self, shares: _DividedBatches, seed: int) -> DataLoader:
         loader = self._loader
         # The loader's worker processes are seeded from this generator: in the leader as in a stock loader, in each
@@ -122,6 +109,46 @@ class ElasticLoader:
             prefetch_factor=loader.prefetch_factor,
             generator=generator,
         )
+
+
+class _Batches:
+    """An iterator over the batches of a loader; ``shares``: that of its batch sampler, None at width 1.
+
+    Raises:
+        CannotDivide: it was made before the trial was resized.
+    """
+
+    def __init__(self, group: GroupView, batches: Iterator[Any], shares: _DividedBatches | None) -> None:
+        self._group = group
+        self._generation = group.generation
+        self._batches = batches
+        self._shares = shares
+        self._reading = Reading()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._group.generation != self._generation:
+            raise CannotDivide(
+                "an iterator over a prepared DataLoader was kept while the trial was resized: make "
+                "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
+            )
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._end()
+            raise
+        if self._shares is not None:
+            self._group.batches.fetched(self._reading, self._shares.next_share())
+        return batch
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._shares is not None:
+            self._group.batches.ended(self._reading)
 
 
 class _DividedBatches:
@@ -146,7 +173,7 @@ class _DividedBatches:
                 return
             for batch in batches:
                 start, stop = part_of_batch(len(batch), rank, world)
-                self._drawn.append(Share((stop - start) / len(batch), stand_in=stop == start))
+                self._drawn.append(Share((stop - start) / len(batch), stop == start, len(batch), world))
                 yield batch[start:stop] or batch[:1]
 
     def next_share(self) -> Share:

@@ -22,6 +22,23 @@ def prepare(*objects: Any) -> Any:
     before `epochs`. The loss must be a mean over the samples of the batch: gradients are weighted by the number of
     samples that this worker had.
 
+    A loop may fetch batches ahead, put several into one backward pass, or read loaders in step, as long as these
+    batches are divided alike: their sizes are equal, or multiples of the width. Otherwise the trial goes on with one
+    worker, and an event says why.
+
+    With several workers these are wrong, because they need all samples of the batch at once, or never meet the sum of
+    the gradients:
+
+    - a mean that is not over the samples: weights of classes (``CrossEntropyLoss(weight=...)``), ``ignore_index``, a
+      mean over tokens of sequences of different lengths, ``reduction="sum"``;
+    - a loss between samples: contrastive losses, in-batch negatives, a matrix of distances, an AUC loss;
+    - a loss that also has samples of earlier batches: a replay buffer, a memory bank, a queue of negatives;
+    - gradients that ``backward()`` does not accumulate: ``torch.autograd.grad`` followed by an update by hand;
+    - a hook on a parameter's gradient that is not linear, such as clipping: it sees the gradient of the share;
+    - a parameter or layer that is made or replaced after `prepare`; prepare the new one too.
+
+    Give such a trial one worker (``max_workers=1``).
+
     Raises:
         TypeError: an object has no ``state_dict`` and ``load_state_dict``; the data of a DataLoader cannot be divided,
             as it has an IterableDataset or ``batch_size=None``; a module has sparse embeddings, or is lazy.

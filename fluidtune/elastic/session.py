@@ -232,7 +232,7 @@ class ElasticSession:
 
     def samples(self, n: int) -> int:
         """See `elastic.samples`."""
-        share = self._member.share
+        share = self._member.batches.counts.use()
         return 0 if share is not None and share.stand_in else n
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --

@@ -19,6 +19,7 @@ from torch.utils.data import (
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.errors import CannotDivide
 from fluidtune.elastic.loader import part_of_batch
 from fluidtune.testing.processes import peer_processes
 
@@ -166,11 +167,12 @@ def test_what_cannot_be_divided_is_refused_with_the_remedy():
 def kept_iterator():
     session = elastic.current()
     loader = elastic.prepare(stock("in order"))
-    batches = iter(loader)
+    batches, unread = iter(loader), iter(loader)
     next(batches)
     session._member._group.generation += 1
-    with pytest.raises(RuntimeError, match="make a new one"):
-        next(batches)
+    for kept in (batches, unread):
+        with pytest.raises(CannotDivide, match="make a new one"):
+            next(kept)
 
 
 def test_an_iterator_kept_over_a_resize_is_refused(pool):

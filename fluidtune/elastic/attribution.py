@@ -1,0 +1,167 @@
+"""Which batch a backward pass is about, when the loop has fetched several: found out by a rule, or refused.
+
+A worker's gradient counts by the worker's share of the batch. PyTorch does not say which batch a loss was computed
+from. The rule: every loader that is being read has one batch *at hand*, its latest. If the loop fetches a second batch
+before it has used the first one (it prefetches, or puts several batches into one backward pass), all batches of that
+reading are at hand until the next boundary. A use may be about any batch at hand, so all of them must be divided alike.
+Batches are, if their sizes are equal or multiples of the width. Otherwise `CannotDivide` is raised on all workers, and
+the trial goes on alone.
+
+A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
+gradients were off or all modules were in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from .errors import CannotDivide
+
+
+@dataclass(frozen=True)
+class Share:
+    """This worker's part of one batch.
+
+    ``weight``: the part of the batch's samples that it has; its gradient counts by it. ``stand_in``: it has none, and
+    takes part in the step with a copy of another worker's sample. ``size``: samples of the whole batch. ``width``: the
+    number of its parts.
+    """
+
+    weight: float
+    stand_in: bool
+    size: int
+    width: int
+
+    @property
+    def division(self) -> int:
+        """Two batches with the same number have the same weights, on every worker. 0: equal ones."""
+        return self.size if self.size % self.width else 0
+
+    @property
+    def stand_ins(self) -> int:
+        """Two batches with the same number have a sample for the same workers. 0: for all."""
+        return self.size if self.size < self.width else 0
+
+
+class Reading:
+    """One iteration over a prepared DataLoader. ``evaluates``: in each batch so far, nothing could learn."""
+
+    def __init__(self) -> None:
+        self.evaluates = True
+
+
+@dataclass
+class _Fetched:
+    """What one kind of use knows of a reading. ``shares``: its batches at hand, one of each kind."""
+
+    shares: dict[int, Share] = field(default_factory=dict)
+    unused: int = 0
+    used: bool = False
+    #: It was ahead of its uses: its batches stay at hand.
+    ahead: bool = False
+    ended: bool = False
+
+
+class Uses:
+    """One kind of use (gradients, batch statistics or counts of samples) and the batches that are at hand for it.
+
+    ``what`` names the kind in an error. ``alike``: for this use two batches are alike if it returns the same for both.
+    """
+
+    def __init__(self, what: str, alike: Callable[[Share], int]) -> None:
+        self._what = what
+        self._alike = alike
+        self._readings: dict[Reading, _Fetched] = {}
+        #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
+        self._evaluated = _Fetched()
+
+    def fetched(self, reading: Reading, share: Share) -> None:
+        """The loop gets a batch."""
+        over = [r for r, f in self._readings.items() if f.ended and f.used and not f.unused and not f.ahead]
+        for other in over:
+            del self._readings[other]
+        fetched = self._readings.setdefault(reading, _Fetched())
+        if not fetched.unused and not fetched.ahead:
+            fetched.shares.clear()
+        fetched.shares[self._alike(share)] = share
+        fetched.unused += 1
+
+    def ended(self, reading: Reading) -> None:
+        """The loop reads no further."""
+        fetched = self._readings.get(reading)
+        if fetched is None:
+            return
+        fetched.ended = True
+        if reading.evaluates and not fetched.used:
+            self._evaluated.shares.update(fetched.shares)
+            del self._readings[reading]
+
+    def forget_ended(self) -> None:
+        """What was fetched is used up, except by readings that go on."""
+        self._readings = {reading: fetched for reading, fetched in self._readings.items() if not fetched.ended}
+        self._evaluated = _Fetched()
+
+    def use(self) -> Share | None:
+        """The share of the batch that is used now; None: no batch was fetched since the boundary.
+
+        Raises:
+            CannotDivide: it could be one of several batches that are not divided alike.
+        """
+        shares: dict[int, Share] = {}
+        for fetched in self._readings.values():
+            fetched.ahead = fetched.ahead or fetched.unused > 1
+            fetched.unused, fetched.used = 0, True
+            shares.update(fetched.shares)
+        if not shares:
+            shares = self._evaluated.shares
+        if len(shares) > 1:
+            sizes = sorted(share.size for share in shares.values())
+            raise CannotDivide(
+                f"{self._what} could belong to batches of {' or '.join(map(str, sizes))} samples, which "
+                f"{next(iter(shares.values())).width} workers do not share alike: the loop fetches a batch before it "
+                "has used the last one (drop_last=True, or batch sizes that the width divides, let it grow)"
+            )
+        return next(iter(shares.values()), None)
+
+
+class BatchesAtHand:
+    """The batches that the loop has fetched since its last boundary. Used in the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._modules: list[torch.nn.Module] = []
+        self.clear()
+
+    def watch(self, module: torch.nn.Module) -> None:
+        """One of the trial's modules, by whose mode an evaluation is recognised."""
+        self._modules.append(module)
+
+    def next_turn(self) -> None:
+        """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.forget_ended()
+
+    def clear(self) -> None:
+        """The trial has another group: no batch is divided now."""
+        self.gradients = Uses("gradients", lambda share: share.division)
+        self.statistics = Uses("batch statistics", lambda share: share.division)
+        self.counts = Uses("elastic.samples()", lambda share: share.stand_ins)
+
+    def fetched(self, reading: Reading, share: Share) -> None:
+        """The loop gets a batch of which this worker has a share."""
+        reading.evaluates = reading.evaluates and self._nothing_learns()
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.fetched(reading, share)
+
+    def ended(self, reading: Reading) -> None:
+        """The reading's last batch was fetched, or the loop reads no further."""
+        reading.evaluates = reading.evaluates and self._nothing_learns()
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.ended(reading)
+
+    def _nothing_learns(self) -> bool:
+        if not torch.is_grad_enabled():
+            return True
+        return bool(self._modules) and not any(module.training for module in self._modules)

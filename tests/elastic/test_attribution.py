@@ -1,0 +1,223 @@
+"""A gradient counts by the share of its own batch, whatever the loop has fetched meanwhile; or the loop is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fluidtune import elastic
+from fluidtune.elastic.attribution import BatchesAtHand, Reading, Share
+from fluidtune.elastic.errors import CannotDivide
+from fluidtune.testing.processes import peer_processes
+
+from .groups import alone, on_all
+
+
+def share(size, width=2):
+    return Share(((size + 1) // width) / size, False, size, width)
+
+
+class Loop:
+    """What a loop does, one call each, and the batch that each backward pass is taken to be about."""
+
+    def __init__(self):
+        self.hand = BatchesAtHand()
+        self.readings = {}
+
+    def fetch(self, name, size):
+        self.hand.fetched(self.readings.setdefault(name, Reading()), share(size))
+        return self
+
+    def end(self, name):
+        self.hand.ended(self.readings.pop(name))
+        return self
+
+    def backward(self):
+        found = self.hand.gradients.use()
+        return None if found is None else found.size
+
+    def refused(self, *sizes):
+        with pytest.raises(CannotDivide, match=" or ".join(map(str, sorted(sizes)))):
+            self.hand.gradients.use()
+
+
+def test_a_backward_pass_after_each_batch_may_meet_batches_of_any_size():
+    loop = Loop()
+    for size in (16, 16, 7, 3, 16):
+        assert loop.fetch("a", size).backward() == size
+        assert loop.backward() == size  # a GAN's second pass
+    loop.end("a")
+    assert loop.backward() == 16
+    assert loop.fetch("b", 5).backward() == 5
+
+
+def test_prefetching_is_right_while_all_batches_are_divided_alike():
+    loop = Loop().fetch("a", 16)
+    for _ in range(3):
+        assert loop.fetch("a", 16).backward() == 16
+    loop.fetch("a", 6)  # halves, too
+    assert loop.backward() in (16, 6)
+    loop.fetch("a", 7).refused(6, 7)
+    loop.end("a").refused(6, 7)  # the pass of the last batch is as uncertain
+
+
+def test_one_pass_over_several_batches():
+    loop = Loop().fetch("a", 9).fetch("a", 9)
+    assert loop.backward() == 9
+    loop.fetch("a", 9).fetch("a", 4).refused(4, 9)
+
+
+def test_loaders_that_are_read_in_step():
+    loop = Loop()
+    for sizes in ((16, 16), (16, 8), (3, 3)):
+        for name, size in zip("ab", sizes, strict=True):
+            loop.fetch(name, size)
+        assert loop.backward() == sizes[1]
+    loop.fetch("a", 16).fetch("b", 9).refused(9, 16)
+
+
+def test_a_batch_of_another_loader_stays_at_hand_while_that_one_is_read():
+    loop = Loop().fetch("a", 16)
+    assert loop.backward() == 16
+    loop.fetch("b", 9).refused(9, 16)
+    loop = Loop().fetch("a", 16)
+    assert loop.end("a").backward() == 16
+    assert loop.fetch("b", 9).backward() == 9
+
+
+def test_an_evaluation_is_no_prefetching():
+    loop, model = Loop(), nn.Linear(1, 1)
+    loop.hand.watch(model)
+    loop.fetch("train", 16).backward()
+    for without in (torch.no_grad(), torch.inference_mode()):
+        with without:
+            loop.fetch("v", 16).fetch("v", 5).fetch("v", 3).end("v")
+        assert loop.fetch("train", 16).backward() == 16
+    model.eval()
+    loop.fetch("v", 16).fetch("v", 5).end("v")
+    model.train()
+    assert loop.fetch("train", 16).backward() == 16
+    loop.fetch("w", 16).fetch("w", 5).end("w").refused(5, 16)  # it could have kept them to learn from
+
+
+def test_batches_that_were_collected_without_gradients_and_then_learnt_from():
+    loop = Loop()
+    with torch.no_grad():
+        loop.fetch("a", 16).fetch("a", 5).end("a")
+    loop.refused(5, 16)
+
+
+def test_a_boundary_ends_what_was_fetched_except_by_an_iterator_that_is_kept():
+    loop = Loop().fetch("a", 16).fetch("a", 5).end("a")
+    loop.hand.next_turn()
+    assert loop.backward() is None
+    loop.fetch("kept", 5)
+    loop.hand.next_turn()
+    loop.fetch("kept", 16).refused(5, 16)
+
+
+def test_a_count_needs_to_know_only_who_has_no_sample():
+    hand, reading = BatchesAtHand(), Reading()
+    for size in (16, 7, 2):
+        hand.fetched(reading, share(size))
+    assert hand.counts.use() is not None
+    hand.fetched(reading, share(1))
+    with pytest.raises(CannotDivide, match="1 or 2"):
+        hand.counts.use()
+
+
+# -- in real groups --
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with peer_processes(3) as started:
+        yield started
+
+
+def loader(samples, batch_size, seed=5):
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed))
+    return DataLoader(TensorDataset(x, x.pow(2).sum(1, keepdim=True)), batch_size=batch_size)
+
+
+def net(*more):
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, 5), *more, nn.Tanh(), nn.Linear(5, 1))
+
+
+def loss(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def prefetching(model, samples, batch_size):
+    model, batches = elastic.prepare(model, loader(samples, batch_size))
+    batches = iter(batches)
+    coming = next(batches)
+    while coming is not None:
+        now, coming = coming, next(batches, None)
+        yield loss(model, now)
+
+
+def summed(model, samples, batch_size):
+    model, batches = elastic.prepare(model, loader(samples, batch_size))
+    batches = iter(batches)
+    for first, second in zip(batches, batches, strict=False):
+        yield loss(model, first) + loss(model, second)
+
+
+def in_step(model, samples, batch_size):
+    model, a, b = elastic.prepare(model, loader(samples, batch_size), loader(11, 6, seed=8))
+    for first, second in zip(a, b, strict=False):
+        yield loss(model, first) + loss(model, second)
+
+
+def with_norm(model, samples, batch_size):
+    return prefetching(net(nn.BatchNorm1d(5)), samples, batch_size)
+
+
+def evaluating(model, samples, batch_size):
+    model, batches, other = elastic.prepare(model, loader(samples, batch_size), loader(9, 4))
+    for batch in batches:
+        yield loss(model, batch)
+        model.eval()
+        assert sum(len(x) for x, _ in other) <= 9
+        model.train()
+
+
+def gradients_of(losses, samples, batch_size):
+    """The gradients after each backward pass, or what the refusal says."""
+    model, found = net(), []
+    try:
+        for value in losses(model, samples, batch_size):
+            model.zero_grad()
+            value.backward()
+            found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    except CannotDivide as error:
+        return str(error)
+    return found
+
+
+ODD = [(losses, 3, 18, 6) for losses in (prefetching, summed, with_norm)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "world", "samples", "batch_size"),
+    [*ODD, (prefetching, 2, 20, 4), (summed, 2, 21, 7), (in_step, 2, 11, 6), (evaluating, 3, 13, 5)],
+)
+def test_gradients_are_those_of_one_worker(pool, losses, world, samples, batch_size):
+    expected = alone(gradients_of, losses, samples, batch_size)
+    for got in on_all(pool[:world], gradients_of, losses, samples, batch_size):
+        assert not isinstance(got, str), got
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("losses", "world", "samples", "batch_size"),
+    [(prefetching, 2, 11, 4), (summed, 2, 11, 7), (with_norm, 2, 9, 4), (in_step, 2, 10, 6), (in_step, 3, 8, 6)],
+)
+def test_what_could_be_of_either_of_two_batches_is_refused_by_all(pool, losses, world, samples, batch_size):
+    for got in on_all(pool[:world], gradients_of, losses, samples, batch_size):
+        assert "drop_last=True" in got, got
