@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,8 @@ from fluidtune.cluster.worker import IterationReply, WorkerInfo
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, EventLog, write_report
+from fluidtune.report import EVENT_LOG_NAME, EventLog
+from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.stall_detector import SilentTrial
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class JobLog:
         self._engine = engine
         self._started = time.time()
         self._events = EventLog(directory / EVENT_LOG_NAME)
+        self._report = FinalReport(self._events.path)
         self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
@@ -72,7 +73,7 @@ class JobLog:
         )
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:
-        """End the log, and draw the report."""
+        """End the log, and begin to draw the report. `close` waits for it."""
         values = {
             t.trial_id: float(t.last_result[metric])
             for t in trials
@@ -84,8 +85,11 @@ class JobLog:
             best = {"trial": trial, "metric": values[trial]}
         self.write("run_ended", seconds=time.time() - self._started, trials=len(trials), best=best)
         self._events.close()
-        # Takes a second, most of it to import matplotlib: Tune and Ray wind up meanwhile. Python waits for it to end.
-        threading.Thread(target=_draw_report, args=(self._events.path,), name="fluid-report").start()
+        self._report.begin()
+
+    def close(self) -> None:
+        """Return when everything that is written into the experiment's directory is there."""
+        self._report.wait()
 
     # --- what the engine hears and says
 
@@ -145,6 +149,7 @@ class JobLog:
             **needs,
         )
         self._iterations.inc(1, {"job": self._job})
+        self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
     def resized(self, trial: str, devices: Iterable[int], seconds: float) -> None:
         """The trial's group has changed to these devices, which paused it for ``seconds``."""
@@ -185,11 +190,3 @@ class JobLog:
 
 def _plain_setting(setting: Any) -> Any:
     return setting.name if isinstance(setting, Profile) else setting
-
-
-def _draw_report(log: Path) -> None:
-    try:
-        write_report(log)
-    except Exception:
-        # The run's results are safe; a picture that cannot be drawn must not take them down.
-        logger.exception("FluidTune: the report of this run could not be written")

@@ -217,12 +217,15 @@ class TuningJob:
         self._commit_cleanup.run_ended(saved)
 
     def close(self, trials: Iterable[Trial]) -> None:
-        """Kill the workers, give the devices back, end the log and draw the report."""
-        self.pool.close()
-        self.devices.close()
-        self.setup.remove_files()
-        self._commit_cleanup.close()
+        """End the log, draw the report, kill the workers and give the devices back; nothing is written after that."""
         self.log.run_ended(list(trials), self._scheduler.metric, self._scheduler.mode)
+        try:
+            self.pool.close()
+            self.devices.close()
+            self.setup.remove_files()
+            self._commit_cleanup.close()
+        finally:
+            self.log.close()
 
 
 def _log_directory(controller: Any) -> Path:

@@ -9,6 +9,7 @@ import pytest
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.node.get_closest_marker("ray") or "pictures" in request.node.name:
         return
-    from fluidtune.tune import job_log
+    from fluidtune.tune import final_report
 
-    monkeypatch.setattr(job_log, "write_report", lambda log: None)
+    monkeypatch.setattr(final_report, "write_report", lambda log: None)
+    monkeypatch.setattr(final_report, "_import_matplotlib", lambda: None)

@@ -3,6 +3,8 @@ and worker processes are stand-ins. No Ray runs here."""
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from fluidtune.cluster.worker import IterationReply
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.tune import result_logs, tuning_job
+from fluidtune.tune import final_report, result_logs, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.groups import Membership
 from fluidtune.tune.manager import FluidActorManager
@@ -64,6 +66,9 @@ class Pool:
     def discard_idle_workers(self, device: int) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 class Devices:
     """Two devices of one node."""
@@ -82,6 +87,9 @@ class Devices:
 
     def leaving(self) -> list[int]:
         return []
+
+    def close(self) -> None:
+        pass
 
 
 class Tried:
@@ -217,3 +225,27 @@ def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> No
     assert run.leader is not None and run.leader is not leader
     assert tried.job.resources_in_use() == {"GPU": 2.0}
     assert tried.written()[3:] == ["device_lost", "device_gained", "trial_started"]
+
+
+def test_the_report_is_drawn_before_the_run_returns(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be written into a folder that the script has removed or moved since."""
+    drawn: list[Path] = []
+
+    def write_slowly(log: Path) -> None:
+        time.sleep(0.2)
+        drawn.append(log)
+
+    monkeypatch.setattr(final_report, "write_report", write_slowly)
+    tried.placed(1.0)
+    before = set(threading.enumerate())
+    tried.manager.close()
+    assert [log.name for log in drawn] == [EVENT_LOG_NAME]
+    assert set(threading.enumerate()) <= before
+
+
+def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> None:
+    """A callback may remove the experiment's folder at the end of the run."""
+    report = final_report.FinalReport(tmp_path / "gone" / EVENT_LOG_NAME)
+    report.begin()
+    report.wait()
+    assert not (tmp_path / "gone").exists()
