@@ -130,12 +130,3 @@ def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]
         job = JobInfo(iterations, typical.time_per_iter, typical.max_gpus, typical.sensitivity)
         phases.append([job] * count)
     return phases
-
-
-def curve_phases(forecasts: Iterable[Sequence[JobInfo]]) -> list[list[JobInfo]]:
-    """Performance-curve stopping: one phase of all jobs that still run.
-
-    ``forecasts``: for each running job, one JobInfo for every curve that fits its results so far. The one that lets the
-    job run longest counts (section 4.3.2), so that the forecast is not too early.
-    """
-    return [[max(curves, key=lambda job: job.work) for curves in forecasts]]

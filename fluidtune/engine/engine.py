@@ -13,7 +13,7 @@ import math
 from fluidtune.engine.estimates import base_seconds, current_width, height
 from fluidtune.engine.event_handlers import apply_event, known_group, known_trial
 from fluidtune.engine.messages import Event, Instruction
-from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, open_devices
+from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, let_trials_join
 from fluidtune.engine.placing import devices_wanted, start_waiting
 from fluidtune.engine.resizing import clear_leaving_devices, rebalance_widths, shrink_for_waiting, shrink_slower_trials
 from fluidtune.engine.sharing import Sharing
@@ -85,7 +85,7 @@ class Engine:
         out += judge_attempt(state, now)
         out += start_waiting(state, now)
         if state.waiting:
-            out += open_devices(state, now)
+            out += let_trials_join(state, now)
         wanted = devices_wanted(state) if state.waiting else 0
         if wanted and state.wide:
             out += shrink_for_waiting(state, wanted - len(state.devices.idle))

@@ -124,7 +124,7 @@ class PackingSearch:
         self.memory = max(self.memory or 0.0, memory)
 
 
-def open_devices(state: State, now: float) -> list[Instruction]:
+def let_trials_join(state: State, now: float) -> list[Instruction]:
     """Lets waiting trials join trials that run: up to c on every device, and beyond c on one device for an attempt."""
     out: list[Instruction] = []
     search, slots = state.search, state.c

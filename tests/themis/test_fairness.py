@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from themis_bridge import JobInfo, ThemisError, independent_finish_time, shared_finish_time
 from themis_bridge.bids import Valuation
-from themis_bridge.fairness import curve_phases, halving_phases
+from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Phase, Slowdowns, link
 
 RUNNING = [JobInfo(8, seconds, 8) for seconds in (80, 100, 100, 120)]
@@ -37,12 +37,6 @@ def test_single_job_is_equation_1():
 
 def test_insensitive_job_feels_no_placement():
     assert shared_finish_time([[JobInfo(10, 6, 4, sensitivity=0)]], 4, slowdown=1.3) == 15
-
-
-def test_curve_stopping_takes_the_longest_forecast():
-    phases = curve_phases([[JobInfo(5, 1), JobInfo(9, 1)], [JobInfo(3, 2)]])
-    assert phases == [[JobInfo(9, 1), JobInfo(3, 2)]]
-    assert shared_finish_time(phases, 2) == 9
 
 
 def test_without_a_gpu_it_never_ends():

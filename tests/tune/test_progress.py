@@ -26,7 +26,7 @@ def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any)
         progress = leased_devices.Progress(lambda: self.engine, self.trials.rungs_after, None, None)
         progress.update({})
         views = self.engine.trials.values()
-        left = sum(job.iters_remaining for jobs in progress._phases for job in jobs)
+        left = sum(job.iters_remaining for jobs in progress.valuation(1.0, 1).phases for job in jobs)
         told.append(sum(view.done for view in views) + left)
         return instructions
 
