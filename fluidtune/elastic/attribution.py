@@ -5,7 +5,8 @@ from. The rule: every loader that is being read has one batch *at hand*, its lat
 before it has used the first one (it prefetches, or puts several batches into one backward pass), all batches of that
 reading are at hand until the next boundary. A use may be about any batch at hand, so all of them must be divided alike.
 Batches are, if their sizes are equal or multiples of the width. Otherwise `CannotDivide` is raised on all workers, and
-the trial goes on alone.
+the trial goes on alone. A reading that has ended stays at hand while the loop keeps its batches, as `itertools.cycle`
+does.
 
 A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
 gradients were off or all modules were in evaluation mode.
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -47,10 +50,25 @@ class Share:
 
 
 class Reading:
-    """One iteration over a prepared DataLoader. ``evaluates``: in each batch so far, nothing could learn."""
+    """One iteration over a prepared DataLoader. ``evaluates``: in each batch so far, nothing could learn.
+
+    ``kept``: the tensors of its batches that the loop has not let go.
+    """
 
     def __init__(self) -> None:
         self.evaluates = True
+        self.kept: WeakSet[torch.Tensor] = WeakSet()
+
+    def note(self, batch: Any) -> None:
+        """The loop gets this batch, as the loader's ``collate_fn`` has made it."""
+        if isinstance(batch, torch.Tensor):
+            self.kept.add(batch)
+        elif isinstance(batch, list | tuple):
+            for part in batch:
+                self.note(part)
+        elif isinstance(batch, dict):
+            for part in batch.values():
+                self.note(part)
 
 
 @dataclass
@@ -63,6 +81,11 @@ class _Fetched:
     #: It was ahead of its uses: its batches stay at hand.
     ahead: bool = False
     ended: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Its batches are used up, unless the loop has kept them."""
+        return self.ended and self.used and not self.unused and not self.ahead
 
 
 class Uses:
@@ -80,9 +103,6 @@ class Uses:
 
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch."""
-        over = [r for r, f in self._readings.items() if f.ended and f.used and not f.unused and not f.ahead]
-        for other in over:
-            del self._readings[other]
         fetched = self._readings.setdefault(reading, _Fetched())
         if not fetched.unused and not fetched.ahead:
             fetched.shares.clear()
@@ -110,6 +130,8 @@ class Uses:
         Raises:
             CannotDivide: it could be one of several batches that are not divided alike.
         """
+        if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
+            self._readings = {r: f for r, f in self._readings.items() if not f.over or r.kept}
         shares: dict[int, Share] = {}
         for fetched in self._readings.values():
             fetched.ahead = fetched.ahead or fetched.unused > 1

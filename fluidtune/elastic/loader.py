@@ -140,6 +140,7 @@ class _Batches:
             self._end()
             raise
         if self._shares is not None:
+            self._reading.note(batch)
             self._group.batches.fetched(self._reading, self._shares.next_share())
         return batch
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 from torch import nn
@@ -85,6 +87,17 @@ def test_a_batch_of_another_loader_stays_at_hand_while_that_one_is_read():
     loop = Loop().fetch("a", 16)
     assert loop.end("a").backward() == 16
     assert loop.fetch("b", 9).backward() == 9
+
+
+def test_batches_that_are_kept_after_their_loader_has_ended():
+    loop, kept = Loop(), [[torch.ones(1)], {"x": (torch.ones(1), "name")}]
+    for batch in kept:
+        loop.fetch("a", 9).readings["a"].note(batch)
+        assert loop.backward() == 9
+    loop.end("a").fetch("b", 16).refused(9, 16)
+    kept.clear()
+    del batch
+    assert loop.fetch("b", 16).backward() == 16
 
 
 def test_an_evaluation_is_no_prefetching():
@@ -173,6 +186,12 @@ def in_step(model, samples, batch_size):
         yield loss(model, first) + loss(model, second)
 
 
+def in_a_cycle(model, samples, batch_size):
+    model, a, b = elastic.prepare(model, loader(samples, batch_size), loader(11, 6, seed=8))
+    for first, second in zip(cycle(a), b, strict=False):
+        yield loss(model, first) + loss(model, second)
+
+
 def with_norm(model, samples, batch_size):
     return prefetching(net(nn.BatchNorm1d(5)), samples, batch_size)
 
@@ -204,7 +223,13 @@ ODD = [(losses, 3, 18, 6) for losses in (prefetching, summed, with_norm)]
 
 @pytest.mark.parametrize(
     ("losses", "world", "samples", "batch_size"),
-    [*ODD, (prefetching, 2, 20, 4), (summed, 2, 21, 7), (in_step, 2, 11, 6), (evaluating, 3, 13, 5)],
+    [
+        *ODD,
+        (prefetching, 2, 20, 4),
+        (summed, 2, 21, 7),
+        (in_step, 2, 11, 6),
+        (evaluating, 3, 13, 5),
+    ],
 )
 def test_gradients_are_those_of_one_worker(pool, losses, world, samples, batch_size):
     expected = alone(gradients_of, losses, samples, batch_size)
@@ -216,7 +241,14 @@ def test_gradients_are_those_of_one_worker(pool, losses, world, samples, batch_s
 
 @pytest.mark.parametrize(
     ("losses", "world", "samples", "batch_size"),
-    [(prefetching, 2, 11, 4), (summed, 2, 11, 7), (with_norm, 2, 9, 4), (in_step, 2, 10, 6), (in_step, 3, 8, 6)],
+    [
+        (prefetching, 2, 11, 4),
+        (summed, 2, 11, 7),
+        (with_norm, 2, 9, 4),
+        (in_step, 2, 10, 6),
+        (in_step, 3, 8, 6),
+        (in_a_cycle, 2, 6, 6),
+    ],
 )
 def test_what_could_be_of_either_of_two_batches_is_refused_by_all(pool, losses, world, samples, batch_size):
     for got in on_all(pool[:world], gradients_of, losses, samples, batch_size):
