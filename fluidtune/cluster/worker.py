@@ -28,6 +28,7 @@ from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import ProcessBaseline
 from fluidtune.cluster.result_replay import ReportedResults, without_results
 from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, current, use, wake_on_first_use
+from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
@@ -43,8 +44,9 @@ class LoadSpec:
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
     has seen. ``backend``: the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices,
-    which have no backend. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if the
-    device is shared now.
+    which have no backend. ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it
+    begins here. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is
+    shared now.
     """
 
     trial: str
@@ -53,6 +55,7 @@ class LoadSpec:
     backend: str = "torch"
     device: str = "cpu"
     emulation: emulated.Emulation | None = None
+    streams: Streams | None = None
     lanes: LaneSettings | None = None
     ticket: LaneTicket | None = None
 
@@ -62,8 +65,9 @@ class IterationReply:
     """One iteration's result, and what the worker has learned in it.
 
     ``seconds``: duration of the iteration without the pause of a resize. ``width``, ``address``, ``mends``: see
-    `LeaderSession`. ``reformed``: generation and pause in seconds of a resize in this iteration. ``lost``: why there is
-    no result, if another worker has died. ``lack``: there is no result, because the trial needs more room than it has.
+    `LeaderSession`. ``streams``: see there; None if they were sent before. ``reformed``: generation and pause in
+    seconds of a resize in this iteration. ``lost``: why there is no result, if another worker has died. ``lack``:
+    there is no result, because the trial needs more room than it has.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
     part of the device's memory that it needs only within an iteration. ``busy``: the part of the time that it kept its
     device busy; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
@@ -78,6 +82,7 @@ class IterationReply:
     lost: str | None = None
     lack: Lack | None = None
     mends: bool = False
+    streams: Streams | None = None
     memory: float | None = None
     ephemeral: float = 0.0
     busy: float | None = None
@@ -181,6 +186,7 @@ class Worker:
         self._reports: ReportedResults | None = None
         self._has_checkpoint = False
         self._follower_loop: LoopThread | None = None
+        self._streams_sent = False
         self._lane: LaneMember | None = None
         self._gpu = GpuProbe()
 
@@ -208,11 +214,17 @@ class Worker:
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
         storage = _storage(spec)
         stores = [] if storage is None else commit_stores(storage)
+        resume = reports.choose_commit(stores)
+        streams = spec.streams if resume is None else resume.streams
+        if streams is not None:
+            restore_streams(streams)
+        self._streams_sent = False
         self._session = _leader_session(
             spec,
             self._name,
             commits=stores[0] if stores else None,
-            resume=reports.choose_commit(stores),
+            resume=resume,
+            streams=capture_streams(),
             fingerprint=mark,
             note=reports.note,
             brief=without_results,
@@ -280,7 +292,9 @@ class Worker:
             address=session.address,
             reformed=reformed,
             mends=session.mends,
+            streams=None if self._streams_sent else session.streams,
         )
+        self._streams_sent = reply.address is not None
         if self._lane is None:
             reply.memory = self._memory_needed()
         elif self._lane.need is not None:
@@ -385,6 +399,8 @@ class Worker:
             commits=None if storage is None else follower_commit_store(storage, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
+        if spec.streams is not None:
+            restore_streams(spec.streams)
         trainable = self._trainable = trainable_cls(**kwargs)
         ray_trainable.mute_session()
         if isinstance(trainable, FunctionTrainable):

@@ -13,6 +13,7 @@ from typing import Any
 
 from .commits import Commit, CommitStore
 from .control_messages import CommittableState, TrialPosition
+from .random_streams import Streams
 
 
 class CommitPolicy:
@@ -29,12 +30,15 @@ class CommitPolicy:
         note: Callable[[], Any] | None,
         brief: Callable[[Any], Any] | None,
         rewind: Callable[[Any], None] | None,
+        streams: Streams | None = None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
                 f"the commit of trial {trial} was made with configuration {resume.fingerprint!r}, not "
                 f"{fingerprint!r}: start the trial without it"
             )
+        #: The random streams with which the trial's code began.
+        self.streams = streams
         #: The commit to go on from, until the loop has done so.
         self.resume = resume
         #: The loop was given a newer state than ``resume``.
@@ -96,6 +100,7 @@ class CommitPolicy:
             iteration=position.iteration,
             state=state.capture(),
             note=self._note() if self._note is not None else None,
+            streams=self.streams,
         )
 
     # -- when a worker dies --

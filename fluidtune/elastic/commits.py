@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+from .random_streams import Streams
+
 log = logging.getLogger(__name__)
 
 _MAGIC = b"FLUIDCM1"
@@ -37,6 +39,8 @@ class Commit:
 
     ``trial``, ``fingerprint``: see `ElasticSession`. ``loop``, ``epoch``, ``iteration``: see `TrialPosition`.
     ``state``: what `CommittableState.capture` returned, with tensors on the CPU. ``note``: what the host keeps with it.
+    ``streams``: the random streams with which the trial's code began (`random_streams`); None in a
+    commit that was written before 2026-11-23.
     """
 
     trial: str
@@ -46,6 +50,7 @@ class Commit:
     iteration: int
     state: dict[str, Any]
     note: Any = None
+    streams: Streams | None = None
 
 
 class Files(Protocol):

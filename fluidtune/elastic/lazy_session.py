@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .membership import Address, Reform
+from .random_streams import Streams
 
 if TYPE_CHECKING:
     from .session import ElasticSession
@@ -36,6 +37,11 @@ class LazySession:
     def address(self) -> Address | None:
         """See `LeaderSession`."""
         return None if self._made is None else self._made.address
+
+    @property
+    def streams(self) -> Streams | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.streams
 
     @property
     def width(self) -> int:

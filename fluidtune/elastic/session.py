@@ -19,6 +19,7 @@ from .commits import Commit, CommitStore
 from .control_messages import CommittableState, HostRequests
 from .errors import GroupLost, Left
 from .membership import Address, Reform
+from .random_streams import Streams, complete_streams
 from .trial_state import TrialState
 
 
@@ -37,6 +38,7 @@ class ElasticSession:
         note: returns what the host wants kept with a commit (`Commit.note`), picklable; called for every commit.
         brief: returns the part of such a note that a follower needs to commit in place of a leader that died.
         rewind: called in the leader's loop, with the note of the last save, when the trial goes back to it (`mend`).
+        streams: the random streams with which the trial's code began (`random_streams`), for commits and joiners.
 
     Raises:
         ValueError: ``resume`` was made with another configuration than ``fingerprint`` names.
@@ -56,12 +58,21 @@ class ElasticSession:
         note: Callable[[], Any] | None = None,
         brief: Callable[[Any], Any] | None = None,
         rewind: Callable[[Any], None] | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self.trial, self.worker, self.leader = trial, worker, leader
         #: See `LeaderSession`: set by `adopt`.
         self.mends = False
         self._commits = CommitPolicy(
-            trial, leader, commits, resume=resume, fingerprint=fingerprint, note=note, brief=brief, rewind=rewind
+            trial,
+            leader,
+            commits,
+            resume=resume,
+            fingerprint=fingerprint,
+            note=note,
+            brief=brief,
+            rewind=rewind,
+            streams=None if streams is None else complete_streams(streams),
         )
         self._requests = HostRequests()
         self._member = GroupMember(trial, worker, leader, backend, self._requests, self._commits)
@@ -86,6 +97,11 @@ class ElasticSession:
     def address(self) -> Address | None:
         """See `LeaderSession`. None in a follower."""
         return self._member.address if self.leader else None
+
+    @property
+    def streams(self) -> Streams | None:
+        """See `LeaderSession`."""
+        return self._commits.streams
 
     @property
     def generation(self) -> float:

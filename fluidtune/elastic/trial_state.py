@@ -9,13 +9,11 @@ followers.
 from __future__ import annotations
 
 import copy
-import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
@@ -25,6 +23,7 @@ from .batchnorm import GlobalBatchStatistics
 from .gradients import GradientReducer
 from .group_view import GroupView
 from .loader import ElasticLoader, generators_of
+from .random_streams import capture_streams, restore_streams
 
 #: Bytes of the buffers in which tensors are sent. Judgement: large enough that the time of a message does not count,
 #: and the most memory that sending takes at a time.
@@ -38,7 +37,7 @@ class TrialState:
 
     def __init__(self, group: GroupView, device: torch.device) -> None:
         self._group = group
-        self._device = device
+        self._gpu = str(device) if device.type == "cuda" else "cuda"
         self._stateful: list[Any] = []
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[ElasticLoader] = []
@@ -85,13 +84,7 @@ class TrialState:
     def capture(self) -> dict[str, Any]:
         """See `CommittableState`: a snapshot on the CPU."""
         state = map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), self._view(), copy.deepcopy)
-        state["streams"] = {
-            "python": random.getstate(),
-            "numpy": numpy.random.get_state(),
-            "torch": torch.get_rng_state(),
-        }
-        if self._device.type == "cuda":
-            state["streams"]["cuda"] = torch.cuda.get_rng_state(self._device)
+        state["streams"] = capture_streams(self._gpu)
         return state
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
@@ -118,12 +111,7 @@ class TrialState:
         for loader, begun in zip(self._loaders, state["begun"], strict=True):
             loader.begun = begun
         if with_streams:
-            streams = state["streams"]
-            random.setstate(streams["python"])
-            numpy.random.set_state(streams["numpy"])
-            torch.set_rng_state(streams["torch"])
-            if "cuda" in streams and self._device.type == "cuda":
-                torch.cuda.set_rng_state(streams["cuda"], self._device)
+            restore_streams(state["streams"], self._gpu)
 
     def broadcast(self, backend: CollectiveBackend) -> None:
         """See `CommittableState`."""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .membership import Address, Reform
+from .random_streams import Streams
 
 
 class WorkerSession(Protocol):
@@ -59,6 +60,12 @@ class LeaderSession(WorkerSession, Protocol):
     @property
     def address(self) -> Address | None:
         """(host, port) where followers find the leader. None while the session is not elastic."""
+        ...
+
+    @property
+    def streams(self) -> Streams | None:
+        """The random streams with which the trial's code began, for its joiners. None: it has none, or is not elastic.
+        """
         ...
 
     @property

@@ -157,6 +157,7 @@ class TrialLeaders:
         """
         run.deaths = run.misses = 0
         run.address, run.mends = reply.address, reply.mends
+        run.streams = reply.streams or run.streams
         if reply.kind != run.kind:
             self._kind_found(run, reply.kind)
         if reply.reformed is not None:

@@ -11,6 +11,7 @@ from ray.tune.experiment import Trial
 
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
+from fluidtune.elastic.random_streams import Streams
 from fluidtune.engine.messages import Kind
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
@@ -83,6 +84,8 @@ class TrialRun:
     placement: object | None = None
     #: Where followers find the leader, once the loop is elastic.
     address: tuple[str, int] | None = None
+    #: The random streams with which the trial's code began, for its joiners.
+    streams: Streams | None = None
     #: Calls that Tune waits for, oldest first.
     tasks: deque[Task] = field(default_factory=deque)
     #: Its leader is loaded and takes tasks.

@@ -132,6 +132,7 @@ class TuningJob:
             backend=self._scheduler.executor.backend,
             device=self.setup.torch_device,
             emulation=self.setup.emulation,
+            streams=run.streams,
             lanes=self.setup.lane_settings(run.devices[0]),
             ticket=self.lane_ticket(run),
         )

@@ -186,6 +186,49 @@ def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
         until(lambda: (tmp_path / str(follower.process.pid)).read_text().split() == ["3", "4", "5"])
 
 
+class Splitting(Counting):
+    """Its ``setup`` draws from the streams of Python, numpy and torch, and is told no seed."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        import random
+
+        import numpy
+        import torch
+
+        kept, _ = torch.utils.data.random_split(range(50), [40, 10])
+        self.drawn = [sorted(kept.indices), random.random(), float(numpy.random.rand())]
+        super().setup(config)
+
+    def step(self) -> dict[str, Any]:
+        return {**super().step(), "drawn": self.drawn}
+
+
+def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
+    """(what a leader's setup has drawn, its initial streams, those that it sends with its next iteration)."""
+    worker = fresh(folder, "w")
+    assert worker.load(Splitting, LoadSpec("trial", {"config": {}}, delivered=delivered)) is None
+    worker.train()
+    reply = worker.train()
+    store = session_here()._commits._store
+    assert store is not None and store.flush()
+    return reply.result["drawn"], session_here().streams, worker.train().streams
+
+
+def drawn_by_a_joiner(folder: str, streams: Any) -> Any:
+    worker = fresh(folder, "f")
+    assert worker.join(Splitting, LoadSpec("trial", {"config": {}}, streams=streams)) is None
+    assert isinstance(worker._trainable, Splitting)
+    return worker._trainable.drawn
+
+
+def test_all_processes_of_a_trial_draw_alike_before_its_loop(tmp_path: Path) -> None:
+    with peer_processes(3) as (leader, follower, later):
+        first, streams, sent_again = leader.call(drawn, str(tmp_path), 0)
+        assert sent_again is None
+        assert follower.call(drawn_by_a_joiner, str(tmp_path), streams) == first
+        assert later.call(drawn, str(tmp_path), 1)[0] == first  # by the commit
+
+
 def without_data(config: dict[str, Any]) -> None:
     raise FileNotFoundError("no data on this node")
 

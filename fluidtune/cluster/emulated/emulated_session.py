@@ -35,6 +35,7 @@ class EmulatedSession:
         self.last_reform: tuple[float, float] | None = None
         self.mends = False
         self.committing = False
+        self.streams: None = None
         self._device = device
         self._profile = emulation.profile
         self._board = OccupancyBoard(emulation.board)

@@ -1,0 +1,69 @@
+"""The random streams of this process: those of Python, numpy and torch, as one value.
+
+They are needed twice. A commit has them as they are at its boundary. And a trial's *initial* streams, which its leader
+had when the trial's code began there, are given to every process that runs this code again: to a joiner, and to a new
+leader. So what the code draws before its loop (``random_split``, the initial weights of a module that it does not
+prepare) is the same everywhere. A library that is not loaded has no stream here, and is not loaded for it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+#: By library, the state of its stream: "python", "numpy", "torch" (its CPU generator), "cuda" (the generator of the
+#: current GPU). A library that was loaded later has its seed instead: "torch_seed", "cuda_seed".
+Streams = dict[str, Any]
+
+
+def capture_streams(gpu: str = "cuda") -> Streams:
+    """The state of the streams now. ``gpu``: the GPU whose generator is meant; "cuda": the current one."""
+    streams: Streams = {"python": random.getstate()}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        streams["numpy"] = numpy.random.get_state()
+    if torch is not None:
+        streams["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            streams["cuda"] = torch.cuda.get_rng_state(gpu)
+    return streams
+
+
+def complete_streams(streams: Streams) -> Streams:
+    """``streams``, which were captured before, with the seed of each generator of torch that did not exist then.
+
+    Such a generator began with this seed, unless the trial's code has called ``torch.manual_seed``; then the other
+    processes call it as well.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return streams
+    streams = dict(streams)
+    if "torch" not in streams:
+        streams.setdefault("torch_seed", torch.initial_seed())
+    if "cuda" not in streams and torch.cuda.is_initialized():
+        streams.setdefault("cuda_seed", torch.cuda.initial_seed())
+    return streams
+
+
+def restore_streams(streams: Streams, gpu: str = "cuda") -> None:
+    """Let the streams go on from this state. ``gpu``: see `capture_streams`."""
+    random.setstate(streams["python"])
+    if "numpy" in streams:
+        import numpy
+
+        numpy.random.set_state(streams["numpy"])
+    if not any(name in streams for name in ("torch", "torch_seed")):
+        return
+    import torch
+
+    if "torch" in streams:
+        torch.set_rng_state(streams["torch"])
+    else:
+        torch.default_generator.manual_seed(streams["torch_seed"])
+    if torch.cuda.is_available():
+        if "cuda" in streams:
+            torch.cuda.set_rng_state(streams["cuda"], gpu)
+        elif "cuda_seed" in streams:
+            torch.cuda.manual_seed(streams["cuda_seed"])
