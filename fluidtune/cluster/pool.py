@@ -23,6 +23,7 @@ from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker, WorkerInfo
+from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.
@@ -154,7 +155,7 @@ class WorkerPool:
         environment = {**self._environment, DEVICE_VARIABLE: str(device)}
         if visible is not None:
             resources["GPU"] = 1.0
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+            environment[VISIBLE_GPUS] = ",".join(visible)
         actor = (
             ray.remote(Worker)
             .options(

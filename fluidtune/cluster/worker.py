@@ -30,6 +30,7 @@ from fluidtune.cluster.result_replay import ReportedResults, without_results
 from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, current, use, wake_on_first_use
 from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
 from fluidtune.ray_compat import trainable as ray_trainable
+from fluidtune.ray_compat.accelerators import adopt_environment
 from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Worker:
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         startup.importing()  # until the first trial's modules are imported
-        os.environ.update(environment)
+        adopt_environment(environment)
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
         self._baseline = ProcessBaseline()

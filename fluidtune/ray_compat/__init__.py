@@ -2,9 +2,9 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. This package decides nothing and imports no other room but
-`errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray marks as
-PublicAPI or DeveloperAPI counts as public.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs. This package decides nothing
+and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's
+public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -60,6 +60,12 @@ A trial's process (`trainable`):
 - ``result.TRIAL_INFO``, ``result.RESULT_DUPLICATE``, ``result.TRAINING_ITERATION``, ``result.TIME_TOTAL_S``,
   ``result.TIMESTEPS_TOTAL``, ``result.EPISODES_TOTAL``: keys of configurations and results.
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
+
+The GPUs of a process (`accelerators`):
+
+- ``Worker.get_accelerator_ids_for_accelerator_resource``: replaced in the one process of a trial over several GPUs,
+  whose placement group has one of them.
+- ``worker.global_worker``: the process' ``Worker``.
 
 Tune's entry points (`entry_points`):
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import worker
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.train._internal import checkpoint_manager, session
@@ -49,11 +50,12 @@ CLASSES: dict[str, type] = {
         TuneController,
         Tuner,
         TunerInternal,
+        worker.Worker,
         _Bracket,
         session._TrainSession,
     )
 }
-MODULES: dict[str, Any] = {"class_cache": class_cache, "result": result}
+MODULES: dict[str, Any] = {"class_cache": class_cache, "result": result, "worker": worker}
 NAMES: dict[str, Any] = {
     "TrackedActor": TrackedActor,
     "_TrainingResult": checkpoint_manager._TrainingResult,

@@ -31,6 +31,8 @@ def look(config: dict[str, Any]) -> None:
         {
             "score": 1.0,
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "ids": ray.get_gpu_ids(),
+            "accelerators": ray.get_runtime_context().get_accelerator_ids().get("GPU", []),
             "pid": os.getpid(),
             "began": began,
             "ended": time.time(),
@@ -137,6 +139,8 @@ class TestGPUs:
     def test_a_trial_over_two_gpus_is_one_process_that_sees_both(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 2, "gpu": 2}, trials=2)
         assert {r.metrics["gpus"] for r in results} == {"0,1"}
+        assert all(sorted(r.metrics["ids"]) == [0, 1] for r in results)
+        assert all(sorted(r.metrics["accelerators"]) == ["0", "1"] for r in results)
         assert together(results) == 1
         events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
         assert not [e for e in events if e["event"].startswith("resize")]

@@ -1,0 +1,37 @@
+"""The GPUs that Ray says this process has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray._private.worker as ray_worker
+
+#: The environment variable by which CUDA knows the GPUs of a process.
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def adopt_environment(environment: Mapping[str, str]) -> None:
+    """Give this process these environment variables. If they name GPUs, Ray says from now on that it has them all."""
+    os.environ.update(environment)
+    if VISIBLE_GPUS in environment:
+        _claim_gpus(environment[VISIBLE_GPUS].split(","))
+
+
+def _claim_gpus(gpus: Sequence[str]) -> None:
+    """Let ``ray.get_gpu_ids()`` and the runtime context's accelerator ids name these GPUs in this process.
+
+    Ray names those of the process' own placement group only. A trial over several devices has one of each.
+    """
+    ours = ray_worker.global_worker
+    rays = ours.get_accelerator_ids_for_accelerator_resource
+
+    def ids(resource_name: str, resource_regex: str) -> Any:
+        own = rays(resource_name, resource_regex)
+        if resource_name != "GPU":
+            return own
+        # Ray's ids are numbers, but texts where CUDA_VISIBLE_DEVICES was set when the node was started.
+        return [int(gpu) if own and isinstance(own[0], int) else gpu for gpu in gpus]
+
+    ours.get_accelerator_ids_for_accelerator_resource = ids
