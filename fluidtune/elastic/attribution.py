@@ -14,7 +14,7 @@ gradients were off or all modules were in evaluation mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -50,25 +50,33 @@ class Share:
 
 
 class Reading:
-    """One iteration over a prepared DataLoader. ``evaluates``: in each batch so far, nothing could learn.
-
-    ``kept``: the tensors of its batches that the loop has not let go.
-    """
+    """One iteration over a prepared DataLoader. ``evaluates``: in each batch so far, nothing could learn."""
 
     def __init__(self) -> None:
         self.evaluates = True
-        self.kept: WeakSet[torch.Tensor] = WeakSet()
+        self._batches = 0
+        #: The tensors of the last batch, and of those before it, that the loop has not let go.
+        self._last: WeakSet[torch.Tensor] = WeakSet()
+        self._earlier: WeakSet[torch.Tensor] = WeakSet()
 
     def note(self, batch: Any) -> None:
         """The loop gets this batch, as the loader's ``collate_fn`` has made it."""
-        if isinstance(batch, torch.Tensor):
-            self.kept.add(batch)
-        elif isinstance(batch, list | tuple):
-            for part in batch:
-                self.note(part)
-        elif isinstance(batch, dict):
-            for part in batch.values():
-                self.note(part)
+        self._batches += 1
+        self._earlier |= self._last
+        self._last = WeakSet(_tensors(batch))
+
+    @property
+    def kept(self) -> bool:
+        """Whether the loop keeps batches on purpose: not only the last of several, as a loop's variables do."""
+        return bool(self._earlier) or (self._batches == 1 and bool(self._last))
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, list | tuple | dict):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(part)
 
 
 @dataclass
@@ -82,21 +90,18 @@ class _Fetched:
     ahead: bool = False
     ended: bool = False
 
-    @property
-    def over(self) -> bool:
-        """Its batches are used up, unless the loop has kept them."""
-        return self.ended and self.used and not self.unused and not self.ahead
-
 
 class Uses:
     """One kind of use (gradients, batch statistics or counts of samples) and the batches that are at hand for it.
 
     ``what`` names the kind in an error. ``alike``: for this use two batches are alike if it returns the same for both.
+    ``again``: a batch may be used again beside a later one of another loader.
     """
 
-    def __init__(self, what: str, alike: Callable[[Share], int]) -> None:
+    def __init__(self, what: str, alike: Callable[[Share], int], again: bool = True) -> None:
         self._what = what
         self._alike = alike
+        self._again = again
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
         self._evaluated = _Fetched()
@@ -119,6 +124,12 @@ class Uses:
             self._evaluated.shares.update(fetched.shares)
             del self._readings[reading]
 
+    def _is_over(self, reading: Reading, fetched: _Fetched) -> bool:
+        """Whether its batches are used up, now that there are others."""
+        if fetched.unused or fetched.ahead or not fetched.used:
+            return False
+        return not self._again or (fetched.ended and not reading.kept)
+
     def forget_ended(self) -> None:
         """What was fetched is used up, except by readings that go on."""
         self._readings = {reading: fetched for reading, fetched in self._readings.items() if not fetched.ended}
@@ -131,7 +142,7 @@ class Uses:
             CannotDivide: it could be one of several batches that are not divided alike.
         """
         if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
-            self._readings = {r: f for r, f in self._readings.items() if not f.over or r.kept}
+            self._readings = {r: f for r, f in self._readings.items() if not self._is_over(r, f)}
         shares: dict[int, Share] = {}
         for fetched in self._readings.values():
             fetched.ahead = fetched.ahead or fetched.unused > 1
@@ -169,7 +180,7 @@ class BatchesAtHand:
         """The trial has another group: no batch is divided now."""
         self.gradients = Uses("gradients", lambda share: share.division)
         self.statistics = Uses("batch statistics", lambda share: share.division)
-        self.counts = Uses("elastic.samples()", lambda share: share.stand_ins)
+        self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, again=False)
 
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""

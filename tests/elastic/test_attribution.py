@@ -95,8 +95,7 @@ def test_batches_that_are_kept_after_their_loader_has_ended():
         loop.fetch("a", 9).readings["a"].note(batch)
         assert loop.backward() == 9
     loop.end("a").fetch("b", 16).refused(9, 16)
-    kept.clear()
-    del batch
+    kept.clear()  # its variable keeps the last one, which is no purpose
     assert loop.fetch("b", 16).backward() == 16
 
 
@@ -139,6 +138,10 @@ def test_a_count_needs_to_know_only_who_has_no_sample():
     hand.fetched(reading, share(1))
     with pytest.raises(CannotDivide, match="1 or 2"):
         hand.counts.use()
+    hand = BatchesAtHand()
+    for reading, size in ((Reading(), 1), (Reading(), 16)):
+        hand.fetched(reading, share(size))
+        assert hand.counts.use() == share(size)  # a count is of the batch at hand, whatever else is read
 
 
 # -- in real groups --
