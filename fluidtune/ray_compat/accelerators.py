@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray._private.worker as ray_worker
+from ray._private.worker import global_worker
 
 #: The environment variable by which CUDA knows the GPUs of a process.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -24,8 +24,7 @@ def _claim_gpus(gpus: Sequence[str]) -> None:
 
     Ray names those of the process' own placement group only. A trial over several devices has one of each.
     """
-    ours = ray_worker.global_worker
-    rays = ours.get_accelerator_ids_for_accelerator_resource
+    rays = global_worker.get_accelerator_ids_for_accelerator_resource
 
     def ids(resource_name: str, resource_regex: str) -> Any:
         own = rays(resource_name, resource_regex)
@@ -34,4 +33,4 @@ def _claim_gpus(gpus: Sequence[str]) -> None:
         # Ray's ids are numbers, but texts where CUDA_VISIBLE_DEVICES was set when the node was started.
         return [int(gpu) if own and isinstance(own[0], int) else gpu for gpu in gpus]
 
-    ours.get_accelerator_ids_for_accelerator_resource = ids
+    global_worker.get_accelerator_ids_for_accelerator_resource = ids
