@@ -5,6 +5,8 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
+# Two processes for the tests with Ray, one test at a time each: most of these tests wait for half of their time.
+TWO := -n 2 --dist load --maxschedchunk 1
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test fast lint hooks oldest horovod test-horovod clean
@@ -22,7 +24,7 @@ demo: $(STAMP)
 # Lint, the test suite on the newest Ray, the tests of tune and ray_compat on the oldest. Where Horovod can be compiled,
 # its tests, too, except those on Ray, which take five minutes.
 test: lint fast
-	$(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod"
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(TWO)
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
 	else echo "left out: all tests of Horovod"; fi
@@ -44,7 +46,7 @@ hooks: $(STAMP)
 
 oldest:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
-	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat -m "not faults"
+	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat -m "not faults" $(TWO)
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)

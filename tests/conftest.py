@@ -1,12 +1,17 @@
-"""What all tests share: one Ray at a time, nothing left behind after a test, and no test left out silently."""
+"""What all tests share: one Ray cluster at a time, which a test leaves as it found it, and no test left out silently.
+
+What a whole run leaves behind is looked for in `tests.leftovers`.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -15,7 +20,8 @@ from hypothesis import settings
 
 # Usage statistics would talk to the network at every `ray.init`.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+pytest_plugins = ["tests.leftovers"]
 
 # The same examples in every run; `--hypothesis-profile=default` draws new ones.
 settings.register_profile("repeatable", derandomize=True)
@@ -64,6 +70,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=why))
             _left_out[marker, why] += len(marked)
+    items.sort(key=_place)
+
+
+#: The clusters that tests ask for. Those of the shortest tests come last, so that two processes end together.
+_CLUSTERS = ("no_ray", None, "ray4", "ray_gpus", "ray2")
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    """The longest tests come first; then those that want the same cluster follow each other."""
+    cluster = next((name for name in getattr(item, "fixturenames", ()) if name in _CLUSTERS), None)
+    return item.get_closest_marker("faults") is None, _CLUSTERS.index(cluster)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -96,12 +113,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 class OneRay:
-    """At most one Ray lives at a time; tests that want the same one share it."""
+    """At most one Ray cluster lives at a time in a process; tests that want the same resources share it."""
 
     def __init__(self) -> None:
-        self._wanted: dict[str, float] | None = None
+        self._wanted: dict[str, Any] | None = None
+        #: Bytes of the objects that stay in the cluster for as long as it lives.
+        self.kept = 0.0
 
-    def use(self, **resources: float) -> None:
+    def use(self, **resources: Any) -> None:
         import ray
 
         if self._wanted == resources and ray.is_initialized():
@@ -111,13 +130,24 @@ class OneRay:
         self._wanted = resources
 
     def stop(self) -> None:
-        self._wanted = None
-        import sys
-
+        self._wanted, self.kept = None, 0.0
         if "ray" in sys.modules:
             import ray
 
             ray.shutdown()
+
+    def shared(self, caplog: pytest.LogCaptureFixture, **resources: Any) -> Iterator[None]:
+        """The fixture of a test that shares a cluster with others, and must leave it as it found it."""
+        self.use(**resources)
+        yield
+        # The traceback of a logged exception refers to objects.
+        caplog.get_records("call").clear()
+        assert_nothing_left()
+
+    def assert_no_objects(self) -> None:
+        """Fail unless all objects of the shared cluster's store are freed."""
+        if self._wanted is not None:
+            wait_until_nothing(lambda: [f"{n} bytes of objects" for n in [objects_in_store()] if n > self.kept])
 
 
 @pytest.fixture(scope="session")
@@ -127,36 +157,47 @@ def one_ray() -> Iterator[OneRay]:
     ray.stop()
 
 
-@pytest.fixture
-def ray2(one_ray: OneRay) -> Iterator[None]:
-    """A Ray of two CPUs; the test must leave it as it found it."""
-    one_ray.use(num_cpus=2)
+@pytest.fixture(scope="module")
+def no_objects_left(one_ray: OneRay) -> Iterator[None]:
+    """Once for each module and not for each test, because Ray frees objects only once in a second."""
     yield
-    assert_nothing_left()
-
-
-@pytest.fixture
-def ray4(one_ray: OneRay) -> Iterator[None]:
-    """A Ray of four CPUs and some of a custom resource."""
-    one_ray.use(num_cpus=4, resources={"licence": 2})
-    yield
-    assert_nothing_left()
+    gc.collect()
+    one_ray.assert_no_objects()
 
 
 @pytest.fixture
-def ray_gpus(one_ray: OneRay) -> Iterator[None]:
-    """A Ray of four CPUs that believes to have two GPUs."""
-    one_ray.use(num_cpus=4, num_gpus=2)
-    yield
-    assert_nothing_left()
+def ray2(one_ray: OneRay, no_objects_left: None, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A Ray cluster of two CPUs."""
+    yield from one_ray.shared(caplog, num_cpus=2)
+
+
+@pytest.fixture
+def ray4(one_ray: OneRay, no_objects_left: None, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A Ray cluster of four CPUs and two of a custom resource."""
+    yield from one_ray.shared(caplog, num_cpus=4, resources={"licence": 2})
+
+
+@pytest.fixture
+def ray_gpus(one_ray: OneRay, no_objects_left: None, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A Ray cluster that believes to have four CPUs and two GPUs."""
+    yield from one_ray.shared(caplog, num_cpus=4, num_gpus=2)
 
 
 @pytest.fixture
 def no_ray(one_ray: OneRay) -> Iterator[None]:
-    """No Ray at all: for tests that start their own, in this process or another, or must start none."""
+    """No Ray cluster: for tests that start their own, in this process or another one, or must start none."""
     one_ray.stop()
     yield
     one_ray.stop()
+
+
+@pytest.fixture
+def kept_parameters(ray2: None, one_ray: OneRay) -> Iterator[None]:
+    """For ``tune.with_parameters``, whose objects stock Tune keeps until the driver leaves the cluster."""
+    yield
+    gc.collect()
+    time.sleep(1.5)
+    one_ray.kept = objects_in_store()
 
 
 #: Processes of Ray itself.
@@ -183,16 +224,41 @@ def placement_groups() -> list[str]:
     return [str(g["name"]) for g in placement_group_table().values() if g["state"] != "REMOVED"]
 
 
-def assert_nothing_left(patience: float = 10.0) -> None:
-    """Fail unless every actor process and placement group goes away within ``patience`` seconds."""
+def taken_resources() -> dict[str, float]:
+    """How much of each of the cluster's resources is not free."""
+    import ray
+
+    free = ray.available_resources()
+    return {name: total - free.get(name, 0) for name, total in ray.cluster_resources().items()}
+
+
+def objects_in_store() -> float:
+    """Bytes of the objects in Ray's store."""
+    return taken_resources()["object_store_memory"]
+
+
+def left_in_cluster() -> list[str]:
+    """Actors, tasks, placement groups and resources that are not given back."""
+    import ray
+
+    named = [f"the actor named {name}" for name in ray.util.list_named_actors(all_namespaces=True)]
+    resources = {name: taken for name, taken in taken_resources().items() if name != "object_store_memory"}
+    taken = [f"{taken} of {name}" for name, taken in resources.items() if taken > 0]
+    return [*actor_processes(), *placement_groups(), *named, *taken]
+
+
+def wait_until_nothing(left: Callable[[], list[str]], patience: float = 10.0) -> None:
+    """Fail unless ``left()`` becomes empty within ``patience`` seconds."""
     deadline = time.monotonic() + patience
-    while True:
-        left = actor_processes() + placement_groups()
-        if not left:
-            return
+    while found := left():
         if time.monotonic() > deadline:
-            pytest.fail(f"left behind: {left}")
+            pytest.fail(f"left behind: {found}")
         time.sleep(0.05)
+
+
+def assert_nothing_left() -> None:
+    """Fail unless what a test started in the cluster is gone, now or soon."""
+    wait_until_nothing(left_in_cluster)
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def test_without_a_gpu_the_script_says_so():
     assert done.returncode == 0 or "no GPU here" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_for_a_gpu_needs_no_ray_and_can_be_rehearsed():
     # The machine with the GPU has no Ray.
     script = """

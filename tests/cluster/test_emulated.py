@@ -35,6 +35,7 @@ def elsewhere(board: str, device: int, then: str = "input()") -> subprocess.Pope
     return process
 
 
+@pytest.mark.slow
 def test_neighbours_see_each_other_and_a_killed_one_is_gone(emulation: Emulation):
     board = OccupancyBoard(emulation.board)
     board.enter(1)

@@ -44,6 +44,7 @@ class EmulatedCase(SessionCase):
         emulated.use_host(None)
 
 
+@pytest.mark.slow
 class TestEmulatedSession(GroupContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> EmulatedCase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ def settings() -> Iterator[LaneSettings]:
         if is_lane_service(process) and made.device in " ".join(process.cmdline()):
             process.kill()
             process.wait()
+    shutil.rmtree(home(made.device), ignore_errors=True)
 
 
 def turns(member: LaneMember, count: int = 3) -> None:

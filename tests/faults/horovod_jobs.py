@@ -1,4 +1,4 @@
-"""An elastic Horovod script as a trial: its losses do not depend on its width, and it says what it did."""
+"""An elastic Horovod script as a trial. Its losses do not depend on its width, and it notes what it does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def scripted(config):
-    """Commits after every second batch of four, and after each epoch; notes every epoch that it really ended."""
+    """Commits after the second of an epoch's four batches and after each epoch; notes each epoch that it completes."""
     import torch
     from ray import tune
     from torch.utils.data import DataLoader, TensorDataset
@@ -15,7 +15,7 @@ def scripted(config):
     from fluidtune.elastic import hvd
 
     hvd.init()
-    torch.manual_seed(int(config["x"]) + hvd.rank())  # what a worker begins with must not matter
+    torch.manual_seed(int(config["x"]) + hvd.rank())  # the workers' first weights must not matter
     inputs = torch.linspace(-1, 1, 64).reshape(-1, 1)
     data = TensorDataset(inputs, torch.sin(3 * inputs))
     model = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -56,7 +56,7 @@ def scripted(config):
 
 
 def alone(x, iterations, folder):
-    """What the script reports where FluidTune is not: Horovod's own names, one process."""
+    """The values that the script reports without FluidTune: under Horovod's own names, in one process."""
     import horovod.torch as hvd
     from ray import tune
 

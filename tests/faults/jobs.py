@@ -1,6 +1,7 @@
-"""Trainables and a driver for the fault tests: small, deterministic, and they say what they did.
+"""Small deterministic trainables and a driver for the fault tests.
 
-Every trainable writes a line per iteration that it really ran; Tune's own result.json says what was reported.
+Each trainable appends the number of each iteration that it runs to a file of notes. Tune's own result.json has the
+iterations that were reported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def note(config, iteration):
 
 
 def plain(config):
-    """No checkpoint at all."""
+    """Saves no checkpoint."""
     from ray import tune
 
     value = 0.0
@@ -30,7 +31,7 @@ def plain(config):
 
 
 def checkpointing(config):
-    """Saves every third iteration."""
+    """Saves a checkpoint at every third iteration."""
     from ray import tune
 
     state = {"iteration": 0, "value": 0.0}
@@ -50,7 +51,7 @@ def checkpointing(config):
 
 
 def elastic(config):
-    """Trains a small network; its loss depends on every step that came before."""
+    """Trains a small network elastically. Its loss depends on every earlier step."""
     import torch
     from ray import tune
     from torch.utils.data import DataLoader, TensorDataset
@@ -66,7 +67,7 @@ def elastic(config):
     for epoch in api.epochs(0, config["iterations"]):
         total, count = 0.0, 0
         for x, y in loader:
-            time.sleep(config["step"] / 4 * len(x) / 16)  # a worker with half of the batch needs half the time
+            time.sleep(config["step"] / 4 * len(x) / 16)  # a worker with half of the batch takes half of the time
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(x), y)
             loss.backward()
@@ -81,9 +82,10 @@ TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic
 
 
 def main():
-    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP [NAME ADDRESS]: run the job, or continue it.
+    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP [NAME ADDRESS]: run the job or continue it.
 
-    In a Ray of its own, or as NAME on the cluster at ADDRESS, which it shares with others.
+    Without NAME and ADDRESS the job starts its own Ray cluster. With them it is called NAME and shares the devices of
+    the cluster at ADDRESS with other jobs.
     """
     mode, kind, storage, trials, iterations, step, *shared = sys.argv[1:]
     name, address = shared or ("job", "local")

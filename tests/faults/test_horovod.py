@@ -1,4 +1,4 @@
-"""Elastic Horovod trials whose workers are killed at random moments, any of them, rank 0 as well."""
+"""Workers of elastic Horovod trials, rank 0 included, are killed at random moments."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ray import tune
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.faults import horovod_jobs, jobs
-from tests.faults.test_kills import KILLS, busy_workers, cluster, nothing_left, reported, undisturbed  # noqa: F401
+from tests.faults.test_kills import KILLS, busy_workers, reported, undisturbed
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.horovod]
 
-#: Workers of the trial, where the engine does not find that one alone is as fast.
+#: Workers of the trial, unless the engine finds that one alone is as fast.
 WIDTH = 2
 
 
 class Killer(threading.Thread):
-    """Kills a worker of the job, at random, so often, at random moments after its group was complete.
+    """Kills ``kills`` randomly chosen workers of the job, each at a random moment after the group was complete.
 
-    Or after `ALONE_S` without such a group.
+    If the group does not become complete within `ALONE_S` seconds, the worker that is alone is killed.
     """
 
     ALONE_S = 12.0
@@ -34,7 +34,7 @@ class Killer(threading.Thread):
     def __init__(self, log: Path, kills: int):
         super().__init__(daemon=True)
         self.log, self.random, self.wanted, self.over = log, random.Random(kills), kills, False
-        #: When each was killed, unix time.
+        #: The time of each kill, as unix time.
         self.kills: list[float] = []
 
     def run(self) -> None:
@@ -63,7 +63,7 @@ class Killer(threading.Thread):
 
 
 def fit(trainable, tmp_path: Path):
-    """Train until the killer has had enough."""
+    """Train until the killer has done all its kills."""
     (tmp_path / "notes").mkdir()
     enough = str(tmp_path / "enough")
     return fluidtune.Tuner(
@@ -78,8 +78,9 @@ def fit(trainable, tmp_path: Path):
 
 
 @pytest.mark.timeout(420)
+@pytest.mark.usefixtures("ray2")
 @pytest.mark.parametrize("kind", ["script", "elastic"])
-def test_workers_killed_20_times_at_random_moments(kind, cluster, tmp_path):  # noqa: F811
+def test_workers_killed_20_times_at_random_moments(kind, tmp_path):
     log = tmp_path / "job" / EVENT_LOG_NAME
     killer = Killer(log, KILLS)
     killer.start()
@@ -97,9 +98,8 @@ def test_workers_killed_20_times_at_random_moments(kind, cluster, tmp_path):  # 
     )
     assert [line["value"] for line in lines] == pytest.approx(expected, rel=1e-4)
     events = list(read_events(log))
-    # Nobody but those that were killed
+    # No other worker was lost than those that were killed.
     assert sum(event["event"] == "worker_lost" for event in events) <= KILLS
     results = [event["t"] for event in events if event["event"] == "trial_result"]
     pauses = sorted(min(t for t in results if t > kill) - kill for kill in killer.kills)
     print(f"from a kill to the next result: median {pauses[KILLS // 2]:.2f} s, most {pauses[-1]:.2f} s")
-    nothing_left()

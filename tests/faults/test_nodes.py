@@ -1,4 +1,4 @@
-"""A node that dies takes its devices and workers along: the trials go on on what is left, and come back to it."""
+"""A node dies with its devices and workers. Its trials continue elsewhere, and use the node that replaces it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from tests.faults.test_kills import check_reports, fit, nothing_left
+from tests.conftest import assert_nothing_left
+from tests.faults.test_kills import check_reports, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
 NODE_KILLS = 10
-#: A dead node is noticed after two seconds instead of half a minute.
+#: Ray notices a dead node after two seconds instead of half a minute.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
 
 @pytest.fixture
-def two_nodes():
+def two_nodes(no_ray):
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
@@ -33,10 +34,10 @@ def two_nodes():
 
 
 def kill_nodes(cluster, node, log: Path, job: Future) -> int:
-    """Kill the second node at a random moment after progress, and add a new one some time later; while the job runs.
+    """While the job runs, kill the second node at random moments after progress, and add a new node each time.
 
-    After progress of any trial or, every other time, of all of them: else a slow machine's trial on that node never
-    does an iteration, and is given up. In the main thread, because Ray's Cluster starts nodes only there.
+    Every other time, all trials must have made progress. Otherwise, on a slow machine, the trial on that node would
+    never complete an iteration and would be given up. Ray's Cluster starts nodes in the main thread only.
     """
     rng, kills, seen = random.Random(5), 0, 0
     while kills < NODE_KILLS and not job.done():
@@ -72,4 +73,4 @@ def test_a_node_killed_again_and_again(kind, two_nodes, tmp_path):
     lost = [e for e in events if e["event"] == "device_lost"]
     gained = [e for e in events if e["event"] == "device_gained"]
     assert len(lost) >= 2 and len(gained) >= len(lost) - 1
-    nothing_left()
+    assert_nothing_left()

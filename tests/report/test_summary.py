@@ -200,6 +200,7 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_thousands_of_trials(tmp_path):
     events = random_run(5, devices=64, trials=4_000, iterations=17, losses=True)

@@ -160,6 +160,7 @@ def test_without_mps_it_is_said_once_and_not_tried_again(tmp_path, calls, monkey
     assert [command for command, _ in calls()].count("-d") == (why != "missing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, calls, monkeypatch, whose) -> None:
     if whose == "theirs":

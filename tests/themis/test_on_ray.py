@@ -33,16 +33,12 @@ class Process:
 
 
 @pytest.fixture
-def control(one_ray):
+def control(ray2):
     from themis_bridge.shell import control
 
-    # The test has a cluster of its own, so that what an arbiter leaves behind cannot disturb another test.
-    one_ray.stop()
-    one_ray.use(num_cpus=2)
     control.start("CPU", lease_s=60.0, notice_s=5.0, pace_s=0.5)
     yield control
     control.stop()
-    one_ray.stop()
 
 
 def wait_for(what):

@@ -163,6 +163,7 @@ def test_an_app_that_claims_more_work_does_not_end_sooner() -> None:
     assert jct(3.0) > jct(1.0)
 
 
+@pytest.mark.slow
 def test_nobody_starves_where_apps_outnumber_gpus() -> None:
     # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6 (bug 92).
     apps = tuning_apps(30, 2, days=0.1, between_s=240.0)

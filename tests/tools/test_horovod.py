@@ -66,6 +66,7 @@ def test_a_build_for_cpus_on_a_machine_with_gpus_says_so(monkeypatch, tmp_path):
     assert horovod.for_cpus_only() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can", [(), ("--can",)])
 def test_without_tools_it_says_so(monkeypatch, tmp_path, can):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -96,6 +96,7 @@ def test_the_names_of_the_list_are_read() -> None:
     assert ray_boundary.listed_names(source) == {"_local_tuner", "_n"}
 
 
+@pytest.mark.slow
 def test_an_exception_that_is_not_needed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ray_boundary.EXCEPTIONS, ("fluidtune/errors.py", "_storage"), "a reason")
     assert [(file, found.name) for file, found in ray_boundary.project_accesses()] == [
@@ -103,5 +104,6 @@ def test_an_exception_that_is_not_needed_is_reported(monkeypatch: pytest.MonkeyP
     ]
 
 
+@pytest.mark.slow
 def test_the_project_reaches_past_ray_s_public_api_in_its_boundary_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert ray_boundary.main() == 0, capsys.readouterr().out

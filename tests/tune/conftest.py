@@ -1,4 +1,4 @@
-"""Pictures take a second or two a run; only the tests that look at them have them drawn."""
+"""Drawing the pictures takes one or two seconds per run, so only the tests that look at them draw them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the same job under stock Ray Tune and under FluidTune, and say what came out in comparable words."""
+"""Runs the same job under stock Ray Tune or under FluidTune, and reads the outcome in one form for both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPUS = fluidtune.FluidExecutor(devices="cpu:2")
 
 
 class Recorder(Callback):
-    """What Tune told its callbacks, in order: (what, x of the trial, iteration)."""
+    """A callback that records its calls in order: (kind of call, x of the trial, iteration)."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any, int | None]] = []

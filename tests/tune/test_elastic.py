@@ -119,7 +119,7 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
     ],
 )
 def test_losses_do_not_depend_on_when_a_trial_is_resized(
-    trainable: Any, backend: str, tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch
+    trainable: Any, backend: str, tmp_path: Path, ray2: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning_job, "Engine", Restless)
     (tmp_path / "notes").mkdir()
@@ -145,7 +145,7 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
 
 
-def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, one_ray: Any) -> None:
+def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
     """The second trial is told to be two wide when it starts; until the other worker is there it has one device."""
     (tmp_path / "notes").mkdir()
     tuner = fluidtune.Tuner(

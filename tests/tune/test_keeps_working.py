@@ -207,6 +207,7 @@ def test_time_budget(tmp_path: Path) -> None:
     assert all((r.metrics or {}).get("training_iteration", 0) < 100000 for r in results)
 
 
+@pytest.mark.usefixtures("kept_parameters")
 def test_a_fluid_scheduler_in_a_stock_tuner(tmp_path: Path) -> None:
     tuner = tune.Tuner(
         tune.with_parameters(with_large, table=list(range(1000))),

@@ -147,10 +147,9 @@ def curves(results: Any) -> dict[int, list[float]]:
 
 
 @pytest.mark.faults
-@pytest.mark.usefixtures("one_ray")
-def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypatch: Any, one_ray: Any) -> None:
+@pytest.mark.usefixtures("ray2")
+def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS")
-    one_ray.use(num_cpus=2)
     space = {"x": tune.grid_search([1, 2, 3]), "n": 20, "greedy": 0, "attempts": str(tmp_path / "attempts")}
     alone = curves(
         fit("fluid", steady, space, tmp_path / "alone", executor=fluidtune.FluidExecutor(devices="cpu:1"), mode="min")

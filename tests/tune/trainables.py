@@ -1,4 +1,4 @@
-"""Trainables of a few milliseconds per iteration whose metric is a function of trial and iteration alone."""
+"""Trainables whose iterations take a few milliseconds. The metric depends on the trial and the iteration only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray.tune import Checkpoint, Trainable
 
 
 def score(x: float, iteration: int) -> float:
-    """Curves that cross: who is best changes with the iteration."""
+    """Learning curves that cross: another trial is the best one at another iteration."""
     return 100.0 * (1 - 2.718281828 ** (-iteration / (2 + 3 * (x % 5)))) * (1 + (x * 7 % 11) / 10)
 
 
@@ -65,7 +65,7 @@ def raising(config: dict[str, Any]) -> None:
 
 
 class Stepper(Trainable):
-    """A class trainable that saves and loads."""
+    """A class trainable with checkpoints."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.x = config["x"]
@@ -73,7 +73,7 @@ class Stepper(Trainable):
         self.at = 0
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        # Only stock Tune with `reuse_actors` calls it.
+        # Only stock Tune with `reuse_actors` calls this.
         self.setup(new_config)
         return True
 
