@@ -30,6 +30,7 @@ def cli() -> None:
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
+@click.option("--fresh-workers", is_flag=True, help="Give every trial new processes.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -41,6 +42,7 @@ def run(
     shared: bool,
     backend: str,
     profile: str | None,
+    fresh_workers: bool,
     script: str,
     args: tuple[str, ...],
 ) -> None:
@@ -62,6 +64,7 @@ def run(
         backend=backend,
         arbiter="auto" if shared else None,
         profile=profile,
+        fresh_workers=fresh_workers,
     )
     run_script(script, args, executor)
 

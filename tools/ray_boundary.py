@@ -36,6 +36,7 @@ TESTS = ("tests/", "fluidtune/testing/")
 PUBLIC_MODULES = frozenset(
     {
         "ray",
+        "ray.actor",
         "ray.cloudpickle",
         "ray.cluster_utils",
         "ray.exceptions",

@@ -1,4 +1,4 @@
-"""What a worker sees of its GPU through NVML between two iterations. Without a GPU it sees nothing and logs nothing."""
+"""What a worker sees of its GPU between two iterations, by torch and NVML. Without a GPU it sees and logs nothing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ def torch_on_gpu(torch: Any = None) -> Any | None:
     """torch, if this process computes on a GPU with it, else None. ``torch``: None is the module that is imported."""
     torch = torch or sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def memory_needed() -> float | None:
+    """The part of the device's memory that torch has needed in this process so far; None: not known."""
+    torch = torch_on_gpu()
+    if torch is None:
+        return None
+    device = torch.cuda.current_device()
+    needed: float = torch.cuda.max_memory_reserved(device)
+    return needed / torch.cuda.get_device_properties(device).total_memory
 
 
 class GpuProbe:

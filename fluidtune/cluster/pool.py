@@ -3,6 +3,10 @@
 A worker belongs to one device for its whole life. A trial takes it, gives it back, it cleans itself, and another trial
 takes it. A worker that cannot be cleaned, or that died, is replaced by a new process when its device is needed next.
 
+A process that is not wanted any more ends in order, as a trial's process does under stock Ray Tune: it leaves Ray at
+once, so that the next process can start, and then runs its exit handlers. Only a process that does not come to that is
+killed.
+
 A process is started when it is first needed and never before. On one node no more processes start at a time than it
 has cores: sixteen that start together on two cores are all ready after the time of eight starts in a row; two by two,
 the first ones train while the last ones wait.
@@ -13,9 +17,11 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -32,6 +38,12 @@ CLEAN_SOON_S = 1.0
 #: Processes that may start at a time on a node that says it has fewer cores.
 #: Judgement: one computes while the other waits for its files.
 STARTS_AT_LEAST = 2
+#: Seconds that processes may take to end when the job ends, before the others are killed or left to end by themselves.
+#: ``_actor_force_cleanup_timeout`` of Ray's TuneController, which gives actors as long at the end of a run.
+CLOSE_S = 10.0
+#: Seconds that a process may take for its exit handlers where TUNE_FORCE_TRIAL_CLEANUP_S is not set: the default of
+#: that variable in Ray's TuneController, which is how long it lets an actor clean up.
+END_S = 600.0
 #: Environment variables that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 
@@ -61,17 +73,36 @@ class PooledWorker:
     cleaning: float | None = None
 
 
+def cleanup_patience() -> float:
+    """Seconds that a worker may take to clean up after a stopped trial, and to end: stock Tune's own limit."""
+    return float(os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S", END_S))
+
+
 class WorkerPool:
     """Workers by device. Callers name a device and get a worker; the pool chooses the process.
 
-    ``mps``: how the processes of one GPU share it under MPS, None: without.
+    ``mps``: how the processes of one GPU share it under MPS, None: without. ``fresh``: why no process serves a second
+    trial, in words; None: a clean one does.
     """
 
-    def __init__(self, plan: Layout, devices: DeviceSource, job: str, mps: MpsSettings | None = None):
+    def __init__(
+        self,
+        plan: Layout,
+        devices: DeviceSource,
+        job: str,
+        mps: MpsSettings | None = None,
+        fresh: str | None = None,
+    ):
         self._layout = plan
         self._devices = devices
         self._job = job
         self._mps = mps
+        self.fresh = fresh
+        #: Processes of this machine that were told to end before they were clean: trials may have left handlers.
+        self._ending: list[psutil.Process] = []
+        #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
+        #: kept so long, because Ray 2.44 kills an actor that nobody holds.
+        self._leaving: dict[Any, PooledWorker] = {}
         #: How many processes were started so far.
         self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
@@ -183,14 +214,40 @@ class WorkerPool:
             self._idle[worker.device].append(worker)
 
     def discard_worker(self, worker: PooledWorker) -> None:
-        """Kill a worker, or forget one that died."""
+        """Let a worker end in order: it takes no part in the job any more, and runs its exit handlers by itself."""
+        self._forget(worker)
+        self._tell_to_end(worker)
+
+    def kill_worker(self, worker: PooledWorker) -> None:
+        """Kill a worker that does not answer, or forget one that died."""
+        self._forget(worker)
+        ray.kill(worker.actor)
+
+    def _forget(self, worker: PooledWorker) -> None:
         self.workers.pop(worker.name, None)
         if worker in self._idle[worker.device]:
             self._idle[worker.device].remove(worker)
-        ray.kill(worker.actor)
+
+    def _tell_to_end(self, worker: PooledWorker) -> None:
+        process = self._local_process(worker) if worker.busy else None
+        if process is not None:
+            self._ending = [*(each for each in self._ending if each.is_running()), process]
+        if self._leaving:
+            for future in ray.wait(list(self._leaving), num_returns=len(self._leaving), timeout=0)[0]:
+                del self._leaving[future]
+        self._leaving[worker.actor.end.remote(cleanup_patience())] = worker
+
+    def _local_process(self, worker: PooledWorker) -> psutil.Process | None:
+        """The worker's process, if it is known and on this machine."""
+        node = self._devices.nodes.get(worker.device)
+        if worker.pid is None or not node or not ray.get_runtime_context().get_node_id().startswith(node):
+            return None
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(worker.pid)
+        return None
 
     def discard_idle_workers(self, device: int) -> None:
-        """Kill the idle workers of a device: the device is gone, or they are of no use.
+        """Let the idle workers of a device end: the device is gone, or they are of no use.
 
         The death of a worker that serves a trial shows in its answer to that trial.
         """
@@ -206,6 +263,31 @@ class WorkerPool:
         return any(worker.device == device and worker.busy for worker in self.workers.values())
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Let all workers end, and kill those that do not come to it.
+
+        A worker that still cleans up gets the rest of its `CLOSE_S`. Trials' exit handlers on this machine are waited
+        for. A clean process has none left, so nobody waits for its end.
+        """
+        now = time.monotonic()
         for worker in list(self.workers.values()):
-            self.discard_worker(worker)
+            if worker.starting:
+                self.kill_worker(worker)
+            else:
+                self._tell_to_end(worker)
+        while self._leaving:
+            due = {future: self._deadline(worker, now) for future, worker in self._leaving.items()}
+            wait_s = max(0.0, min(due.values()) - time.monotonic())
+            for future in ray.wait(list(due), num_returns=1, timeout=wait_s)[0]:
+                del self._leaving[future]
+            for future in [each for each in self._leaving if time.monotonic() >= due[each]]:
+                ray.kill(self._leaving.pop(future).actor)
+        self.workers.clear()
+        self._idle.clear()
+        psutil.wait_procs(self._ending, timeout=CLOSE_S)
+        self._ending.clear()
+
+    def _deadline(self, worker: PooledWorker, closing: float) -> float:
+        """When the worker is killed if it has not left Ray (monotonic clock); the pool is closed at ``closing``."""
+        if not worker.busy:
+            return closing + CLOSE_S
+        return closing + CLEAN_SOON_S if worker.cleaning is None else worker.cleaning + CLOSE_S

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune import startup
 from fluidtune.cluster import emulated
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, follower_commit_store
-from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
+from fluidtune.cluster.gpu_probe import GpuProbe, memory_needed
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import ProcessBaseline
@@ -297,7 +298,8 @@ class Worker:
         )
         self._streams_sent = reply.address is not None
         if self._lane is None:
-            reply.memory = self._memory_needed()
+            emulation = spec.emulation
+            reply.memory = memory_needed() if emulation is None else emulation.profile.memory
         elif self._lane.need is not None:
             reply.memory, reply.ephemeral = sum(self._lane.need), self._lane.need[1]
             reply.busy = self._lane.busy
@@ -323,18 +325,6 @@ class Worker:
         if self._lane is None:
             return None
         return self._lane.refused(error) if isinstance(error, StaleToken) else self._lane.failed(error)
-
-    def _memory_needed(self) -> float | None:
-        """The part of the device's memory that the trial has needed so far; None: not known."""
-        assert self._spec is not None
-        if self._spec.emulation is not None:
-            return self._spec.emulation.profile.memory
-        torch = torch_on_gpu()
-        if torch is None:
-            return None
-        device = torch.cuda.current_device()
-        needed: float = torch.cuda.max_memory_reserved(device)
-        return needed / torch.cuda.get_device_properties(device).total_memory
 
     def _kind(self) -> Kind:
         assert self._session is not None
@@ -425,22 +415,23 @@ class Worker:
 
     # --- both
 
-    def unload(self) -> str | None:
+    def unload(self, fresh: str | None = None) -> str | None:
         """End the trial here, with its threads and its group; the leader of an elastic trial commits.
 
+        ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
         Returns None if the worker may serve other trials, else why it must be replaced.
         """
         if self._lane is not None:
             self._lane.lift()
         try:
-            return self._unload()
+            return self._unload(fresh)
         finally:
             # The trial's memory is free by now, or this process is about to be replaced.
             lane, self._lane = self._lane, None
             if lane is not None:
                 lane.leave()
 
-    def _unload(self) -> str | None:
+    def _unload(self, fresh: str | None) -> str | None:
         trainable, leading, following = self._trainable, self._session, self._follower_session
         self._session = self._follower_session = self._reports = trouble = None
         if self._follower_loop is not None:
@@ -469,7 +460,16 @@ class Worker:
             _drop_session(self._spec.emulation is not None)
         self._spec = None
         del trainable, session, leading, following
-        return trouble or self._baseline.restore()
+        return trouble or fresh or self._baseline.restore()
+
+    def end(self, within: float) -> None:
+        """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.
+
+        The process leaves Ray first. ``within``: seconds after which the kernel ends it if it has not ended by itself.
+        """
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(within, 1e-3))
+        ray.actor.exit_actor()
 
 
 def _step_for_ever(trainable: Trainable) -> None:

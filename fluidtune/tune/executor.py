@@ -37,6 +37,8 @@ class FluidExecutor:
             part of the memory of its node.
         profile: how long an iteration takes on emulated devices: a `fluidtune.profiles.Profile`, or the path of a
             profile's file. None: a task of which one trial fills half a GPU.
+        fresh_workers: True: every trial gets new processes, as with ``reuse_actors=False`` under stock Ray Tune. False:
+            a process serves one trial after another as long as trials leave nothing behind in it (docs/workers.md).
 
     Raises:
         FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.
@@ -50,6 +52,7 @@ class FluidExecutor:
     profile: Profile | str | None = None
     lanes: str | None = None
     device_memory: int | None = None
+    fresh_workers: bool = False
 
     def __post_init__(self) -> None:
         check_ray_version()
@@ -58,6 +61,8 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
+        if not isinstance(self.fresh_workers, bool):
+            raise FluidTuneError(f"fresh_workers={self.fresh_workers!r} is not known; use True or False")
         if self.backend not in BACKENDS:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
         if self.backend == "horovod":

@@ -17,6 +17,7 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
+from fluidtune.cluster.pool import cleanup_patience
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.controller import (
     ActorManager,
@@ -34,7 +35,7 @@ from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import Task, TrialRun
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
-from fluidtune.tune.worker_dispatch import WorkerDispatch, stopped_patience
+from fluidtune.tune.worker_dispatch import WorkerDispatch
 
 #: A job waits up to this many seconds for its first device before Tune goes on. Judgement: long enough for Ray to make
 #: a placement group where there is room.
@@ -239,7 +240,7 @@ class FluidActorManager(ActorManager):
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
-            self._recovery.unload_workers(run, stopped_patience())
+            self._recovery.unload_workers(run, cleanup_patience())
             self._job.trial_ended(run.trial, ending)
             self._emit(m.TrialEnded(run.id, ending))
         self._released.clear()

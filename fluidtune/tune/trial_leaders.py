@@ -14,7 +14,7 @@ from typing import Any
 from ray.exceptions import RayActorError
 
 from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.cluster.worker import IterationReply
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
@@ -23,7 +23,7 @@ from fluidtune.tune.manager_parts import ManagerParts
 from fluidtune.tune.resizer import Resizer
 from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import Task, TrialRun
-from fluidtune.tune.worker_dispatch import WorkerRequest, stopped_patience
+from fluidtune.tune.worker_dispatch import WorkerRequest
 
 
 class TrialLeaders:
@@ -193,7 +193,7 @@ class TrialLeaders:
                 for event in self._job.trials.arrival_events(run.trial, self._job.log):
                     self._emit(event)
 
-        self._recovery.unload_workers(run, stopped_patience(), on_unloaded)
+        self._recovery.unload_workers(run, cleanup_patience(), on_unloaded)
 
     def _room_lacking(self, run: TrialRun, lack: Lack) -> None:
         """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""

@@ -72,7 +72,8 @@ class TuningJob:
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
         self.devices = hold_devices(self.setup, settings, app, self.engine, self.trials, self.is_in_use)
-        self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps)
+        fresh = "fresh_workers=True: a new process for each trial" if settings.fresh_workers else None
+        self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps, fresh)
         self.log = JobLog(self.name, _log_directory(controller), self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
@@ -218,7 +219,7 @@ class TuningJob:
         self._commit_cleanup.run_ended(saved)
 
     def close(self, trials: Iterable[Trial]) -> None:
-        """End the log, draw the report, kill the workers and give the devices back; nothing is written after that."""
+        """End the log, draw the report, let workers end and give devices back; nothing is written after that."""
         self.log.run_ended(list(trials), self._scheduler.metric, self._scheduler.mode)
         try:
             self.pool.close()

@@ -1,7 +1,7 @@
 """Which trial gets a worker process when, and what becomes of the worker afterwards.
 
 A trial requests a worker of one device. The pool (`fluidtune.cluster.pool`) has one at once or later; then the trial
-gets it. When the trial leaves, the worker unloads it and goes back to the pool, or it is killed and replaced. A worker
+gets it. When the trial leaves, the worker unloads it and goes back to the pool, or it ends and is replaced. A worker
 that dies is reported here. This module also looks for devices that came or went, because a request for a lost device
 can never be served.
 
@@ -10,7 +10,6 @@ Nothing is scheduled here: the engine has chosen the device before a worker is r
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,14 +30,6 @@ POLL_S = 0.5
 #: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
 #: Judgement: a loop that stands in a broken collective call may never return, and a new process takes seconds.
 CLEAN_BROKEN_S = 30.0
-#: A worker of a trial that Tune stopped is killed after this many seconds where TUNE_FORCE_TRIAL_CLEANUP_S is not set:
-#: the default of that variable in Ray's TuneController.
-CLEAN_STOPPED_S = 600.0
-
-
-def stopped_patience() -> float:
-    """Seconds that the worker of a stopped trial may take to clean up: stock Tune's own limit."""
-    return float(os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S", CLEAN_STOPPED_S))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +115,7 @@ class WorkerDispatch:
             if then is not None:
                 then()
 
-        self._calls.track_call(worker.actor.unload.remote(), on_answer)
+        self._calls.track_call(worker.actor.unload.remote(self._job.pool.fresh), on_answer)
 
     def expect_cleanup(self, worker: PooledWorker, within: float) -> None:
         """Kill the worker if it has not cleaned up within this many seconds. An earlier deadline of it stays."""
@@ -138,7 +129,8 @@ class WorkerDispatch:
                 del self._deadlines[name]
                 worker = self._job.pool.workers.get(name)
                 if worker is not None and worker.busy:
-                    self._replace_worker(worker, "it did not clean up in time")
+                    self._log_replaced(worker, "it did not clean up in time")
+                    self._job.pool.kill_worker(worker)
 
     def _trial_unloaded(self, worker: PooledWorker, value: Any) -> None:
         """The worker answered `unload`. None: it is clean and free. Anything else says why it must be replaced."""
@@ -148,11 +140,11 @@ class WorkerDispatch:
         if value is None:
             self._job.pool.return_worker(worker)
         else:
-            self._replace_worker(worker, str(value))
+            self._log_replaced(worker, str(value))
+            self._job.pool.discard_worker(worker)
 
-    def _replace_worker(self, worker: PooledWorker, reason: str) -> None:
+    def _log_replaced(self, worker: PooledWorker, reason: str) -> None:
         self._job.log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
-        self._job.pool.discard_worker(worker)
 
     # --- losses
 
@@ -161,7 +153,7 @@ class WorkerDispatch:
         pool = self._job.pool
         if pool.is_alive(worker):
             self._job.log.worker_lost(worker, first_line(error))
-            pool.discard_worker(worker)
+            pool.kill_worker(worker)
             if worker.mps:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)

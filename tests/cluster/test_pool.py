@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,23 +13,50 @@ from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 
 
+class Leaving:
+    """The future of an actor's end."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+
+
+class Actor:
+    """Told to end, it leaves Ray at once, unless it ``hangs``."""
+
+    def __init__(self, ended: list[Any], hangs: bool = False) -> None:
+        self.end = SimpleNamespace(remote=self._end)
+        self.hangs = hangs
+        self._ended = ended
+
+    def _end(self, within: float) -> Any:
+        self._ended.append(self)
+        return Leaving(self)
+
+
 @pytest.fixture
 def pool(monkeypatch):
     def start(self, device, visible):
         self._count += 1
         seen.append(visible)
-        worker = PooledWorker(f"w{self._count}", device, object(), 0.0, exclusive=visible is not None)
+        worker = PooledWorker(f"w{self._count}", device, Actor(ended), 0.0, exclusive=visible is not None)
         self.workers[worker.name] = worker
         return worker
 
-    killed, seen = [], []
+    def wait(futures, num_returns, timeout):
+        ready = [future for future in futures if not future.actor.hangs]
+        if not ready:
+            time.sleep(timeout)
+        return ready[:num_returns], [future for future in futures if future not in ready[:num_returns]]
+
+    killed, ended, seen = [], [], []
     monkeypatch.setattr(WorkerPool, "_start_process", start)
     monkeypatch.setattr(pool_module.ray, "kill", killed.append)
+    monkeypatch.setattr(pool_module.ray, "wait", wait)
     nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
     monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)
     there = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
     made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
-    made.killed, made.seen = killed, seen
+    made.killed, made.ended, made.seen = killed, ended, seen
     return made
 
 
@@ -68,10 +97,32 @@ def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
     pool.return_worker(idle)
     assert pool.can_serve(0, others=(1,))
     wide = taken(pool, 0, others=(1,))
-    assert wide is not idle and wide.exclusive and pool.killed == [idle.actor]
+    assert wide is not idle and wide.exclusive and pool.ended == [idle.actor]
     assert pool.seen == [None, None, ["7", "8"]]
     pool.return_worker(wide)
-    assert pool.take_idle_worker(0) is None and pool.killed == [idle.actor, wide.actor]
+    assert pool.take_idle_worker(0) is None and pool.ended == [idle.actor, wide.actor] and not pool.killed
+
+
+def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monkeypatch):
+    # docs/bugs.md, 120
+    monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
+    idle, stuck, unborn = (taken(pool, device) for device in range(3))
+    for worker in (idle, stuck):
+        worker.starting = False
+    pool.return_worker(idle)
+    stuck.cleaning, stuck.actor.hangs = time.monotonic(), True
+    pool.close()
+    assert pool.ended == [idle.actor, stuck.actor]
+    assert pool.killed == [unborn.actor, stuck.actor] and not pool.workers
+
+
+def test_a_handle_is_kept_until_its_process_has_left_ray(pool):
+    slow = taken(pool, 0)
+    slow.actor.hangs = True
+    pool.discard_worker(slow)
+    for device in range(1, 20):
+        pool.discard_worker(taken(pool, device % 3))
+    assert len(pool._leaving) == 2 and slow in pool._leaving.values()
 
 
 def test_packing_gives_room_for_several(pool):

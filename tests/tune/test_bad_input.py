@@ -46,6 +46,10 @@ def test_unknown_backend() -> None:
     refused(lambda: FluidExecutor(backend="mpi"), "backend='mpi'", "torch")
 
 
+def test_fresh_workers_is_yes_or_no() -> None:
+    refused(lambda: FluidExecutor(fresh_workers="yes"), "fresh_workers='yes'", "True or False")  # type: ignore[arg-type]
+
+
 def test_misspelt_setting() -> None:
     with pytest.raises(TypeError, match="max_worker"):
         FluidExecutor(max_worker=1)  # type: ignore[call-arg]

@@ -37,7 +37,7 @@ class Pool:
     def is_alive(self, worker: PooledWorker) -> bool:
         return worker.name in self.workers
 
-    def discard_worker(self, worker: PooledWorker) -> None:
+    def kill_worker(self, worker: PooledWorker) -> None:
         del self.workers[worker.name]
 
     def discard_idle_workers(self, device: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import subprocess
@@ -90,6 +91,36 @@ def test_a_worker_that_was_left_dirty_is_replaced(tmp_path: Path) -> None:
     assert pids[0] != pids[1] and pids[1] == pids[2] != pids[3] and pids[3] == pids[4] != pids[5]
     reasons = [e["reason"] for e in events if e["event"] == "worker_replaced"]
     assert [reason.split()[0] for reason in reasons] == ["threads", "processes", "memory"]
+
+
+def leaves_a_note(config: dict[str, Any]) -> None:
+    """Its handler writes when the process ends; a trial whose ``x`` is odd also leaves a thread, and ends early."""
+    note = Path(config["notes"], str(config["x"]))
+    atexit.register(lambda: note.write_text("written at exit"))
+    if config["x"] % 2:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    for _ in range(config["x"] % 2 + 1):
+        tune.report({"score": 1.0, "pid": os.getpid()})
+
+
+def test_exit_handlers_run_whatever_becomes_of_the_process(tmp_path: Path) -> None:
+    # docs/bugs.md, 120
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    space = {"x": tune.grid_search(list(range(4))), "notes": str(notes)}
+    stop = {"stop": {"training_iteration": 1}}
+    results = fit("fluid", leaves_a_note, space, tmp_path, executor=FluidExecutor(devices="cpu:2"), run=stop)
+    assert not results.errors
+    assert sorted(path.name for path in notes.iterdir()) == ["0", "1", "2", "3"]
+
+
+def test_fresh_workers_are_new_processes(tmp_path: Path) -> None:
+    executor = FluidExecutor(devices="cpu:1", fresh_workers=True)
+    results = fit("fluid", messy, {"x": tune.grid_search(["a", "b"])}, tmp_path, executor=executor)
+    assert len({result.metrics["pid"] for result in results}) == 2
+    events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+    reasons = [e["reason"] for e in events if e["event"] == "worker_replaced"]
+    assert reasons == ["fresh_workers=True: a new process for each trial"] * 2
 
 
 def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
