@@ -1,7 +1,9 @@
 """Batch normalisation over the whole batch, however the batch is divided.
 
-While a trial has several workers, the forward method of its batch norm modules in training mode is replaced. At width 1
-the modules are as torch made them.
+While a trial has several workers, ``torch.nn.functional.batch_norm``, which all modules call, is replaced, and
+`torch.nn.SyncBatchNorm` calls it like the others. No module is touched: copies of a model, its pickle and its
+``state_dict`` are those that it has alone, and a copy computes with its own weights. At width 1 torch is as it was
+made.
 """
 
 from __future__ import annotations
@@ -9,59 +11,74 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import SyncBatchNorm
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .attribution import Share
 from .group_view import GroupView
+
+_torch_batch_norm = F.batch_norm
+_torch_sync_forward = SyncBatchNorm.forward
 
 
 class GlobalBatchStatistics:
-    """Replaces and restores the forward method of the modules that it was given."""
+    """Replaces and restores batch normalisation in this process."""
 
     def __init__(self, group: GroupView) -> None:
         self._group = group
-        self._modules: list[_BatchNorm] = []
         self._enabled = False
 
-    def add(self, module: _BatchNorm) -> None:
-        if any(module is known for known in self._modules):
-            return
-        self._modules.append(module)
-        if self._enabled:
-            self._replace(module)
-
     def enable(self, enabled: bool) -> None:
-        """Replace the forward method of all modules, or restore it."""
+        """Replace torch's batch normalisation, or restore it."""
         if enabled == self._enabled:
             return
         self._enabled = enabled
-        for module in self._modules:
-            if enabled:
-                self._replace(module)
-            else:
-                del module.__dict__["forward"]
+        F.batch_norm = self._batch_norm if enabled else _torch_batch_norm
+        SyncBatchNorm.forward = _BatchNorm.forward if enabled else _torch_sync_forward  # type: ignore[method-assign]
 
-    def _replace(self, module: _BatchNorm) -> None:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            if not module.training:
-                return type(module).forward(module, x)
-            return _forward(module, x, self._group)
+    def _batch_norm(
+        self,
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        """As ``torch.nn.functional.batch_norm``; with ``training``, over all workers' parts of a divided batch."""
+        share = self._group.batches.statistics.use() if training else None
+        if share is None:  # nothing to sum up: all workers have all samples
+            return _torch_batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        mean, variance, unbiased = _statistics(input, share, self._group)
+        with torch.no_grad():
+            if running_mean is not None:
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            if running_var is not None:
+                running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        shape = [1, -1, *([1] * (input.dim() - 2))]
+        y = (input.to(mean.dtype) - mean.view(shape)) * torch.rsqrt(variance + eps).view(shape)
+        if weight is not None:
+            y = y * weight.view(shape)
+        if bias is not None:
+            y = y + bias.view(shape)
+        return y.to(input.dtype)
 
-        module.__dict__["forward"] = forward  # as __setattr__ does, without its search
 
-
-def _forward(module: _BatchNorm, x: torch.Tensor, group: GroupView) -> torch.Tensor:
-    """Training-mode batch norm over all workers' samples. x: (N, C) or (N, C, ...)."""
-    module._check_input_dim(x)
+def _statistics(
+    x: torch.Tensor, share: Share, group: GroupView
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, variance and unbiased variance of each channel over all workers' samples. x: (N, C) or (N, C, ...)."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1, -1, *([1] * (x.dim() - 2))]
-    share = group.batches.statistics.use()
-    counted = 0 if share is not None and share.stand_in else x.numel() // x.size(1)
-    weight = 1.0 / group.width if share is None else share.weight
+    counted = 0 if share.stand_in else x.numel() // x.size(1)
     local_mean = wide.mean(axes)
     local_spread = (wide - local_mean.view(shape)).square().sum(axes)
     row = torch.cat([local_mean, local_spread, wide.new_tensor([float(counted)])])
-    means, spreads, counts = _Gather.apply(row, group, weight).split([x.size(1), x.size(1), 1], dim=1)
+    means, spreads, counts = _Gather.apply(row, group, share.weight).split([x.size(1), x.size(1), 1], dim=1)
     total = counts.sum()
     if total <= 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got {tuple(x.shape)}")
@@ -69,28 +86,7 @@ def _forward(module: _BatchNorm, x: torch.Tensor, group: GroupView) -> torch.Ten
     # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979): the squared deviations within the
     # parts, and those between them. A stand-in does not count.
     spread = (torch.where(counts > 0, spreads, 0) + counts * (means - mean).square()).sum(0)
-    variance = spread / total
-    _update_running(module, mean.detach(), (spread / (total - 1)).detach())
-    y = (wide - mean.view(shape)) * torch.rsqrt(variance + module.eps).view(shape)
-    if module.weight is not None:
-        y = y * module.weight.view(shape)
-    if module.bias is not None:
-        y = y + module.bias.view(shape)
-    return y.to(x.dtype)
-
-
-@torch.no_grad()
-def _update_running(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor) -> None:
-    if not module.track_running_stats or module.running_mean is None or module.running_var is None:
-        return
-    factor = module.momentum
-    if module.num_batches_tracked is not None:
-        module.num_batches_tracked.add_(1)
-        if factor is None:  # a cumulative average
-            factor = 1.0 / float(module.num_batches_tracked)
-    factor = 0.0 if factor is None else factor
-    module.running_mean.lerp_(mean.to(module.running_mean.dtype), factor)
-    module.running_var.lerp_(variance.to(module.running_var.dtype), factor)
+    return mean, spread / total, spread / (total - 1)
 
 
 def _gather(row: torch.Tensor, group: GroupView) -> torch.Tensor:

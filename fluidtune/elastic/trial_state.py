@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from .backends.base import CollectiveBackend
@@ -73,9 +72,6 @@ class TrialState:
 
     def _add_module(self, module: torch.nn.Module) -> None:
         self._gradients.add(module)
-        for part in module.modules():
-            if isinstance(part, _BatchNorm):
-                self._statistics.add(part)
 
     def set_width(self, width: int) -> None:
         """See `CommittableState`."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -65,17 +68,68 @@ def test_as_one_worker(pool, kind, samples, options):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
 
 
-def kept_whole():
-    model = elastic.prepare(model_of("flat"))
-    session = elastic.current()
-    replaced = ["forward" in m.__dict__ for m in model]
-    copy.deepcopy(model)
-    session._member.state.set_width(1)
-    return replaced, ["forward" in m.__dict__ for m in model]
+def copied():
+    """What a copy, a pickle and a saved file of a prepared model compute after the model has learned more."""
+    x = torch.arange(24.0).reshape(4, 6).sin()
+    model, loader = elastic.prepare(model_of("flat"), DataLoader(TensorDataset(x), batch_size=4))
+    file = io.BytesIO()
+    for (part,) in loader:
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        torch.save(model, file)
+        keys = list(model.state_dict())
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.5)
+        file.seek(0)
+        copies.append(torch.load(file, weights_only=False))
+        trained = [each(part).detach() for each in copies]
+        return keys, trained, [each.eval()(x).detach() for each in copies]
 
 
-def test_the_modules_are_torchs_own_again_at_width_one(pool):
-    assert on_all(pool, kept_whole) == [([True, False, True, False], [False] * 4)] * 3
+def test_a_copy_of_a_prepared_model_is_what_it_is_alone(pool):
+    keys, _, evaluated = alone(copied)
+    answers = on_all(pool, copied)
+    for their_keys, _, their_evaluated in answers:
+        assert their_keys == keys
+        torch.testing.assert_close(their_evaluated, evaluated)
+    trained = [torch.cat(parts) for parts in zip(*(answer[1] for answer in answers), strict=True)]
+    torch.testing.assert_close(trained, alone(copied)[1])
+
+
+class Activated(nn.BatchNorm1d):
+    """Batch norm with an activation, as in model libraries: its forward does not call that of its base class."""
+
+    def forward(self, x):
+        y = nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+        return torch.relu(y) + 1
+
+
+def activated(synchronised):
+    x = torch.arange(24.0).reshape(4, 6).sin()
+    model = nn.SyncBatchNorm(6) if synchronised and dist.is_initialized() else nn.BatchNorm1d(6)
+    model, loader = elastic.prepare(model if synchronised else Activated(6), DataLoader(TensorDataset(x), batch_size=4))
+    for (part,) in loader:
+        return model(part).detach(), model.running_mean
+
+
+@pytest.mark.parametrize("synchronised", [False, True])
+def test_a_forward_of_its_own_is_called_and_sees_the_whole_batch(pool, synchronised):
+    expected, mean = alone(activated, synchronised)
+    answers = on_all(pool, activated, synchronised)
+    torch.testing.assert_close(torch.cat([part for part, _ in answers]), expected)
+    for _, their_mean in answers:
+        torch.testing.assert_close(their_mean, mean)
+
+
+def torch_again():
+    elastic.prepare(model_of("flat"))
+    replaced = nn.functional.batch_norm.__module__
+    elastic.current()._member.state.set_width(1)
+    return replaced, nn.functional.batch_norm.__module__
+
+
+def test_torch_is_as_it_was_made_at_width_one(pool):
+    assert on_all(pool, torch_again) == [("fluidtune.elastic.batchnorm", "torch.nn.functional")] * 3
 
 
 def one_sample():
