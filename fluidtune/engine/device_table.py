@@ -9,9 +9,18 @@ one trial holds all of it. *Shared*: it is divided into equal *slots*, one per t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from typing import Any
 
 from fluidtune.engine.trial import EngineError
+
+
+def _remove(ordered: list[Any], entry: Any) -> None:
+    """Takes ``entry`` out of a list in ascending order, which must have it."""
+    index = bisect_left(ordered, entry)
+    assert ordered[index : index + 1] == [entry], f"{entry} is not there"
+    del ordered[index]
 
 
 class DeviceTable:
@@ -35,6 +44,13 @@ class DeviceTable:
         self.size: dict[str, int] = {}
         #: (number of tenants, device) of every device that has tenants and a free slot and is not leaving, ascending.
         self._open: list[tuple[int, int]] = []
+        #: The place of each device in the order in which devices were gained, and the last place that was given. A lost
+        #: device that is gained again gets a new one.
+        self._place: dict[int, int] = {}
+        self._last_place = 0
+        #: By number of tenants, at least 1: (place, device) of each device that has as many and is not leaving,
+        #: ascending.
+        self._loaded: dict[int, list[tuple[int, int]]] = {}
         #: Devices whose worker died and that no trial has got since. A trial starts sooner on any other device.
         self.cold: set[int] = set()
 
@@ -51,6 +67,8 @@ class DeviceTable:
         self.node[device] = node
         self.tenants[device] = []
         self.slots[device] = 1
+        self._last_place += 1
+        self._place[device] = self._last_place
         self.size[node] = self.size.get(node, 0) + 1
         self.idle_on.setdefault(node, [])
         self._set_idle(device)
@@ -60,6 +78,7 @@ class DeviceTable:
         node = self.node[device]
         if self.tenants[device]:
             self._unset_open(device)
+            self._unset_loaded(device)
         else:
             self._unset_idle(device)
         self.leaving.add(device)
@@ -72,7 +91,7 @@ class DeviceTable:
         if device not in self.leaving:
             self.mark_leaving(device)
         self.leaving.remove(device)
-        del self.node[device], self.tenants[device], self.slots[device]
+        del self.node[device], self.tenants[device], self.slots[device], self._place[device]
         self.cold.discard(device)
 
     # Tenants
@@ -86,17 +105,21 @@ class DeviceTable:
             self.slots[device] = slots
         else:
             assert len(tenants) < self.slots[device], (device, tenants, trial)
-            self._open.remove((len(tenants), device))
+            self._unset_open(device)
+            self._unset_loaded(device)
         tenants.append(trial)
         self._set_open(device)
+        self._set_loaded(device)
 
     def remove_tenant(self, device: int, trial: str) -> None:
         """``trial`` leaves ``device``, which is idle if no other trial holds it."""
         tenants = self.tenants[device]
         self._unset_open(device)
+        self._unset_loaded(device)
         tenants.remove(trial)
         if tenants:
             self._set_open(device)
+            self._set_loaded(device)
         else:
             self.slots[device] = 1
             self._set_idle(device)
@@ -132,7 +155,7 @@ class DeviceTable:
         the device is not cold.
         """
         for device in homes:
-            if device in self.idle and self.node[device] != forbid:
+            if device in self.node and self.is_idle(device) and self.node[device] != forbid:
                 return device
         if roomiest and self.idle:
             nodes = [(-len(idle), self._first(idle)) for node, idle in self.idle_on.items() if idle and node != forbid]
@@ -176,6 +199,31 @@ class DeviceTable:
         """Whether a shared device has a free slot."""
         return bool(self._open)
 
+    def is_idle(self, device: int) -> bool:
+        """Whether no trial holds ``device``, which is in the table, and it does not leave."""
+        return not self.tenants[device] and device not in self.leaving
+
+    @property
+    def held(self) -> int:
+        """Number of devices that trials hold."""
+        return len(self.node) - len(self.idle) - sum(not self.tenants[device] for device in self.leaving)
+
+    def loaded_devices(self, least: int, most: int) -> Iterator[int]:
+        """Devices with ``least`` to ``most`` tenants, at least 1, that do not leave; in the order they were gained."""
+        loads = [self._loaded[count] for count in range(least, most + 1) if self._loaded.get(count)]
+        for _, device in loads[0] if len(loads) == 1 else merge(*loads):
+            yield device
+
+    def first_gained(self, devices: Iterable[int]) -> list[int]:
+        """The devices in the order in which they were gained, each once."""
+        return sorted(set(devices), key=self._place.__getitem__)
+
+    @property
+    def any_shared(self) -> bool:
+        """Whether any device has several tenants."""
+        leaving = any(len(self.tenants[device]) > 1 for device in self.leaving)
+        return leaving or any(count > 1 and devices for count, devices in self._loaded.items())
+
     # The indices
 
     def _set_open(self, device: int) -> None:
@@ -184,7 +232,15 @@ class DeviceTable:
 
     def _unset_open(self, device: int) -> None:
         if device not in self.leaving and len(self.tenants[device]) < self.slots[device]:
-            self._open.remove((len(self.tenants[device]), device))
+            _remove(self._open, (len(self.tenants[device]), device))
+
+    def _set_loaded(self, device: int) -> None:
+        if device not in self.leaving:
+            insort(self._loaded.setdefault(len(self.tenants[device]), []), (self._place[device], device))
+
+    def _unset_loaded(self, device: int) -> None:
+        if device not in self.leaving:
+            _remove(self._loaded[len(self.tenants[device])], (self._place[device], device))
 
     def _set_idle(self, device: int) -> None:
         if device in self.leaving:
@@ -193,10 +249,8 @@ class DeviceTable:
         insort(self.idle_on[self.node[device]], device)
 
     def _unset_idle(self, device: int) -> None:
-        for devices in (self.idle, self.idle_on[self.node[device]]):
-            index = bisect_left(devices, device)
-            assert devices[index : index + 1] == [device], f"device {device} is not idle"
-            del devices[index]
+        _remove(self.idle, device)
+        _remove(self.idle_on[self.node[device]], device)
 
     def validate(self) -> None:
         """Asserts what the comments of the attributes say."""
@@ -214,4 +268,7 @@ class DeviceTable:
         assert by_node == self.idle_on
         assert sum(self.size.values()) == len(self) and all(self.size.values())
         assert self.cold <= self.node.keys()
+        loaded = sorted((len(t), self._place[d], d) for d, t in staying.items() if t)
+        assert loaded == sorted((count, *entry) for count, entries in self._loaded.items() for entry in entries)
+        assert list(self._place) == list(self.node) and all(e == sorted(e) for e in self._loaded.values())
         assert self._open == sorted((len(t), d) for d, t in staying.items() if 0 < len(t) < self.slots[d])

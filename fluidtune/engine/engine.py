@@ -89,7 +89,8 @@ class Engine:
         wanted = devices_wanted(state) if state.waiting else 0
         if wanted and state.wide:
             out += shrink_for_waiting(state, wanted - len(state.devices.idle))
-        if not wanted and state.reconsider:
+        state.events_before_look -= len(events)
+        if not wanted and state.reconsider and state.events_before_look <= 0:
             out += rebalance_widths(state, now)
         return out
 

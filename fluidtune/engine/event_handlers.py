@@ -106,7 +106,8 @@ def _on_trial_added(event: TrialAdded, state: State, now: float) -> Iterable[Ins
         state.predictor.add_trial(event.traits)
         state.trials[event.trial] = trial
     elif trial.status in ("paused", "ended"):
-        trial.group, trial.asked_share = group, share
+        trial.group = group
+        trial.ask_for(share)
         trial.set_budget(event.iterations)
         trial.number = number
         # The shell may add it as plain again. The engine keeps the kind that was found while the trial ran.

@@ -11,12 +11,14 @@ trial more fits the memory. docs/engine.md explains the terms.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
 from fluidtune.engine.estimates import current_width
 from fluidtune.engine.messages import Instruction, Start, Suspend
 from fluidtune.engine.placing import start_trial
+from fluidtune.engine.resizing import LOOK_AGAIN
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import ROUNDING, Trial
@@ -106,6 +108,9 @@ class PackingSearch:
         self.estimated_ratios: dict[int, list[float]] = {}
         #: Seconds of trials' first iterations, alone on a device.
         self.first_seconds: deque[float] = deque(maxlen=TRIALS_REMEMBERED)
+        #: So many times no device is looked for whose trials are timed, since there was none a moment ago; see
+        #: `resizing.LOOK_AGAIN`.
+        self.calls_before_look = 0
         #: Attempts that ended before anything was measured, and those that ended at a hopeless iteration.
         self.unmeasured = 0
         self.hopeless = 0
@@ -154,7 +159,10 @@ def _begin_attempt(state: State, search: PackingSearch, tried: int, now: float, 
     if trial.kind != "plain" and search.first_seconds:
         device = _find_device(state, trial, tried, started=now)
     if device is None and not joined and _is_long(trial):
-        device = _find_device(state, trial, tried, timed=True)
+        search.calls_before_look -= 1
+        if search.calls_before_look < 0:
+            device = _find_device(state, trial, tried, timed=True)
+            search.calls_before_look = 0 if device is not None else len(state.devices) // LOOK_AGAIN
     if device is None:
         return []
     stays = {}
@@ -293,7 +301,7 @@ def _next_trial(state: State) -> Trial | None:
     line = state.waiting.next_line([], 1 << 30)
     if line is None or line.gang > 1 or state.held_node is not None or line.group.places <= 0:
         return None
-    trial = state.trials[line.next_trial]
+    trial = line.trials[0]
     return trial if trial.asked_share == 1 else None
 
 
@@ -305,20 +313,33 @@ def _find_device(
     For an attempt it must hold exactly one fewer, and its trials must be ``timed`` (how fast such trials are alone is
     known), or have ``started`` at this very time.
     """
-    least = slots - 1 if timed or started is not None else 1
+    devices = state.devices
+    if started is not None:
+        among: Iterable[int] = devices.first_gained(_just_started(state, started))
+    else:
+        among = devices.loaded_devices(slots - 1 if timed else 1, slots - 1)
     found: dict[int, list[Trial]] = {}
-    for device, tenants in state.devices.tenants.items():
-        if not least <= len(tenants) < slots or device in state.devices.leaving:
-            continue
-        trials = [state.trials[name] for name in tenants]
+    for device in among:
+        trials = [state.trials[name] for name in devices.tenants[device]]
         if not all(map(_may_be_joined, trials)) or (timed and not all(map(_is_timed, trials))):
             continue
-        if started is not None and not all(trial.since == started and not trial.settled for trial in trials):
-            continue
+        if started is not None:
+            new = all(trial.since == started and not trial.settled for trial in trials)
+            if not new or len(trials) != slots - 1 or device in devices.leaving:
+                continue
         if state.sharing is None:
             return device
         found[device] = trials
     return None if state.sharing is None else state.sharing.choose_device(newcomer, found)
+
+
+def _just_started(state: State, now: float) -> Iterator[int]:
+    """First devices of the trials that started ``now``, the newest first."""
+    for name in reversed(state.running):
+        trial = state.trials[name]
+        if trial.since != now:
+            return
+        yield trial.devices[0]
 
 
 def _may_be_joined(trial: Trial) -> bool:

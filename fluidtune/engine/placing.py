@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from operator import mul
 
-from fluidtune.engine.estimates import path, planning_load
+from fluidtune.engine.estimates import TAIL, height, works_left
 from fluidtune.engine.messages import Resume, Start
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
 from fluidtune.engine.wait_queue import Line
 from fluidtune.engine.width_rules import asked_slots, change_pays, most_sharing, planned_c, widest
-from fluidtune.planning import TrialLoad, static_fluid
+from fluidtune.planning.fluid import static_widths
 
 #: StaticFluid is computed again for all when more than this part of the batch is new. Until then each new trial is
 #: planned against the whole. Judgement: planning all again for every trial would cost trials squared.
@@ -40,7 +41,7 @@ def start_waiting(state: State, now: float) -> list[Start]:
         line = state.waiting.next_line(stuck, PATIENCE * max(1, len(state.devices)))
         if line is None:
             break
-        trial = state.trials[line.next_trial]
+        trial = line.trials[0]
         devices: tuple[int, ...] = ()
         slots = 1
         # The trial that devices are held back for keeps its place in its group's concurrency, too.
@@ -73,7 +74,7 @@ def devices_wanted(state: State) -> int:
         if line.gang > 1 and state.devices.node_to_empty(line.gang) is None:
             continue
         left = places.setdefault(line.group.name, line.group.places)
-        count = max(0, min(len(line.entries), left))
+        count = max(0, min(len(line.trials), left))
         places[line.group.name] -= count
         total += count * line.gang
     return total
@@ -136,9 +137,9 @@ def _spare_devices(state: State) -> int:
     trials: Counter[int] = Counter()  # by slots of their device
     for line in state.waiting.lines():
         if line.gang > 1:
-            trials[1] += line.gang * len(line.entries)
+            trials[1] += line.gang * len(line.trials)
         else:
-            trials.update(_slots(state, state.trials[name]) for *_, name in line.entries)
+            trials.update(_slots(state, trial) for trial in line.trials)
     return max(0, idle - sum(-(-count // slots) for slots, count in trials.items()))
 
 
@@ -151,15 +152,31 @@ def _plan_batch(state: State) -> None:
     batch = state.batch
     if not batch or (state.new_in_batch is not None and state.new_in_batch <= NEW_PART * len(batch)):
         return
-    trials = [trial for trial in map(state.trials.__getitem__, batch) if trial.gang == 1]
-    loads = [planning_load(state, trial) for trial in trials]
-    d = max((widest(state, trial) for trial in trials), default=1)
-    widths = static_fluid(loads, len(state.devices), c=planned_c(state), d=d)
-    for trial in trials:
-        if trial.status == "waiting":
-            trial.planned = float(widths[trial.name])
-            state.requeue(trial, path(state, trial))
-    state.new_in_batch, state.batch_height = 0, math.fsum(load.height for load in loads)
+    waiting: list[Trial] = []
+    heights: list[float] = []
+    for line in state.waiting.lines():
+        if line.group.synchronous and line.gang == 1:
+            waiting += line.trials
+            lefts, bases = works_left(state, line.group, line.trials)
+            heights += map(mul, lefts, bases)
+            tail = TAIL * line.group.tail
+            state.waiting.reorder(line, [(left + tail) * base for left, base in zip(lefts, bases, strict=True)])
+    started = [trial for name in state.running if (trial := state.trials[name]).name in batch and trial.gang == 1]
+    heights += [height(state, trial) for trial in started]
+    d = _widest_of(state, waiting + started)
+    widths = static_widths(heights, len(state.devices), c=planned_c(state), d=d)
+    for trial, width in zip(waiting, widths, strict=False):
+        trial.planned = float(width)
+    state.new_in_batch, state.batch_height = 0, math.fsum(heights)
+
+
+def _widest_of(state: State, trials: list[Trial]) -> int:
+    """The largest d of any of these trials; 1 without trials."""
+    elastic = [trial for trial in trials if trial.kind == "elastic"]
+    # The beta of trials that have not run is their group's: one trial for each group is enough.
+    fresh = {trial.group: trial for trial in elastic if not trial.has_run}
+    run = [trial for trial in elastic if trial.has_run]
+    return max((widest(state, trial) for trial in (*fresh.values(), *run)), default=1)
 
 
 def _planned_width(state: State, trial: Trial) -> float:
@@ -167,7 +184,7 @@ def _planned_width(state: State, trial: Trial) -> float:
     if not trial.group.synchronous:
         return 1.0
     if trial.planned is None:
-        loads = [planning_load(state, trial), TrialLoad("", state.batch_height)]
-        widths = static_fluid(loads, len(state.devices), c=planned_c(state), d=widest(state, trial))
-        trial.planned = float(widths[trial.name])
+        c, d = planned_c(state), widest(state, trial)
+        heights = [height(state, trial), state.batch_height]
+        trial.planned = float(static_widths(heights, len(state.devices), c=c, d=d)[0])
     return trial.planned

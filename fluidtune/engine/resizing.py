@@ -15,8 +15,13 @@ from fluidtune.engine.speed import TRUSTED
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 from fluidtune.engine.width_rules import change_pays, shrink_pays, widest
-from fluidtune.planning import dynamic_fluid
+from fluidtune.planning.fluid import resize_pays, static_widths
 
+#: After `rebalance_widths` has looked at m trials it looks again after m divided by this many events at the earliest.
+#: Judgement: while each trial does one iteration, m events come. So a trial waits for a thirty-second part of an
+#: iteration, its resize waits for the iteration's end in any case, and up to 31 trials never wait. Without this, each
+#: event costs time in proportion to m (`benchmarks.driver --only narrow`).
+LOOK_AGAIN = 32
 #: A suspension pays if it saves this many times what a resize costs. Judgement: it restarts the trial, which takes a
 #: few times as long as a resize in place.
 SUSPEND_FACTOR = 5
@@ -83,6 +88,7 @@ def shrink_for_waiting(state: State, wanted: int) -> list[Instruction]:
 def rebalance_widths(state: State, now: float) -> list[Instruction]:
     """Suspensions, then DynamicFluid over the elastic trials and what its floor leaves idle; if nothing waits."""
     state.reconsider = False
+    state.events_before_look = len(state.running) // LOOK_AGAIN
     idle = len(state.devices.idle) - len(state.claims)
     if idle <= 0:
         return []
@@ -96,8 +102,9 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
     ]
     if spare <= 0 or not any(_may_want(state, trial) for trial in movers):
         return out
-    movers.sort(key=lambda trial: (-height(state, trial), trial.number))
-    targets, shrinks = _targets(state, movers, spare)
+    heights = {trial: height(state, trial) for trial in movers}
+    movers.sort(key=lambda trial: (-heights[trial], trial.number))
+    targets, shrinks = _targets(state, movers, [heights[trial] for trial in movers], spare)
     for trial in movers:
         width, target = len(trial.devices), targets[trial.name]
         if target > width and _may_grow(state, trial):
@@ -107,22 +114,20 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
     return out + [_shrink(state, trial, targets[trial.name]) for trial in shrinks]
 
 
-def _targets(state: State, movers: list[Trial], spare: int) -> tuple[dict[str, int], list[Trial]]:
-    """The width that each mover should have, and the movers that shrink. ``movers``: largest height first.
+def _targets(state: State, movers: list[Trial], heights: list[float], spare: int) -> tuple[dict[str, int], list[Trial]]:
+    """The width that each mover should have, and the movers that shrink. ``movers``: largest of ``heights`` first.
 
     ``spare``: idle devices. Growth takes only these, so that the widths never add up to more than is there. Trials that
     are not measured yet get their part too. It waits for their first result and goes to no other trial.
     """
     widths = {trial.name: len(trial.devices) for trial in movers}
     limits = {trial.name: widest(state, trial) for trial in movers}
-    n = spare + sum(widths.values())
-    loads = [planning_load(state, trial) for trial in movers]
-    planned = dynamic_fluid(loads, widths, n, c=1, d=max(limits.values()), epsilon=state.epsilon)
+    planned = _planned_widths(state, movers, heights, spare + sum(widths.values()), max(limits.values()))
     targets = dict(widths)
     short = 0
     for trial in movers:
         width = widths[trial.name]
-        wanted = min(int(planned[trial.name]), limits[trial.name])
+        wanted = min(planned[trial.name], limits[trial.name])
         if wanted <= width or not _may_want(state, trial):
             continue
         target = min(wanted, width + spare, _reach(state, trial))
@@ -134,17 +139,28 @@ def _targets(state: State, movers: list[Trial], spare: int) -> tuple[dict[str, i
     for trial in reversed(movers):
         if short <= 0:
             break
-        width, wanted = widths[trial.name], max(1, int(planned[trial.name]))
+        width, wanted = widths[trial.name], max(1, planned[trial.name])
         if wanted < width and _at_rest(trial) and shrink_pays(state, trial, width, wanted):
             targets[trial.name] = wanted
             shrinks.append(trial)
             short -= width - wanted
     if spare:
-        _hand_out(state, [trial for trial in movers if trial not in shrinks], widths, targets, spare)
+        shrinking = {trial.name for trial in shrinks}
+        _hand_out(state, [trial for trial in movers if trial.name not in shrinking], limits, targets, spare)
     return targets, shrinks
 
 
-def _hand_out(state: State, trials: list[Trial], widths: dict[str, int], targets: dict[str, int], spare: int) -> None:
+def _planned_widths(state: State, movers: list[Trial], heights: list[float], n: int, d: int) -> dict[str, int]:
+    """DynamicFluid (alg. 3.2) over ``movers`` on ``n`` devices, by trial; most of them keep their widths."""
+    planned = {}
+    for trial, static in zip(movers, static_widths(heights, n, c=1, d=d), strict=True):
+        held, wanted = len(trial.devices), int(static)
+        pays = wanted != held and resize_pays(planning_load(state, trial), held, wanted, state.epsilon)
+        planned[trial.name] = wanted if pays else held
+    return planned
+
+
+def _hand_out(state: State, trials: list[Trial], limits: dict[str, int], targets: dict[str, int], spare: int) -> None:
     """Gives what the floor in StaticFluid left idle, one device at a time, to the trial that would end last.
 
     [10, 1, 1] on 4 devices leaves one idle, two equal trials on 3 leave one; the paper lets these devices idle.
@@ -158,8 +174,8 @@ def _hand_out(state: State, trials: list[Trial], widths: dict[str, int], targets
     while spare and heap:
         _, number, trial = heapq.heappop(heap)
         wider = targets[trial.name] + 1
-        reach = min(widest(state, trial), _reach(state, trial))
-        if wider <= reach and change_pays(state, trial, widths[trial.name], wider):
+        reach = min(limits[trial.name], _reach(state, trial))
+        if wider <= reach and change_pays(state, trial, len(trial.devices), wider):
             targets[trial.name] = wider
             spare -= 1
             heapq.heappush(heap, (-seconds_left(state, trial, wider), number, trial))
@@ -168,13 +184,17 @@ def _hand_out(state: State, trials: list[Trial], widths: dict[str, int], targets
 def _suspend_sharing(state: State, idle: int, now: float) -> list[Instruction]:
     """Suspends trials that share a device and can be moved, at most one for every idle device, where it pays."""
     out: list[Instruction] = []
-    for trial in list(map(state.trials.__getitem__, state.running)):
+    devices = state.devices
+    if not devices.any_shared:
+        return out
+    sharing = [trial for name in state.running if len(devices.tenants[(trial := state.trials[name]).devices[0]]) > 1]
+    for trial in sharing:
         if len(out) >= idle:
             break
         if trial.kind == "plain" or not _at_rest(trial) or trial.gang > 1 or not trial.worth_growing:
             continue
         width = current_width(state, trial)
-        tenants = [state.trials[name] for name in state.devices.tenants[trial.devices[0]]]
+        tenants = [state.trials[name] for name in devices.tenants[trial.devices[0]]]
         if width >= 1 or any(other.status == "suspending" for other in tenants):
             continue
         # On a device of its own it may also grow.

@@ -36,6 +36,8 @@ class RuntimePredictor:
         self._heard = 0
         self._next_fit = 2.0
         self._mean = 0.0
+        #: How often the effects were fitted. As long as it is the same, so are all predictions.
+        self.fits = 0
         #: By hyperparameter and value, what is added to the mean.
         self._effects: dict[str, dict[str, float]] = {}
 
@@ -61,10 +63,18 @@ class RuntimePredictor:
 
     def predict(self, traits: Traits) -> float | None:
         """Seconds per iteration on one worker; None while nothing is known about any of these values."""
-        known = [effects[value] for name, value in traits if value in (effects := self._effects.get(name, {}))]
-        return math.exp(self._mean + sum(known)) if known else None
+        known = False
+        sum_of_effects = 0.0
+        for name, value in traits:
+            effects = self._effects.get(name)
+            effect = None if effects is None else effects.get(value)
+            if effect is not None:
+                known = True
+                sum_of_effects += effect
+        return math.exp(self._mean + sum_of_effects) if known else None
 
     def _fit(self) -> None:
+        self.fits += 1
         rows = [(dict(traits), y) for traits, y in self._measured.values()]
         self._mean = sum(y for _, y in rows) / len(rows)
         names = [name for name, values in self._values.items() if 1 < len(values) <= values.total() / 2]

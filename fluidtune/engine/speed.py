@@ -107,6 +107,11 @@ class TrialSpeed:
         """Number of recent results at ``width``, without the warm-up."""
         return len(self._samples.get(width, ()))
 
+    @property
+    def measured(self) -> bool:
+        """Whether there is any result."""
+        return bool(self._samples or self._warm_up)
+
     def widths(self) -> list[float]:
         """Widths with any result, ascending."""
         return sorted({*self._samples, *self._warm_up})

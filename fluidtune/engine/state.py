@@ -72,6 +72,8 @@ class State:
         self.held_node: str | None = None
         #: Something changed that may make another width pay. While it is False, looking again is useless.
         self.reconsider = False
+        #: Events that must come before it is looked again, although something changed; see `resizing.LOOK_AGAIN`.
+        self.events_before_look = 0
         #: Trials that just reported a result at a width above 1 and may turn out slower there (values are unused).
         self.check_back: dict[str, None] = {}
         #: Speeds over all groups.
@@ -109,7 +111,7 @@ class State:
 
     def requeue(self, trial: Trial, path: float) -> None:
         """``trial``, which waits, gets another place in the queue."""
-        self.waiting.remove(trial.name)
+        self.waiting.remove(trial)
         self.waiting.put(trial, path)
 
     def occupy_devices(self, trial: Trial, devices: tuple[int, ...], slots: int, now: float) -> None:
@@ -117,7 +119,7 @@ class State:
 
         An idle device is divided into ``slots``.
         """
-        self.waiting.remove(trial.name)
+        self.waiting.remove(trial)
         first = devices[0]
         gang = trial.gang > 1
         for device in devices:
@@ -147,7 +149,7 @@ class State:
     def retire(self, trial: Trial, now: float, status: Status) -> None:
         """A trial that holds nothing leaves its group and is ``paused`` or ``ended``."""
         if trial.name in self.waiting:
-            self.waiting.remove(trial.name)
+            self.waiting.remove(trial)
         trial.group.live.pop(trial.name, None)
         trial.homes = ()
         self.batch.pop(trial.name, None)

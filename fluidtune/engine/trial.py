@@ -83,6 +83,8 @@ class Trial:
     iterations: float | None
     #: Order of adding over all trials. It is new each time that the trial is added or goes to the front.
     number: int
+    #: While it waits, its place in its line of the queue: -path (seconds) in a synchronous group, and 0 otherwise.
+    order: float = 0.0
     status: Status = "waiting"
     #: Engine time at which ``status`` began.
     since: float = 0.0
@@ -117,6 +119,22 @@ class Trial:
     #: Number of iterations, from its first on, at which its budget ends; None: unknown.
     target: float | None = None
     speed: TrialSpeed = field(default_factory=TrialSpeed)
+    #: What `RuntimePredictor.predict` answered for ``traits``, and the number of the fit that it answered from.
+    prediction: float | None = None
+    predicted_by: int = 0
+    #: How many whole devices of one node it needs at once; 1 for a trial that is not a gang.
+    gang: int = field(init=False)
+    #: How many such trials fit a device by the share that the script asked for; 1 if it asked for a whole one.
+    slots_by_share: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ask_for(self.asked_share)
+
+    def ask_for(self, share: float) -> None:
+        """The script asks for this share of one device, or for a whole number of devices."""
+        self.asked_share = share
+        self.gang = max(1, int(share))
+        self.slots_by_share = int(1 / share + ROUNDING) if share < 1 else 1
 
     def set_budget(self, iterations: float | None) -> None:
         """``iterations`` are left. A budget that ends later than the one before counts as a promotion."""
@@ -124,16 +142,6 @@ class Trial:
         if target is not None and self.target is not None and target > self.target:
             self.rung += 1
         self.iterations, self.target = iterations, target
-
-    @property
-    def gang(self) -> int:
-        """How many whole devices of one node it needs at once; 1 for a trial that is not a gang."""
-        return max(1, int(self.asked_share))
-
-    @property
-    def slots_by_share(self) -> int:
-        """How many such trials fit a device by the share that the script asked for; 1 if it asked for a whole one."""
-        return int(1 / self.asked_share + ROUNDING) if self.asked_share < 1 else 1
 
     @property
     def granted_width(self) -> float:

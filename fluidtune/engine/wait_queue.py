@@ -10,38 +10,45 @@ if the first of a line cannot start, neither can the others, and `placing` need 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from fluidtune.engine.trial import Group, Trial
+
+
+def _place(trial: Trial) -> tuple[float, int]:
+    return trial.order, trial.number
 
 
 @dataclass(eq=False)
 class Line:
     """Waiting trials of one group that need the same, in order."""
 
+    #: What its trials have in common: whether they go first, their group, their gang and the share that they ask for.
+    key: tuple[bool, str, int, float]
     #: These trials ran before and lost their place by no fault of their own, so that they go first.
     first: bool
     group: Group
     #: Whole devices of one node that each trial needs; 1 for a trial that is not a gang.
     gang: int
-    #: (order, number, name), ascending. ``order`` is -path in a synchronous group and 0 otherwise.
-    entries: list[tuple[float, int, str]] = field(default_factory=list)
+    #: By order, and by number where the order is the same.
+    trials: list[Trial] = field(default_factory=list)
 
     @property
-    def next_trial(self) -> str:
-        """Name of the trial that starts first."""
-        return self.entries[0][2]
+    def by_path(self) -> bool:
+        """Its trials are ordered by path, and not by number alone."""
+        return self.group.synchronous and not self.first
 
 
 class WaitQueue:
     """All waiting trials, in lines."""
 
     def __init__(self) -> None:
-        #: By (first, group, gang, share asked for). No line is empty.
+        #: By key. No line is empty.
         self._lines: dict[tuple[bool, str, int, float], Line] = {}
-        #: The key of each waiting trial's line, and the trial's entry there.
-        self._where: dict[str, tuple[tuple[bool, str, int, float], tuple[float, int, str]]] = {}
+        #: The line of each waiting trial.
+        self._where: dict[str, Line] = {}
 
     def __len__(self) -> int:
         return len(self._where)
@@ -55,19 +62,30 @@ class WaitQueue:
         key = (trial.first, group.name, trial.gang, trial.asked_share)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(trial.first, group, trial.gang)
-        order = -path if group.synchronous and not trial.first else 0.0
-        entry = (order, trial.number, trial.name)
-        insort(line.entries, entry)
-        self._where[trial.name] = (key, entry)
+            line = self._lines[key] = Line(key, trial.first, group, trial.gang)
+        trial.order = -path if line.by_path else 0.0
+        insort(line.trials, trial, key=_place)
+        self._where[trial.name] = line
 
-    def remove(self, trial: str) -> None:
+    def remove(self, trial: Trial) -> None:
         """Takes ``trial`` out, which must be in the queue."""
-        key, entry = self._where.pop(trial)
-        line = self._lines[key]
-        del line.entries[bisect_left(line.entries, entry)]
-        if not line.entries:
-            del self._lines[key]
+        line = self._where.pop(trial.name)
+        del line.trials[bisect_left(line.trials, _place(trial), key=_place)]
+        if not line.trials:
+            del self._lines[line.key]
+
+    def reorder(self, line: Line, paths: Iterable[float]) -> None:
+        """All trials of ``line`` get new places. ``paths``: of ``line.trials``, seconds.
+
+        Does nothing where the order is not by path. It costs much less than to put each trial anew.
+        """
+        if not line.by_path:
+            return
+        for trial, path in zip(line.trials, paths, strict=True):
+            trial.order = -path
+        # Twice by one number, which is quicker than once by two.
+        line.trials.sort(key=attrgetter("number"))
+        line.trials.sort(key=attrgetter("order"))
 
     def lines(self) -> Iterator[Line]:
         """All lines, in no order."""
@@ -83,7 +101,7 @@ class WaitQueue:
         for line in self._lines.values():
             if line in stuck:
                 continue
-            order, number, _ = line.entries[0]
+            order, number = _place(line.trials[0])
             if line.first:
                 rank = (0, 0.0, number)
             elif line.group.passed >= patience:
@@ -98,9 +116,8 @@ class WaitQueue:
         """All waiting trials, next first, but for groups that were passed over. Sorts: not for every event."""
         keyed = []
         for line in self._lines.values():
-            for order, number, name in line.entries:
-                rank = 0 if line.first else 1 if line.group.synchronous else 2
-                keyed.append((rank, order, number, name))
+            rank = 0 if line.first else 1 if line.group.synchronous else 2
+            keyed += [(rank, trial.order, trial.number, trial.name) for trial in line.trials]
         return [name for *_, name in sorted(keyed)]
 
     def count_start(self, started: Group) -> None:
@@ -113,8 +130,8 @@ class WaitQueue:
         """Asserts what the comments of the attributes say."""
         seen = 0
         for key, line in self._lines.items():
-            assert line.entries and line.entries == sorted(line.entries), key
-            seen += len(line.entries)
-            for entry in line.entries:
-                assert self._where[entry[2]] == (key, entry)
+            assert line.trials and line.trials == sorted(line.trials, key=_place), key
+            seen += len(line.trials)
+            for trial in line.trials:
+                assert self._where[trial.name] is line and line.key == key, trial
         assert seen == len(self._where)

@@ -8,7 +8,7 @@ of the clamp at 1/c or of a scale-up whose matching scale-down does not pay; the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from fluidtune.planning.loads import TrialLoad, Width, as_width, check_limits, check_unique, runtime
@@ -22,19 +22,29 @@ def static_fluid(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> dict[
     their order. When nothing is left to run, every trial gets 1/c. Raises ValueError for a limit below 1 or a trial
     given twice.
     """
+    listed = sorted(check_unique(loads), key=lambda load: -load.height)
+    widths = static_widths([load.height for load in listed], n, c=c, d=d)
+    return {load.trial_id: width for load, width in zip(listed, widths, strict=True)}
+
+
+def static_widths(heights: Sequence[float], n: int, *, c: int, d: int) -> list[Width]:
+    """The widths of `static_fluid` for trials of these heights, in their order.
+
+    The heights must be finite and >= 0, which is not checked. For whoever plans many trials often.
+    """
     n, c, d = check_limits(n, c, d)
-    listed = check_unique(loads)
     narrowest: Width = Fraction(1, c) if c > 1 else 1
+    if narrowest == d:
+        return [narrowest] * len(heights)
     # Heights are divided by the largest one, so that neither the sum nor the product can overflow.
-    top = max((load.height for load in listed), default=0.0) or 1.0
-    total = math.fsum(load.height / top for load in listed)
-    widths: dict[str, Width] = {}
-    for load in sorted(listed, key=lambda load: -load.height):
-        fair = load.height / top * n / total if total else 0.0
-        # A fair share that is a whole number but for rounding (7 equal trials on 7 devices) counts as whole.
-        whole = math.floor(fair * (1 + 1e-12))
-        widths[load.trial_id] = min(whole, d) if whole >= 1 else narrowest
-    return widths
+    top = max(heights, default=0.0) or 1.0
+    parts = [height / top for height in heights]
+    total = math.fsum(parts)
+    if not total:
+        return [narrowest] * len(heights)
+    # A fair share that is a whole number but for rounding (7 equal trials on 7 devices) counts as whole.
+    wholes = [math.floor(part * n / total * (1 + 1e-12)) for part in parts]
+    return [min(whole, d) if whole >= 1 else narrowest for whole in wholes]
 
 
 def dynamic_fluid(
@@ -60,8 +70,13 @@ def dynamic_fluid(
                 f"trial {trial_id!r} has no width; dynamic_fluid is for running trials, start it first or leave it out"
             )
         load, held = by_id[trial_id], as_width(widths[trial_id])
-        before, after = runtime(load, held), runtime(load, wanted) + epsilon
-        grows = wanted > held and after < before
-        shrinks = wanted < held and float(wanted) * after < float(held) * before
-        decided[trial_id] = wanted if grows or shrinks else held
+        decided[trial_id] = wanted if resize_pays(load, held, wanted, epsilon) else held
     return decided
+
+
+def resize_pays(load: TrialLoad, held: Width, wanted: Width, epsilon: float) -> bool:
+    """DynamicFluid's rules for one trial: from the width ``held`` to ``wanted``. See `dynamic_fluid`."""
+    if wanted == held:
+        return False
+    before, after = runtime(load, held), runtime(load, wanted) + epsilon
+    return after < before if wanted > held else float(wanted) * after < float(held) * before

@@ -368,3 +368,18 @@ def test_with_an_unknown_budget_growing_is_considered_again_as_the_trial_goes_on
     bench = alone(2, None)
     assert bench.results("a", 0.1, 3) == [], "as many again are 0.3 s, of which a resize takes 0.2"
     assert bench.results("a", 0.1, 13) == [Resize("a", (0, 1))]
+
+
+def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_second_of_their_iterations():
+    bench = Bench(96)
+    names = [f"t{k}" for k in range(96)]
+    bench(*(elastic(name, 1000) for name in names))
+    for name in names:
+        bench.results(name, 1.0, 2)
+    told = []
+    for events in range(1, 10):
+        told += bench(*([DeviceGained(96)] if events == 1 else []), Result(names[events], 1.0, 1))
+        if told:
+            break
+    assert [len(instruction.devices) for instruction in told] == [2] and 96 in told[0].devices
+    assert events <= 96 / 32 + 1
