@@ -48,7 +48,7 @@ class LoadSpec:
     has seen. ``backend``: the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices,
     which have no backend. ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it
     begins here. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is
-    shared now.
+    shared now. ``secret``: the trial's, by which its workers recognise each other (`elastic.signing`).
     """
 
     trial: str
@@ -60,6 +60,7 @@ class LoadSpec:
     streams: Streams | None = None
     lanes: LaneSettings | None = None
     ticket: LaneTicket | None = None
+    secret: bytes = field(default=b"", repr=False)
 
 
 @dataclass
@@ -149,7 +150,8 @@ def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> 
     from fluidtune.elastic import ElasticSession
     from fluidtune.elastic.backends import backend_class
 
-    backend = backend_class(spec.backend)(host=ray.util.get_node_ip_address(), device=spec.device)
+    host = ray.util.get_node_ip_address()
+    backend = backend_class(spec.backend)(host=host, device=spec.device, secret=spec.secret)
     return ElasticSession(trial=spec.trial, worker=worker, leader=leader, backend=backend, device=spec.device, **more)
 
 

@@ -12,27 +12,65 @@ class TestMyBackend(CollectiveBackendContract):
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.backends import CollectiveBackend
+from fluidtune.elastic.signing import Signer
 from fluidtune.elastic.trial_state import broadcast_tree
 
 from .processes import PeerProcess, peer_processes
 
 HERE: dict[str, Any] = {}
+#: The secret of the trial whose workers the processes are, if it is not said otherwise.
+SECRET = b"of the trial in the contract suite"
 
 
 def build(make: Callable[..., CollectiveBackend], *args: Any) -> None:
     HERE["backend"] = make(*args)
+    use_secret(SECRET)
+
+
+def use_secret(secret: bytes) -> None:
+    HERE["backend"].signer = Signer(secret)
+
+
+def refused() -> int:
+    return HERE["backend"].signer.refused
+
+
+class CreatesFile:
+    """Creates a file when it is unpickled: what somebody may send who wants to run code in a worker."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self._path, "w")
+
+
+def send_file_maker(size: int, path: str) -> None:
+    HERE["backend"].broadcast_object(["x" * size, CreatesFile(path)])
+
+
+def write_into_store(address: Any, key: str, path: str) -> None:
+    """What a stranger can do who reaches the store: write a pickle that creates a file, unsigned and badly signed."""
+    store = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
+    data = pickle.dumps(CreatesFile(path))
+    for value in (data, Signer(b"another secret").sign(key, data)):
+        store.set(key, value)
 
 
 def ask(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -280,6 +318,47 @@ class CollectiveBackendContract:
         form(pool[:2], 1)
         assert pool[0].call(ask, "serve")[0] == host
         assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+
+    def test_what_a_stranger_writes_into_the_store_is_not_unpickled(self, pool, tmp_path):
+        leader, follower, stranger = pool
+        path = tmp_path / "created"
+        address = leader.call(ask, "serve")
+        stranger.call(write_into_store, address, "4/call", str(path))
+        assert follower.call(ask, "wait_for_call", address, 4, 0.05) is False
+        assert follower.call(lost_after, "called_members", address, 4)
+        assert follower.call(refused) > 0
+        follower.call(build, type(self).make)
+        follower.call(ask, "announce_joiner", address, 4, 1)
+        stranger.call(write_into_store, address, "4/ready/2", str(path))
+        assert not leader.call(ask, "joiners_announced", 4, [1, 2])
+        assert leader.call(refused) == 1
+        assert leader.call(ask, "joiners_announced", 4, [1])
+        leader.call(ask, "call_generation", 4, ("one", "other"))
+        assert follower.call(ask, "wait_for_call", address, 4, 20.0) is True
+        assert follower.call(ask, "called_members", address, 4) == ("one", "other")
+        for rank, worker in enumerate((leader, follower)):
+            worker.send(ask, "form", address, 4, rank, 2)
+        assert [worker.result() for worker in (leader, follower)] == [None, None]
+        assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+        assert not path.exists()
+
+    @pytest.mark.parametrize("size", [0, 100_000])
+    def test_an_object_that_is_not_signed_is_not_unpickled(self, pool, tmp_path: Path, size):
+        form(pool[:2], 1)
+        path = tmp_path / "created"
+        pool[0].call(use_secret, b"another secret")
+        pool[0].send(send_file_maker, size, str(path))
+        _, why = pool[1].call(lost_after, "broadcast_object")
+        assert "signature" in why and pool[1].call(refused) == 1
+        assert not path.exists()
+
+    def test_a_worker_of_another_trial_cannot_join(self, pool):
+        leader, _, stranger = pool
+        address = leader.call(ask, "serve")
+        stranger.call(use_secret, b"another secret")
+        assert "signature" in stranger.call(lost_after, "announce_joiner", address, 4, 1)[1]
+        assert not leader.call(ask, "joiners_announced", 4, [1])
+        assert leader.call(ask, "alive", 4, 1) is None
 
     def test_wrong_places_are_refused(self):
         backend = type(self).make()

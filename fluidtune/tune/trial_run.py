@@ -12,6 +12,7 @@ from ray.tune.experiment import Trial
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.elastic.random_streams import Streams
+from fluidtune.elastic.signing import new_secret
 from fluidtune.engine.messages import Kind
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
@@ -53,6 +54,8 @@ class TrialRun:
     kwargs: dict[str, Any]
     trainable_ref: Any
     kind: Kind = "plain"
+    #: By which its workers recognise each other.
+    secret: bytes = field(default_factory=new_secret, repr=False)
     #: It asked for several devices: one process sees them all, and it is never resized.
     gang: bool = False
     #: Devices of its workers, the leader's first.

@@ -136,6 +136,7 @@ class TuningJob:
             streams=run.streams,
             lanes=self.setup.lane_settings(run.devices[0]),
             ticket=self.lane_ticket(run),
+            secret=run.secret,
         )
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:

@@ -10,6 +10,7 @@ import torch
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.backends import TorchBackend
+from fluidtune.testing.collective_backends import SECRET
 from fluidtune.testing.processes import PeerProcess
 
 _backend: list[TorchBackend] = []
@@ -18,7 +19,7 @@ _backend: list[TorchBackend] = []
 def open_backend() -> None:
     for old in _backend:
         old.close()
-    _backend[:] = [TorchBackend()]
+    _backend[:] = [TorchBackend(secret=SECRET)]
 
 
 def serve() -> Any:

@@ -7,18 +7,32 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from fluidtune.elastic.backends.liveness import FollowerConnections, LeaderConnection
 from fluidtune.elastic.backends.rendezvous import Rendezvous
+from fluidtune.elastic.signing import Signer
+
+SIGNER = Signer(b"the trial's secret")
+
+
+def connected(followers, signer=SIGNER):
+    """A follower's connection."""
+    return LeaderConnection("127.0.0.1", followers.invitation, signer, 5.0)
 
 
 @pytest.fixture
 def followers():
-    made = FollowerConnections("127.0.0.1")
+    made = FollowerConnections("127.0.0.1", SIGNER)
     yield made
     made.close()
+
+
+def door(followers):
+    """Where the leader listens."""
+    return "127.0.0.1", int(followers.invitation.split()[0])
 
 
 def soon(look, expected):
@@ -30,7 +44,7 @@ def soon(look, expected):
 
 def test_a_follower_lives_as_long_as_its_connection(followers):
     assert followers.alive((1, 1)) is None
-    first, second = (LeaderConnection(("127.0.0.1", followers.port), 5.0) for _ in range(2))
+    first, second = (connected(followers) for _ in range(2))
     first.say_place((1, 1))
     second.say_place((1.001, 2))
     soon(lambda: followers.alive((1, 1)), True)
@@ -44,16 +58,52 @@ def test_a_follower_lives_as_long_as_its_connection(followers):
 
 
 def test_a_stranger_at_the_door_does_no_harm(followers):
-    follower = LeaderConnection(("127.0.0.1", followers.port), 5.0)
-    with socket.create_connection(("127.0.0.1", followers.port)) as stranger:
+    follower = connected(followers)
+    with socket.create_connection(door(followers)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\n\xff\n\n")
         follower.say_place((1, 1))
         soon(lambda: followers.alive((1, 1)), True)
     follower.close()
 
 
+def test_a_place_counts_only_with_the_trials_signature(followers):
+    stranger = connected(followers, Signer(b"another secret"))
+    stranger.say_place((1, 1))
+    soon(lambda: followers.alive((1, 1)) is None and SIGNER.refused > 0, True)
+    with pytest.raises(OSError):
+        for rank in range(1000):
+            stranger.say_place((2, rank))
+            time.sleep(0.01)
+    stranger.close()
+
+
+def test_a_line_that_was_overheard_is_of_no_use_on_another_connection(followers):
+    follower = connected(followers)
+    heard = []
+    follower._connection = SimpleNamespace(
+        sendall=heard.append,
+        getsockname=follower._connection.getsockname,
+        getpeername=follower._connection.getpeername,
+        close=follower._connection.close,
+    )
+    follower.say_place((1, 1))
+    before = SIGNER.refused
+    with socket.create_connection(door(followers)) as stranger:
+        stranger.sendall(heard[0])
+        soon(lambda: followers.alive((1, 1)) is None and SIGNER.refused > before, True)
+        assert stranger.recv(1) == b""
+    follower.close()
+
+
+def test_a_stranger_that_never_ends_its_line_is_closed(followers):
+    before = SIGNER.refused
+    with socket.create_connection(door(followers)) as stranger:
+        stranger.sendall(b"1" * 1000)
+        soon(lambda: followers.alive((1, 1)) is None and SIGNER.refused > before, True)
+
+
 def test_a_follower_that_takes_another_place_never_looks_dead(followers):
-    follower = LeaderConnection(("127.0.0.1", followers.port), 5.0)
+    follower = connected(followers)
     follower.say_place((1, 2))
     soon(lambda: followers.alive((1, 2)), True)
     followers.move({(1, 2): (1.001, 1)})
@@ -68,10 +118,10 @@ def test_a_follower_that_takes_another_place_never_looks_dead(followers):
 
 
 def test_a_leader_that_is_gone_is_an_error():
-    made = FollowerConnections("127.0.0.1")
+    made = FollowerConnections("127.0.0.1", SIGNER)
     made.close()
     with pytest.raises(OSError):
-        LeaderConnection(("127.0.0.1", made.port), 1.0)
+        connected(made)
 
 
 @pytest.fixture

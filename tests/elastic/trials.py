@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform
 from fluidtune.elastic.backends import CollectiveBackend, backend_class
+from fluidtune.testing.collective_backends import SECRET
 
 Report = Callable[[float], None]
 
@@ -247,7 +248,7 @@ class Hosted:
             trial="trial",
             worker=name,
             leader=leader,
-            backend=backend_class(config.get("backend", "torch"))(),
+            backend=backend_class(config.get("backend", "torch"))(secret=SECRET),
             commits=commits,
             resume=config.get("resume") or (commits.load() if commits is not None and leader else None),
             fingerprint="f",

@@ -5,10 +5,15 @@ not which workers are members or when. The leader (rank 0) serves one TCP store 
 generation meets under its own prefix in this store, so that a resize starts no server. A joiner *announces* itself and
 waits until the leader *calls* its generation, so that the leader never waits for a worker that is not there yet.
 `fluidtune.testing.collective_backends` is the contract as tests.
+
+Whoever reaches the store can write into it, and whoever reaches a collective library's ports may send it bytes. So what
+the members write for each other is signed with the trial's secret, and so is every object that is broadcast. Nothing
+else is unpickled or acted upon (`signing`). What the libraries themselves keep in the store is not signed.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import socket
 import time
@@ -23,6 +28,7 @@ import torch.distributed as dist
 
 from ..errors import GroupLost
 from ..membership import Address
+from ..signing import SIGNATURE_SIZE, Signer
 from .liveness import FollowerConnections, LeaderConnection
 
 #: Seconds after which a collective fails. Judgement: an iteration may take hours, and only the death of a worker should
@@ -33,9 +39,11 @@ PATIENCE = 86_400.0
 #: small message.
 _POLL = 0.01
 
-#: Bytes of a pickled object that travel in one broadcast, beside 8 bytes for its length; a longer object takes two.
+#: Bytes before a pickled object in its broadcast: its length, and its signature.
+_HEAD = 8 + SIGNATURE_SIZE
+#: Bytes of a pickled object that travel in the same broadcast; a longer object takes two.
 #: Judgement: the orders at boundaries take a few hundred bytes.
-_INLINE = 4096 - 8
+_INLINE = 4096 - _HEAD
 
 
 class CollectiveBackend(ABC):
@@ -45,10 +53,15 @@ class CollectiveBackend(ABC):
         host: the IP address at which the other workers reach this process (127.0.0.1 if all are on this machine).
         device: where the trial's tensors are ("cpu", "cuda", "cuda:0").
         form_timeout: seconds in which a group must form once its members have been called.
+        secret: the trial's, the same in all of its workers; see `Signer`.
     """
 
-    def __init__(self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0, secret: bytes = b""
+    ) -> None:
         self.host = host
+        #: By which this process recognises what the trial's other workers wrote.
+        self.signer = Signer(secret)
         self.device = torch.device(device)
         self.form_timeout = form_timeout
         #: This process' rank in the group and the number of workers; 0 and 1 when there is no group.
@@ -60,6 +73,8 @@ class CollectiveBackend(ABC):
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._followers: FollowerConnections | None = None  # the leader's
         self._to_leader: LeaderConnection | None = None  # a follower's
+        #: How many objects were broadcast in this generation.
+        self._broadcasts = 0
 
     # -- rendezvous, the same for every library --
 
@@ -79,22 +94,22 @@ class CollectiveBackend(ABC):
                     timeout=timedelta(seconds=self.form_timeout),
                     master_listen_fd=listener.detach(),
                 )
-            self._followers = FollowerConnections(self.host)
-            self._served.set("liveness_port", str(self._followers.port))
+            self._followers = FollowerConnections(self.host, self.signer)
+            self._say(self._served, "liveness", self._followers.invitation)
         return self.host, self._served.port
 
     def announce_joiner(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it is ready for this generation. GroupLost if the leader is gone."""
         with self._guard("announcing a joiner"):
             self._show(address, generation, rank)
-            self._store(address).set(f"{generation}/ready/{rank}", b"1")
+            self._say(self._store(address), f"{generation}/ready/{rank}", b"1")
 
     def joiners_announced(self, generation: float, ranks: list[int]) -> bool:
         """Leader: whether all these ranks are ready for this generation, and live. Returns at once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
-            ready = self._store(self.serve()).check([f"{generation}/ready/{rank}" for rank in ranks])
+            ready = self._all_said(self._store(self.serve()), [f"{generation}/ready/{rank}" for rank in ranks])
         return ready and all(self.alive(generation, rank) for rank in ranks)
 
     def alive(self, generation: float, rank: int) -> bool | None:
@@ -105,19 +120,19 @@ class CollectiveBackend(ABC):
     def announce_survivor(self, address: Address, generation: float, rank: int) -> None:
         """Follower ``rank`` of a group that broke: say that it is there to go on as this generation."""
         with self._guard("staying with the leader"):
-            self._store(address).set(f"{generation}/stays/{rank}", b"1")
+            self._say(self._store(address), f"{generation}/stays/{rank}", b"1")
 
     def survivor_announced(self, generation: float, rank: int) -> bool | None:
         """Leader of a group that broke: True if this follower goes on, False if it is dead, None: not known yet."""
         if self.alive(self.generation, rank) is False:
             return False
         with self._guard("looking who stays"):
-            return self._store(self.serve()).check([f"{generation}/stays/{rank}"]) or None
+            return self._all_said(self._store(self.serve()), [f"{generation}/stays/{rank}"]) or None
 
     def call_generation(self, generation: float, members: tuple[str, ...] = ()) -> None:
         """Leader: the generation forms now. ``members``: its workers, for followers that cannot know them otherwise."""
         with self._guard("calling joiners"):
-            self._store(self.serve()).set(f"{generation}/call", pickle.dumps(members))
+            self._say(self._store(self.serve()), f"{generation}/call", json.dumps(members).encode())
 
     def keep_places(self, generation: float, ranks: list[int]) -> None:
         """Leader: these followers of a group that broke have the ranks 1, 2 .. in this generation.
@@ -128,16 +143,19 @@ class CollectiveBackend(ABC):
         self._followers.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
 
     def called_members(self, address: Address, generation: float) -> tuple[str, ...]:
-        """Follower: the workers that the leader has called."""
+        """Follower: the workers that the leader has called. GroupLost if it has not called this generation."""
         with self._guard("asking who was called"):
-            return pickle.loads(self._store(address).get(f"{generation}/call"))
+            called = self._heard(self._store(address), f"{generation}/call")
+            if called is None:
+                raise RuntimeError("the leader has not called it")
+            return tuple(json.loads(called))
 
     def wait_for_call(self, address: Address, generation: float, patience: float) -> bool:
         """Joiner: whether the leader calls within ``patience`` seconds. GroupLost if the leader is gone."""
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
         with self._guard("waiting for the leader"):
-            while not store.check([key]):  # its wait() would print a warning for every time-out
+            while self._heard(store, key) is None:  # the store's wait() would print a warning for every time-out
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(_POLL)
@@ -159,14 +177,15 @@ class CollectiveBackend(ABC):
             raise ValueError(f"rank {rank} is not within a world of {world}")
         self._lost = None
         self.generation = generation
+        self._broadcasts = 0
         if world > 1:
-            store = dist.PrefixStore(str(generation), self._store(address))
+            store = self._store(address)
             with self._guard(f"forming generation {generation}"):
                 # First make sure that all are there: not every library lets us set how long it waits for that.
                 if rank > 0:
                     self._show(address, generation, rank)
                 self._meet(store, rank, world)
-                self._form(dist.PrefixStore("group", store), rank, world)
+                self._form(dist.PrefixStore(f"{generation}/group", store), rank, world)
                 if self._followers is not None:
                     self._followers.forget(generation)
         self.rank, self.world = rank, world
@@ -216,25 +235,33 @@ class CollectiveBackend(ABC):
                 self._broadcast_(tensor)
 
     def broadcast_object(self, value: Any = None) -> Any:
-        """The ``value`` of rank 0 (anything that can be pickled), on every rank."""
+        """The ``value`` of rank 0 (anything that can be pickled), on every rank. GroupLost if it is not signed."""
         if self.world == 1:
             return value
-        frame = torch.zeros(8 + _INLINE, dtype=torch.uint8)
+        self._broadcasts += 1
+        about = f"{self.generation}/object/{self._broadcasts}"
+        frame = torch.zeros(_HEAD + _INLINE, dtype=torch.uint8)
         data = b""
         if self.rank == 0:
             data = pickle.dumps(value)
-            head = len(data).to_bytes(8, "little") + data[:_INLINE]
+            head = len(data).to_bytes(8, "little") + self.signer.signature(about, data) + data[:_INLINE]
             frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         self.broadcast_(frame)
-        size = int.from_bytes(bytes(frame[:8].tolist()), "little")
+        size = int.from_bytes(frame[:8].numpy().tobytes(), "little")
         if size > _INLINE:
             body = torch.empty(size, dtype=torch.uint8)
             if self.rank == 0:
                 body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             self.broadcast_(body)
         else:
-            body = frame[8 : 8 + size]
-        return value if self.rank == 0 else pickle.loads(body.numpy().tobytes())
+            body = frame[_HEAD : _HEAD + size]
+        if self.rank == 0:
+            return value
+        with self._guard("broadcast of an object"):
+            sent = self.signer.value_of(about, frame[8:_HEAD].numpy().tobytes() + body.numpy().tobytes())
+            if sent is None:
+                raise RuntimeError("what was received does not have this trial's signature")
+        return pickle.loads(sent)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -264,20 +291,37 @@ class CollectiveBackend(ABC):
         """Follower: let the leader see that this process lives, and which place it has."""
         store = self._store(address)
         if self._to_leader is None:
-            self._to_leader = LeaderConnection((address[0], int(store.get("liveness_port"))), self.form_timeout)
+            invitation = self._heard(store, "liveness")
+            if invitation is None:
+                raise RuntimeError("the store there does not have this trial's signature")
+            self._to_leader = LeaderConnection(address[0], invitation, self.signer, self.form_timeout)
         self._to_leader.say_place((generation, rank))
+
+    def _say(self, store: dist.Store, key: str, value: bytes) -> None:
+        """Write a value that the other members may rely on."""
+        store.set(key, self.signer.sign(key, value))
+
+    def _heard(self, store: dist.Store, key: str) -> bytes | None:
+        """What a member has said under this key; None: nothing so far."""
+        return self.signer.value_of(key, store.get(key)) if store.check([key]) else None
+
+    def _all_said(self, store: dist.Store, keys: list[str]) -> bool:
+        """Whether members have said something under all of these keys."""
+        return store.check(keys) and all(self.signer.value_of(key, store.get(key)) is not None for key in keys)
 
     def _meet(self, store: dist.Store, rank: int, world: int) -> None:
         """Return when all members are here. RuntimeError if one is late, or has died on its way."""
-        store.set(f"here/{rank}", b"1")
-        everyone = [f"here/{r}" for r in range(world)]
+        off = f"{self.generation}/off"
+        self._say(store, f"{self.generation}/here/{rank}", b"1")
+        everyone = [f"{self.generation}/here/{r}" for r in range(world)]
         deadline = time.monotonic() + self.form_timeout
-        while not store.check(everyone):
+        while not self._all_said(store, everyone):
             dead = self._dead(world) if rank == 0 else None
             if dead is not None:
-                store.set("off", f"rank {dead} died while the group was formed")
-            if store.check(["off"]):
-                raise RuntimeError(store.get("off").decode())
+                self._say(store, off, f"rank {dead} died while the group was formed".encode())
+            why = self._heard(store, off)
+            if why is not None:
+                raise RuntimeError(why.decode())
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not all of {world} members came within {self.form_timeout:g} s")
             time.sleep(0.002)

@@ -29,7 +29,9 @@ _LOOK_S = 0.02
 class HorovodBackend(CollectiveBackend):
     """Collectives are Horovod's. FluidTuneError if it is not installed, or not built for the device."""
 
-    def __init__(self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0, secret: bytes = b""
+    ) -> None:
         require_horovod()
         if device.startswith("cuda"):
             import horovod.torch as hvd
@@ -38,7 +40,7 @@ class HorovodBackend(CollectiveBackend):
                 raise FluidTuneError(
                     f"the installed Horovod was built without NCCL, which GPUs need: {GPU_INSTALL_HINT}"
                 )
-        super().__init__(host, device, form_timeout)
+        super().__init__(host, device, form_timeout, secret)
         self._running = False
         self._alone = False
         self._server: Rendezvous | None = None
@@ -65,8 +67,12 @@ class HorovodBackend(CollectiveBackend):
             # In elastic mode Horovod asks for its rank under the name of its host and its local rank.
             places = {f"/rank_and_size/w{r}:0": f"{r},{world},0,1,{r},{world}".encode() for r in range(world)}
             self._server = Rendezvous(self.host, places)
-            store.set("rendezvous", f"{self.host} {self._server.port}".encode())
-        host, port = store.get("rendezvous").decode().split()
+            self._say(store, "rendezvous", f"{self.host} {self._server.port}".encode())
+        store.wait(["rendezvous"])
+        where = self._heard(store, "rendezvous")
+        if where is None:
+            raise RuntimeError("the address of Horovod's rendezvous does not have this trial's signature")
+        host, port = where.decode().split()
         _call_off(False)
         formed = threading.Event()
         watch = threading.Thread(
@@ -87,13 +93,13 @@ class HorovodBackend(CollectiveBackend):
         while not formed.wait(_LOOK_S):
             if self._server is None:
                 try:
-                    off = store.check(["off"])
+                    off = self._heard(store, "off") is not None
                 except RuntimeError:
                     off = True
             else:
                 off = self._dead(world) is not None
                 if off:
-                    store.set("off", b"1")
+                    self._say(store, "off", b"1")
                     self._server.call_off()
             if off:
                 _call_off(True)

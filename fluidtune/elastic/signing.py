@@ -1,0 +1,67 @@
+"""The secret of a trial: by it a trial's workers tell each other's words from those of a stranger.
+
+The driver makes a secret for every trial and gives it to the trial's workers through Ray. What one of them writes where
+others could write, too, is signed: HMAC-SHA256 (RFC 2104) over what it is about and over the value. Nothing is
+unpickled, or acted upon, before its signature was found right. Signing hides nothing: whoever reads the network reads
+the values, and may repeat a value, with its signature, about the same thing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+
+#: Bytes of a secret. RFC 2104, section 3: at least as long as the hash's output, which is 32 bytes for SHA-256.
+SECRET_SIZE = 32
+#: Bytes of a signature: the output of SHA-256.
+SIGNATURE_SIZE = 32
+#: The secret of a signer that is given none: of this process, and of those that are forked from it.
+_OWN = secrets.token_bytes(SECRET_SIZE)
+
+log = logging.getLogger(__name__)
+
+
+def new_secret() -> bytes:
+    """A secret for one trial."""
+    return secrets.token_bytes(SECRET_SIZE)
+
+
+class Signer:
+    """Signs and checks by one secret. ``secret`` empty: one that no other machine has, so that no worker can join."""
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._secret = secret or _OWN
+        #: How many values were refused so far.
+        self.refused = 0
+
+    def signature(self, about: str, value: bytes) -> bytes:
+        """`SIGNATURE_SIZE` bytes that only a holder of the secret can make. ``about``: where the value belongs."""
+        named = about.encode()
+        return hmac.digest(self._secret, len(named).to_bytes(4, "little") + named + value, "sha256")
+
+    def sign(self, about: str, value: bytes) -> bytes:
+        """The signature, then the value."""
+        return self.signature(about, value) + value
+
+    def value_of(self, about: str, signed: bytes) -> bytes | None:
+        """The value that `sign` was given; None if the signature is not right for it, which is counted and logged."""
+        signature, value = signed[:SIGNATURE_SIZE], signed[SIGNATURE_SIZE:]
+        if self.matches(about, value, signature):
+            return value
+        self.refuse(f"a value for {about!r}")
+        return None
+
+    def matches(self, about: str, value: bytes, signature: bytes) -> bool:
+        """Whether this is the value's signature, in a time that does not depend on where it differs."""
+        return hmac.compare_digest(signature, self.signature(about, value))
+
+    def refuse(self, what: str) -> None:
+        """Count what a stranger sent. The first one is logged, in one line."""
+        self.refused += 1
+        if self.refused == 1:
+            log.warning(
+                "%s does not have this trial's signature and is ignored: somebody else reaches the trial's ports "
+                "(see docs/security.md); further ones are only counted",
+                what,
+            )
