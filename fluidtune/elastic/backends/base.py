@@ -30,6 +30,7 @@ from ..errors import GroupLost
 from ..membership import Address
 from ..signing import SIGNATURE_SIZE, Signer
 from .liveness import FollowerConnections, LeaderConnection
+from .signed_store import SignedStore
 
 #: Seconds after which a collective fails. Judgement: an iteration may take hours, and only the death of a worker should
 #: end a wait at a boundary.
@@ -86,30 +87,24 @@ class CollectiveBackend(ABC):
                 listener.bind((self.host, 0))
                 listener.listen(1024)
                 port = listener.getsockname()[1]
-                self._served = dist.TCPStore(
-                    self.host,
-                    port,
-                    is_master=True,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=self.form_timeout),
-                    master_listen_fd=listener.detach(),
-                )
+                how = self._how_to_wait()
+                self._served = dist.TCPStore(self.host, port, is_master=True, master_listen_fd=listener.detach(), **how)
             self._followers = FollowerConnections(self.host, self.signer)
-            self._say(self._served, "liveness", self._followers.invitation)
+            SignedStore(self._served, self.signer).say("liveness", self._followers.invitation)
         return self.host, self._served.port
 
     def announce_joiner(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it is ready for this generation. GroupLost if the leader is gone."""
         with self._guard("announcing a joiner"):
             self._show(address, generation, rank)
-            self._say(self._store(address), f"{generation}/ready/{rank}", b"1")
+            self._store(address).say(f"{generation}/ready/{rank}")
 
     def joiners_announced(self, generation: float, ranks: list[int]) -> bool:
         """Leader: whether all these ranks are ready for this generation, and live. Returns at once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
-            ready = self._all_said(self._store(self.serve()), [f"{generation}/ready/{rank}" for rank in ranks])
+            ready = self._store(self.serve()).all_said([f"{generation}/ready/{rank}" for rank in ranks])
         return ready and all(self.alive(generation, rank) for rank in ranks)
 
     def alive(self, generation: float, rank: int) -> bool | None:
@@ -120,19 +115,19 @@ class CollectiveBackend(ABC):
     def announce_survivor(self, address: Address, generation: float, rank: int) -> None:
         """Follower ``rank`` of a group that broke: say that it is there to go on as this generation."""
         with self._guard("staying with the leader"):
-            self._say(self._store(address), f"{generation}/stays/{rank}", b"1")
+            self._store(address).say(f"{generation}/stays/{rank}")
 
     def survivor_announced(self, generation: float, rank: int) -> bool | None:
         """Leader of a group that broke: True if this follower goes on, False if it is dead, None: not known yet."""
         if self.alive(self.generation, rank) is False:
             return False
         with self._guard("looking who stays"):
-            return self._all_said(self._store(self.serve()), [f"{generation}/stays/{rank}"]) or None
+            return self._store(self.serve()).all_said([f"{generation}/stays/{rank}"]) or None
 
     def call_generation(self, generation: float, members: tuple[str, ...] = ()) -> None:
         """Leader: the generation forms now. ``members``: its workers, for followers that cannot know them otherwise."""
         with self._guard("calling joiners"):
-            self._say(self._store(self.serve()), f"{generation}/call", json.dumps(members).encode())
+            self._store(self.serve()).say(f"{generation}/call", json.dumps(members).encode())
 
     def keep_places(self, generation: float, ranks: list[int]) -> None:
         """Leader: these followers of a group that broke have the ranks 1, 2 .. in this generation.
@@ -145,7 +140,7 @@ class CollectiveBackend(ABC):
     def called_members(self, address: Address, generation: float) -> tuple[str, ...]:
         """Follower: the workers that the leader has called. GroupLost if it has not called this generation."""
         with self._guard("asking who was called"):
-            called = self._heard(self._store(address), f"{generation}/call")
+            called = self._store(address).heard(f"{generation}/call")
             if called is None:
                 raise RuntimeError("the leader has not called it")
             return tuple(json.loads(called))
@@ -155,7 +150,7 @@ class CollectiveBackend(ABC):
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
         with self._guard("waiting for the leader"):
-            while self._heard(store, key) is None:  # the store's wait() would print a warning for every time-out
+            while store.heard(key) is None:  # the store's wait() would print a warning for every time-out
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(_POLL)
@@ -185,7 +180,7 @@ class CollectiveBackend(ABC):
                 if rank > 0:
                     self._show(address, generation, rank)
                 self._meet(store, rank, world)
-                self._form(dist.PrefixStore(f"{generation}/group", store), rank, world)
+                self._form(dist.PrefixStore(f"{generation}/group", store.unsigned), rank, world)
                 if self._followers is not None:
                     self._followers.forget(generation)
         self.rank, self.world = rank, world
@@ -291,35 +286,23 @@ class CollectiveBackend(ABC):
         """Follower: let the leader see that this process lives, and which place it has."""
         store = self._store(address)
         if self._to_leader is None:
-            invitation = self._heard(store, "liveness")
+            invitation = store.heard("liveness")
             if invitation is None:
                 raise RuntimeError("the store there does not have this trial's signature")
             self._to_leader = LeaderConnection(address[0], invitation, self.signer, self.form_timeout)
         self._to_leader.say_place((generation, rank))
 
-    def _say(self, store: dist.Store, key: str, value: bytes) -> None:
-        """Write a value that the other members may rely on."""
-        store.set(key, self.signer.sign(key, value))
-
-    def _heard(self, store: dist.Store, key: str) -> bytes | None:
-        """What a member has said under this key; None: nothing so far."""
-        return self.signer.value_of(key, store.get(key)) if store.check([key]) else None
-
-    def _all_said(self, store: dist.Store, keys: list[str]) -> bool:
-        """Whether members have said something under all of these keys."""
-        return store.check(keys) and all(self.signer.value_of(key, store.get(key)) is not None for key in keys)
-
-    def _meet(self, store: dist.Store, rank: int, world: int) -> None:
+    def _meet(self, store: SignedStore, rank: int, world: int) -> None:
         """Return when all members are here. RuntimeError if one is late, or has died on its way."""
         off = f"{self.generation}/off"
-        self._say(store, f"{self.generation}/here/{rank}", b"1")
+        store.say(f"{self.generation}/here/{rank}")
         everyone = [f"{self.generation}/here/{r}" for r in range(world)]
         deadline = time.monotonic() + self.form_timeout
-        while not self._all_said(store, everyone):
+        while not store.all_said(everyone):
             dead = self._dead(world) if rank == 0 else None
             if dead is not None:
-                self._say(store, off, f"rank {dead} died while the group was formed".encode())
-            why = self._heard(store, off)
+                store.say(off, f"rank {dead} died while the group was formed".encode())
+            why = store.heard(off)
             if why is not None:
                 raise RuntimeError(why.decode())
             if time.monotonic() > deadline:
@@ -330,25 +313,22 @@ class CollectiveBackend(ABC):
         """Leader: the rank of a member that died while the group forms; None: all live."""
         return next((r for r in range(1, world) if self.alive(self.generation, r) is False), None)
 
-    def _store(self, address: Address) -> dist.TCPStore:
+    def _store(self, address: Address) -> SignedStore:
         if self._served is not None and address == (self.host, self._served.port):
-            return self._served
+            return SignedStore(self._served, self.signer)
         if self._joined is None or self._joined[0] != address:
             with self._guard(f"connecting to the leader at {address[0]}:{address[1]}"):
                 # The store's client would try a closed port again and again, for its whole time-out.
                 socket.create_connection(address, timeout=self.form_timeout).close()
-                store = dist.TCPStore(
-                    address[0],
-                    address[1],
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=self.form_timeout),
-                )
+                store = dist.TCPStore(*address, is_master=False, **self._how_to_wait())
             self._joined = (address, store)
             if self._to_leader is not None:  # it leads to another leader
                 self._to_leader.close()
                 self._to_leader = None
-        return self._joined[1]
+        return SignedStore(self._joined[1], self.signer)
+
+    def _how_to_wait(self) -> dict[str, Any]:
+        return {"wait_for_workers": False, "timeout": timedelta(seconds=self.form_timeout)}
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ from fluidtune.errors import FluidTuneError
 from .base import Address, CollectiveBackend
 from .horovod_there import GPU_INSTALL_HINT, require_horovod
 from .rendezvous import Rendezvous
+from .signed_store import SignedStore
 from .torch_backend import interface_of
 
 #: Seconds between two looks whether a member died while a group forms. Judgement: small against the forming itself.
@@ -63,20 +64,21 @@ class HorovodBackend(CollectiveBackend):
         self._stop()
 
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
+        signed = SignedStore(store, self.signer, f"{self.generation}/group/")
         if rank == 0:
             # In elastic mode Horovod asks for its rank under the name of its host and its local rank.
             places = {f"/rank_and_size/w{r}:0": f"{r},{world},0,1,{r},{world}".encode() for r in range(world)}
             self._server = Rendezvous(self.host, places)
-            self._say(store, "rendezvous", f"{self.host} {self._server.port}".encode())
+            signed.say("rendezvous", f"{self.host} {self._server.port}".encode())
         store.wait(["rendezvous"])
-        where = self._heard(store, "rendezvous")
+        where = signed.heard("rendezvous")
         if where is None:
             raise RuntimeError("the address of Horovod's rendezvous does not have this trial's signature")
         host, port = where.decode().split()
         _call_off(False)
         formed = threading.Event()
         watch = threading.Thread(
-            target=self._call_off_if_one_dies, args=(store, world, formed), name="fluid-forming", daemon=True
+            target=self._call_off_if_one_dies, args=(signed, world, formed), name="fluid-forming", daemon=True
         )
         watch.start()
         try:
@@ -85,7 +87,7 @@ class HorovodBackend(CollectiveBackend):
             formed.set()
             watch.join()
 
-    def _call_off_if_one_dies(self, store: dist.Store, world: int, formed: threading.Event) -> None:
+    def _call_off_if_one_dies(self, store: SignedStore, world: int, formed: threading.Event) -> None:
         """End the initialisation at once when a member dies: Horovod would wait 30 s for its address, 150 s to connect.
 
         The leader notices the death and tells the others. Followers notice the leader's death by themselves.
@@ -93,13 +95,13 @@ class HorovodBackend(CollectiveBackend):
         while not formed.wait(_LOOK_S):
             if self._server is None:
                 try:
-                    off = self._heard(store, "off") is not None
+                    off = store.heard("off") is not None
                 except RuntimeError:
                     off = True
             else:
                 off = self._dead(world) is not None
                 if off:
-                    self._say(store, "off", b"1")
+                    store.say("off")
                     self._server.call_off()
             if off:
                 _call_off(True)
