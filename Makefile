@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TWO := -n 2 --dist load --maxschedchunk 1
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint hooks oldest horovod test-horovod clean
+.PHONY: demo test fast lint hooks oldest horovod test-horovod ray-suite clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +55,10 @@ horovod: $(STAMP)
 # Its tests.
 test-horovod: horovod
 	$(BIN)/python -m pytest -m "$(HOROVOD_TESTS)"
+
+# Ray Tune's own tests, under stock and under FluidTune: docs/ray-suite.md. RAY: a checkout of Ray's repository.
+ray-suite: $(STAMP)
+	$(BIN)/python -m tools.ray_suite $(RAY) $(FILES)
 
 clean:
 	rm -rf $(VENV) .venv-oldest demo

@@ -1,0 +1,102 @@
+"""The comparison of Ray Tune's own tests under stock and under FluidTune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import ray_suite
+from tools.ray_suite import Outcome
+
+REPORT = """<?xml version="1.0"?>
+<testsuites><testsuite>
+<testcase classname="ray.tune.tests.test_api.TestRun" name="test_good" file="ray/tune/tests/test_api.py">
+  <properties><property name="fluidtune" value="1"/></properties></testcase>
+<testcase classname="ray.tune.tests.test_api" name="test_bad[1.5]" file="ray/tune/tests/test_api.py">
+  <failure/></testcase>
+<testcase classname="ray.tune.tests.test_api" name="test_left" file="ray/tune/tests/test_api.py"></testcase>
+<testcase classname="ray.tune.tests.test_api" name="test_left" file="ray/tune/tests/test_api.py"><error/></testcase>
+</testsuite></testsuites>"""
+
+GOOD, BAD, LEFT = (
+    f"ray/tune/tests/test_api.py::{name}" for name in ("TestRun::test_good", "test_bad[1.5]", "test_left")
+)
+
+
+def test_a_report_is_read(tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    assert ray_suite.read_report(tmp_path / "report.xml") == {
+        GOOD: Outcome("passed", True),
+        BAD: Outcome("failed", False),
+        LEFT: Outcome("error", False),
+    }
+
+
+def checkout(directory: Path) -> Path:
+    tests = directory / "python" / "ray" / "tune" / "tests"
+    tests.mkdir(parents=True)
+    (tests / "test_api.py").touch()
+    (tests / "helper.py").touch()
+    return directory
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Outcome]]]:
+    """What each run of the tests gives, by side; the tests themselves are not run."""
+    outcomes: dict[str, list[dict[str, Outcome]]] = {"stock": [], "fluid": []}
+    monkeypatch.setattr(ray_suite, "run_tests", lambda place, side, tests: outcomes[side].pop(0))
+    monkeypatch.setattr(ray_suite, "overlay", lambda *_: None)
+    return outcomes
+
+
+def passed(*tests: str) -> dict[str, Outcome]:
+    return {test: Outcome("passed", True) for test in tests}
+
+
+def test_a_test_that_fails_twice_makes_the_command_fail(tmp_path, outcomes, capsys) -> None:
+    outcomes["stock"] = [passed(GOOD, BAD, LEFT), passed(BAD, LEFT)]
+    # One that is missing after a crash has not passed, either; one that passes the second time has.
+    outcomes["fluid"] = [passed(GOOD), {**passed(LEFT), BAD: Outcome("failed", True)}]
+    assert ray_suite.main([str(checkout(tmp_path))]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["not_listed"] == said["differences"] == ["test_api.py::test_bad[1.5]"]
+    assert said["with_executor_pass_under_stock"] == 3 and said["with_executor_pass_under_fluidtune"] == 2
+
+
+def test_a_listed_difference_does_not(tmp_path, outcomes, capsys, monkeypatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("| test | reason |\n| --- | --- |\n| `test_api.py::test_bad[1.5]` | It reads Ray's internals. |\n")
+    monkeypatch.setattr(ray_suite, "DIFFERENCES", page)
+    outcomes["stock"] = [passed(GOOD, BAD), passed(BAD)]
+    outcomes["fluid"] = [passed(GOOD), {}]
+    assert ray_suite.main([str(checkout(tmp_path / "ray"))]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["differences"] == ["test_api.py::test_bad[1.5]"] and not said["not_listed"]
+
+
+def test_a_directory_that_is_no_checkout_is_refused(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        ray_suite.main([str(tmp_path)])
+    assert str(tmp_path) in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        ray_suite.main([str(checkout(tmp_path)), "test_apy.py"])
+    assert "test_apy.py" in capsys.readouterr().err
+
+
+def test_every_listed_difference_has_a_reason() -> None:
+    page = ray_suite.DIFFERENCES.read_text()
+    assert len(ray_suite.known_differences(page)) == page.count("| `test_")
+    assert all(ray_suite.known_differences(page).values())
+
+
+def test_the_overlay_is_the_installed_ray_with_the_checkouts_tests(tmp_path) -> None:
+    import ray
+
+    ray_suite.overlay(checkout(tmp_path / "checkout"), tmp_path)
+    place = tmp_path / "ray"
+    assert (place / "tune" / "tests" / "test_api.py").is_file()
+    installed = Path(ray.__file__).parent
+    assert (place / "tune" / "tuner.py").resolve() == installed / "tune" / "tuner.py"
+    assert (place / "__init__.py").resolve() == installed / "__init__.py"

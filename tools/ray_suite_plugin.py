@@ -1,0 +1,42 @@
+"""The pytest plugin of `tools.ray_suite`: Ray Tune's tests run under stock Ray Tune or under FluidTune.
+
+With the environment variable ``RAY_SUITE_SIDE=fluid``, ``ray.tune.run`` and ``ray.tune.Tuner`` are FluidTune's, put
+there as `fluidtune run SCRIPT` does it. The report of a test has the property ``fluidtune`` if FluidTune's executor,
+and not only its entry points, took part in the test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from fluidtune.tune import manager
+from fluidtune.tune.executor import FluidExecutor
+from fluidtune.tune.launcher import standing_in
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ["RAY_SUITE_SIDE"] == "fluid":
+        # For the whole run: a test module imports the two names when it is collected.
+        standing = ExitStack()
+        standing.enter_context(standing_in(FluidExecutor()))
+        config.add_cleanup(standing.close)
+
+
+@pytest.fixture(autouse=True)
+def _executor_noted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Notes whether FluidTune's actor manager is made in this process while the test runs."""
+    made = []
+    construct = manager.FluidActorManager.__init__
+
+    def noting(self: manager.FluidActorManager, *args: object) -> None:
+        made.append(self)
+        construct(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(manager.FluidActorManager, "__init__", noting)
+    yield
+    if made:
+        request.node.user_properties.append(("fluidtune", "1"))
