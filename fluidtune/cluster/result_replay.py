@@ -54,9 +54,12 @@ class ReportedResults:
     """The reported results of one trial, in the worker that hosts it.
 
     ``delivered``: the number of iterations that Tune has seen. ``mark``: the fingerprint of the trial's configuration.
+    ``repeats``: Tune retries the trial after a failure, and hears of iterations that run again, as under stock Tune.
+    ``own_numbers``: the user reports numbers of his own as ``training_iteration``. A checkpoint then does not say how
+    many iterations it has, and those after it are reported again.
     """
 
-    def __init__(self, delivered: int, mark: str):
+    def __init__(self, delivered: int, mark: str, repeats: bool = False, own_numbers: bool = False):
         #: The number of iterations that count as reported.
         self.reported = delivered
         #: The latest result in this worker.
@@ -66,10 +69,11 @@ class ReportedResults:
         #: The commit that the trial goes on from.
         self.resume: Commit | None = None
         self._delivered, self._mark = delivered, mark
+        self._repeats, self._own_numbers = repeats, own_numbers
         #: The latest (iteration, result), each iteration once.
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
         #: Results that the commit has and Tune has missed, to be given to Tune first.
-        self._missed: list[dict[str, Any]] = []
+        self._missed: list[tuple[int, dict[str, Any]]] = []
 
     # --- while the trial runs
 
@@ -126,32 +130,41 @@ class ReportedResults:
         if self.resume is not None:
             self._number_on()
             self._recent.extend(kept for kept in self.resume.note.results if kept[0] <= self._delivered)
+        if self._repeats:
+            self._report_from_here()
+
+    def _report_from_here(self) -> None:
+        """All iterations that come count as not seen."""
+        assert self.trainable is not None
+        self.reported = self.trainable.iteration
 
     def _number_on(self) -> None:
         """Continue the numbering of iterations from the commit. Results that Tune has missed come first."""
         assert self.resume is not None
         self.rewind(self.resume.note)
-        self._missed = [result for iteration, result in self.resume.note.results if iteration > self._delivered]
+        self._missed = [kept for kept in self.resume.note.results if kept[0] > self._delivered]
 
     def next_missed(self) -> dict[str, Any] | None:
         """The next result that Tune has missed, which counts as reported from now on. None: Tune has them all."""
         if not self._missed:
             return None
-        result = self._missed.pop(0)
-        self.reported = result["training_iteration"]
+        self.reported, result = self._missed.pop(0)
         self._keep(self.reported, result)
         return result
 
     def checkpoint_restored(self) -> bool:
         """Tune has restored a checkpoint of this very trial. Returns whether it is newer than the commit."""
         assert self.trainable is not None
-        if self.resume is None:
-            return False
-        if self.resume.note.iteration > self.trainable.iteration:
-            self._number_on()
-            return False
-        self._missed = []
-        return bool(self.resume.note.iteration < self.trainable.iteration)
+        newer = False
+        if self.resume is not None:
+            if self.resume.note.iteration > self.trainable.iteration:
+                self._number_on()
+            else:
+                self._missed = []
+                newer = bool(self.resume.note.iteration < self.trainable.iteration)
+        if self._repeats or self._own_numbers:
+            self._report_from_here()
+        return newer
 
     def state_replaced(self) -> bool:
         """Tune has given the trial another trial's state (PBT): the results of its old state no longer count.

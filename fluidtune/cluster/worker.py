@@ -45,15 +45,18 @@ class LoadSpec:
     """What a worker needs in order to host a trial.
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
-    has seen. ``backend``: the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices,
-    which have no backend. ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it
-    begins here. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is
-    shared now. ``secret``: the trial's, by which its workers recognise each other (`elastic.signing`).
+    has seen. ``repeats``: those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``backend``:
+    the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
+    ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
+    how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
+    the trial's, by which its workers recognise each other (`elastic.signing`).
     """
 
     trial: str
     kwargs: dict[str, Any]
     delivered: int = 0
+    repeats: bool = False
+    own_numbers: bool = False
     backend: str = "torch"
     device: str = "cpu"
     emulation: emulated.Emulation | None = None
@@ -67,10 +70,10 @@ class LoadSpec:
 class IterationReply:
     """One iteration's result, and what the worker has learned in it.
 
-    ``seconds``: duration of the iteration without the pause of a resize. ``width``, ``address``, ``mends``: see
-    `LeaderSession`. ``streams``: see there; None if they were sent before. ``reformed``: generation and pause in
-    seconds of a resize in this iteration. ``lost``: why there is no result, if another worker has died. ``lack``:
-    there is no result, because the trial needs more room than it has.
+    ``iteration``: its number by the trainable's own count. ``seconds``: duration of the iteration without the pause of
+    a resize. ``width``, ``address``, ``mends``: see `LeaderSession`. ``streams``: see there; None if they were sent
+    before. ``reformed``: generation and pause in seconds of a resize in this iteration. ``lost``: why there is no
+    result, if another worker has died. ``lack``: there is no result, because the trial needs more room than it has.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
     part of the device's memory that it needs only within an iteration. ``busy``: the part of the time that it kept its
     device busy; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
@@ -79,6 +82,7 @@ class IterationReply:
     result: dict[str, Any]
     kind: Kind
     seconds: float
+    iteration: int = 0
     width: int = 1
     address: tuple[str, int] | None = None
     reformed: tuple[float, float] | None = None
@@ -214,7 +218,7 @@ class Worker:
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
-        reports = self._reports = ReportedResults(spec.delivered, mark)
+        reports = self._reports = ReportedResults(spec.delivered, mark, spec.repeats, spec.own_numbers)
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
         storage = _storage(spec)
         stores = [] if storage is None else commit_stores(storage)
@@ -264,7 +268,7 @@ class Worker:
             session.direct(reform)
         missed = reports.next_missed()
         if missed is not None:
-            return IterationReply(missed, self._kind(), missed["time_this_iter_s"])
+            return IterationReply(missed, self._kind(), missed["time_this_iter_s"], reports.reported)
         lack = self._lane.settle(ticket) if self._lane is not None else None
         if lack is not None:
             return IterationReply({}, self._kind(), 0.0, lack=lack)
@@ -292,6 +296,7 @@ class Worker:
             result=result,
             kind=self._kind(),
             seconds=seconds,
+            iteration=reports.reported,
             width=session.width,
             address=session.address,
             reformed=reformed,

@@ -110,11 +110,12 @@ class FluidActorManager(ActorManager):
         self._job.trials.check_request(trial)
         self._trials[trial.trial_id] = trial
 
-    def budget_changed(self, trial_id: str, iterations: float | None, group: str) -> None:
-        """The algorithm lets a trial that runs go on in ``group`` for ``iterations``; None: nobody knows how many."""
-        if self._runs.find_trial(trial_id) is not None:
+    def budget_changed(self, trial_id: str, target: float | None, group: str) -> None:
+        """The algorithm lets a trial that runs go on in ``group`` until iteration ``target``; None: nobody knows."""
+        run = self._runs.find_trial(trial_id)
+        if run is not None:
             self._job.trials.promoted_in_place(self._job.engine.trial(trial_id).group, group)
-            self._emit(m.BudgetChanged(trial_id, iterations))
+            self._emit(m.BudgetChanged(trial_id, run.iterations_to(target)))
 
     def trial_removed(self, trial: Trial) -> None:
         """Tune stops a trial that waits or is paused."""
@@ -134,7 +135,7 @@ class FluidActorManager(ActorManager):
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._runs.add_run(run)
-        self._events += trials.arrival_events(trial, self._job.log)
+        self._events += trials.arrival_events(run, self._job.log)
 
     def release_trial(self, ticket: TrackedActor) -> bool:
         run = self._runs[ticket]

@@ -13,12 +13,11 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pyarrow.fs
 from ray.tune.experiment import Trial
 
-from fluidtune.ray_compat.trainable import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE, TRAINING_ITERATION
+from fluidtune.ray_compat.trainable import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 
 _HERE = pyarrow.fs.LocalFileSystem()
 
@@ -34,7 +33,7 @@ def upload(trial: Trial) -> None:
 
 
 def take_over(trial: Trial, reported: int) -> None:
-    """A new driver starts the trial: keep of the last driver's log the iterations up to ``reported``."""
+    """A new driver starts the trial: keep the first ``reported`` results of the last driver's log."""
     keeping: dict[str, Callable[[list[str], int], list[str]]]
     keeping = {EXPR_RESULT_FILE: _json_lines, EXPR_PROGRESS_FILE: _csv_rows}
     for name, keep in keeping.items():
@@ -64,13 +63,11 @@ def _written(trial: Trial, name: str) -> Iterator[str]:
 
 def _json_lines(lines: list[str], reported: int) -> list[str]:
     kept = []
-    for line in lines:
+    for line in lines[:reported]:
         try:
-            result: dict[str, Any] = json.loads(line)
+            json.loads(line)
         except ValueError:
             break  # the line that was being written
-        if result.get(TRAINING_ITERATION, 0) > reported:
-            break
         kept.append(line)
     return kept
 
@@ -78,10 +75,7 @@ def _json_lines(lines: list[str], reported: int) -> list[str]:
 def _csv_rows(lines: list[str], reported: int) -> list[str]:
     if not lines:
         return []
-    columns = lines[0].rstrip("\r\n").split(",")
-    if TRAINING_ITERATION not in columns:
-        return lines
-    # There is one row for each iteration, from the first on. Rows are counted because values may hold quoted commas.
+    # There is one row for each result, from the first on. Rows are counted because values may hold quoted commas.
     return [line for line in lines[: reported + 1] if line.endswith("\n")]
 
 

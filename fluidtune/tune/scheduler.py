@@ -14,7 +14,6 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers
-from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.groups.budgets import stopper_iteration
@@ -106,8 +105,7 @@ class FluidScheduler(TrialScheduler):
             target = self._within_stopper(member.target)
             if target != self._targets.get(trial.trial_id):
                 self._targets[trial.trial_id] = target
-                left = None if target is None else max(0.0, target - result.get(TRAINING_ITERATION, 0))
-                self._manager.budget_changed(trial.trial_id, left, member.group)
+                self._manager.budget_changed(trial.trial_id, target, member.group)
         return decision
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:

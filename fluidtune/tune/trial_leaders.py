@@ -51,7 +51,7 @@ class TrialLeaders:
                 self._recovery.recover_trial(run, "the worker that it was to go on in died", died=first)
 
         def on_worker(worker: PooledWorker) -> None:
-            run.leader = worker
+            run.leader, run.iterated = worker, False
             future = worker.actor.load.remote(run.trainable_ref, self._job.load_spec(run))
             self._calls.track_call(future, partial(self.leader_loaded, run, worker))
 
@@ -97,7 +97,7 @@ class TrialLeaders:
             return
         task = run.tasks[0]
         if run.suspend and task.method == "train":
-            if run.at_own_checkpoint() or self._job.commits_when_unloaded(run):
+            if run.movable or self._job.commits_when_unloaded(run):
                 self._move_trial(run)
                 return
             if self._job.trials.can_save(run.trial):
@@ -138,15 +138,20 @@ class TrialLeaders:
         if task.method == "save" and task.on_result is None:
             run.trial.on_checkpoint(value)
         if task.method == "restore" and isinstance(value, int):
-            run.delivered = value  # it changes when another trial's checkpoint was restored
+            # They change when another trial's checkpoint was restored, and in a retry.
+            run.delivered, run.number = value, task.args[0].metrics.get(TRAINING_ITERATION, value)
         self.issue_next_task(run)
         if isinstance(value, Exception):
             self._callbacks.tell_error(run.ticket, task, value)
             return
+        keep = None
         if isinstance(value, IterationReply):
+            if RESULT_DUPLICATE not in value.result:
+                number = value.result.get(TRAINING_ITERATION, value.iteration)
+                keep = partial(run.keep_progress, run.note_result(value.iteration, number))
             self._iteration_done(run, value)
             value = value.result
-        self._callbacks.tell_result(run.ticket, task, value)
+        self._callbacks.tell_result(run.ticket, task, value, keep)
 
     def _iteration_done(self, run: TrialRun, reply: IterationReply) -> None:
         """Tell the engine and the log what an iteration showed.
@@ -156,6 +161,7 @@ class TrialLeaders:
         follows from it.
         """
         run.deaths = run.misses = 0
+        run.iterated = True
         run.address, run.mends = reply.address, reply.mends
         run.streams = reply.streams or run.streams
         if reply.kind != run.kind:
@@ -163,7 +169,6 @@ class TrialLeaders:
         if reply.reformed is not None:
             self._resizer.group_reformed(run, *reply.reformed)
         if RESULT_DUPLICATE not in reply.result:
-            run.delivered = int(reply.result.get(TRAINING_ITERATION, run.delivered + 1))
             memory, ephemeral = reply.memory, reply.ephemeral
             self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.busy))
             self._job.iteration_reported(run, reply)
@@ -190,7 +195,7 @@ class TrialLeaders:
             # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
             if run in self._runs and run.placement is None:
                 self._emit(m.TrialEnded(run.id, "paused"))
-                for event in self._job.trials.arrival_events(run.trial, self._job.log):
+                for event in self._job.trials.arrival_events(run, self._job.log):
                     self._emit(event)
 
         self._recovery.unload_workers(run, cleanup_patience(), on_unloaded)
@@ -203,7 +208,7 @@ class TrialLeaders:
         reason = lack.reason[:REASON_LENGTH]
         self._job.log.write("room_lacking", trial=run.id, device=run.devices[0], memory=lack.need, reason=reason)
         can_save = self._job.trials.can_save
-        movable = run.live and (run.at_own_checkpoint() or self._job.commits_when_unloaded(run) or can_save(run.trial))
+        movable = run.live and (run.movable or self._job.commits_when_unloaded(run) or can_save(run.trial))
         if lack.between and movable:
             run.suspend, run.tasks[0].issued = True, False
             self.issue_next_task(run)

@@ -20,6 +20,7 @@ from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.job_log import JobLog
+from fluidtune.tune.trial_run import TrialRun
 
 
 def is_one_bundle(request: PlacementGroupFactory) -> bool:
@@ -79,8 +80,9 @@ class TrialRegistry:
 
     # --- groups
 
-    def arrival_events(self, trial: Trial, log: JobLog) -> list[m.Event]:
+    def arrival_events(self, run: TrialRun, log: JobLog) -> list[m.Event]:
         """What the engine is told when Tune wants this trial to run; ``log`` is told the same."""
+        trial = run.trial
         member = self._scheduler.membership(trial)
         events: list[m.Event] = []
         is_new_group = member.group not in self._rungs
@@ -95,8 +97,7 @@ class TrialRegistry:
                 algorithm=type(self._scheduler.base_scheduler).__name__,
                 concurrency=concurrency,
             )
-        done = float((trial.last_result or {}).get("training_iteration") or 0.0)
-        left = None if member.target is None else max(0.0, member.target - done)
+        left = run.iterations_to(member.target)
         kind = self.kind_of(trial)
         share = self.share_of(trial)
         log.write(

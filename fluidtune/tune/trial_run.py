@@ -17,6 +17,8 @@ from fluidtune.engine.messages import Kind
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 
+#: Under this name a trial's run metadata have what of its results Tune has seen. Tune saves all that is in there.
+PROGRESS = "fluidtune_progress"
 #: A trial whose workers die this many times without one iteration done in between is itself at fault.
 #: Judgement: two deaths in a row may be an accident of its node.
 MAX_DEATHS = 3
@@ -103,11 +105,57 @@ class TrialRun:
     loss: str = ""
     #: The engine wants it on another device; it goes at its next own checkpoint.
     suspend: bool = False
-    #: Iterations that Tune has seen.
+    #: The trainable's own count of iterations at the newest result that Tune has seen.
     delivered: int = 0
+    #: How many results Tune has seen. More than ``delivered`` where iterations were reported again after a failure.
+    results: int = 0
+    #: ``training_iteration`` of the newest result, as the trial reports it: not a count where the user sets it.
+    number: Any = 0
+    #: The user reports numbers of his own as ``training_iteration``.
+    own_numbers: bool = False
+    #: Tune retries the trial after a failure: iterations that run again are reported again, as under stock Tune.
+    retried: bool = False
+    #: The leader has done an iteration since the trial was loaded into it.
+    iterated: bool = False
 
     def __post_init__(self) -> None:
-        self.delivered = int((self.trial.last_result or {}).get(TRAINING_ITERATION) or 0)
+        self.number = (self.trial.last_result or {}).get(TRAINING_ITERATION) or 0
+        known = getattr(self.trial.run_metadata, PROGRESS, None)
+        if known is None:  # it is new, or stock Tune or an older version began it
+            self.delivered = self.results = int(self.number) if isinstance(self.number, (int, float)) else 0
+            return
+        self.delivered, self.results, self.own_numbers = known["delivered"], known["results"], known["own_numbers"]
+        self.retried = self.trial.num_failures > known["failures"]
+
+    def note_result(self, iteration: int, number: Any) -> dict[str, Any]:
+        """The leader has a result. ``iteration``: the trainable's own count; ``number``: its ``training_iteration``.
+
+        Returns what `keep_progress` is to keep when Tune hears the result.
+        """
+        self.delivered, self.number = iteration, number
+        self.results += 1
+        self.own_numbers = self.own_numbers or number != iteration
+        self.retried = False
+        return {"delivered": iteration, "results": self.results, "own_numbers": self.own_numbers}
+
+    def keep_progress(self, progress: dict[str, Any]) -> None:
+        """Tune hears the result now: keep with the trial what it has seen.
+
+        Tune saves it with the trial, so that the trial's next run knows it, also in a restored experiment.
+        """
+        setattr(self.trial.run_metadata, PROGRESS, {**progress, "failures": self.trial.num_failures})
+
+    def iterations_to(self, target: float | None) -> float | None:
+        """How many iterations the trial has left until its ``training_iteration`` is ``target``; None: not known."""
+        if target is None:
+            return None
+        number = self.number
+        if self.retried:
+            checkpoint = self.trial.latest_checkpoint_result
+            number = checkpoint.metrics.get(TRAINING_ITERATION) if checkpoint else 0
+        number = number if isinstance(number, (int, float)) else 0
+        step = number / self.delivered if self.own_numbers and self.delivered and number > 0 else 1.0
+        return max(0.0, float(target - number) / step)
 
     @property
     def id(self) -> str:
@@ -145,4 +193,9 @@ class TrialRun:
     def at_own_checkpoint(self) -> bool:
         """The newest checkpoint that Tune knows is of the newest iteration: nothing would be lost by moving."""
         checkpoint = self.trial.latest_checkpoint_result
-        return checkpoint is not None and checkpoint.metrics.get(TRAINING_ITERATION) == self.delivered
+        return checkpoint is not None and checkpoint.metrics.get(TRAINING_ITERATION) == self.number
+
+    @property
+    def movable(self) -> bool:
+        """Nothing is lost by moving now: it has done nothing since it was loaded, or its newest iteration is saved."""
+        return not self.iterated or self.at_own_checkpoint()

@@ -42,9 +42,17 @@ class TuneCallbacks:
         """The trial's actor is gone, as Tune asked for."""
         self._due.append(lambda: controller.tell_stopped(ticket))
 
-    def tell_result(self, ticket: TrackedActor, task: Task, value: Any) -> None:
-        """The task returned ``value``."""
-        self._due.append(lambda: _call(task.on_result, ticket, value))
+    def tell_result(
+        self, ticket: TrackedActor, task: Task, value: Any, keep: Callable[[], None] | None = None
+    ) -> None:
+        """The task returned ``value``. ``keep`` is called when Tune hears so, and before."""
+
+        def tell() -> None:
+            if task.on_result is not None:
+                _call(keep)
+                task.on_result(ticket, value)
+
+        self._due.append(tell)
 
     def tell_error(self, ticket: TrackedActor, task: Task, error: Exception) -> None:
         """The task raised ``error``."""

@@ -130,6 +130,8 @@ class TuningJob:
             trial=run.id,
             kwargs=kwargs,
             delivered=run.delivered,
+            repeats=run.retried,
+            own_numbers=run.own_numbers,
             backend=self._scheduler.executor.backend,
             device=self.setup.torch_device,
             emulation=self.setup.emulation,
@@ -158,7 +160,7 @@ class TuningJob:
             if run.trial.checkpoint:
                 result_logs.upload(run.trial)
         else:
-            result_logs.take_over(run.trial, run.delivered)
+            result_logs.take_over(run.trial, run.results)
         self._logged.add(run.id)
 
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:

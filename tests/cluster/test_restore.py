@@ -57,3 +57,23 @@ def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
     assert worker.restore(at(path)) == 10
     assert worker._reports.reported == 10
     assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]
+
+
+@pytest.mark.parametrize("flags", [{"repeats": True}, {"own_numbers": True}], ids=str)
+def test_iterations_after_the_checkpoint_are_reported(flags: dict[str, bool]) -> None:
+    """In a retry as under stock Tune; and where the checkpoint's number is the user's, it cannot be compared."""
+    worker = Hosting()
+    reports = worker._reports = ReportedResults(13, "", **flags)
+    reports.trainable = worker._trainable
+    assert worker.restore(at("/job/trial_1/checkpoint_10")) == 10
+    set_progress(worker._trainable, 11, 0.0)
+    assert not reports.was_seen({})
+
+
+def test_a_retry_from_the_start_reports_from_the_start() -> None:
+    worker = Hosting()
+    reports = worker._reports = ReportedResults(13, "", repeats=True)
+    reports.trainable = worker._trainable
+    reports.begin()
+    set_progress(worker._trainable, 1, 0.0)
+    assert not reports.was_seen({})

@@ -169,6 +169,30 @@ def test_a_trial_that_raises_follows_the_failure_config(max_failures: int, tmp_p
         assert recorder.of(1)[-1] == ("error", None)
 
 
+def failing_once(config: dict[str, Any]) -> None:
+    """Fails once at its fourth iteration. ``x`` is the distance of the numbers that it reports; 0: it reports none."""
+    for iteration in range(1, 7):
+        marker = Path(config["folder"], f"failed-{config['x']}")
+        if iteration == 4 and not marker.exists():
+            marker.touch()
+            raise RuntimeError("as ordered")
+        number = {"training_iteration": config["x"] * iteration} if config["x"] else {}
+        tune.report({"score": 1.0, "at": iteration, **number})
+
+
+def test_a_retry_reports_what_it_runs_again_and_the_users_numbers_decide_nothing(tmp_path: Path) -> None:
+    """Under stock Tune both trials report these numbers."""
+    recorder = Recorder()
+    run = {"failure_config": FailureConfig(max_failures=1), "callbacks": [recorder]}
+    space = {"x": tune.grid_search([0, 100]), "folder": str(tmp_path)}
+    results = fit("fluid", failing_once, space, tmp_path, run=run)
+    assert not results.errors
+    assert recorder.iterations()[0] == [1, 2, 3, 1, 2, 3, 4, 5, 6]
+    assert recorder.iterations()[100] == [100, 200, 300, 100, 200, 300, 400, 500, 600]
+    assert [r.metrics["at"] for r in results] == [6, 6]
+    assert [len(logged(r)) for r in results] == [9, 9]
+
+
 def test_fail_fast_stops_the_others(tmp_path: Path) -> None:
     space = {"x": tune.grid_search([0, 1, 2, 3]), "marker": str(tmp_path / "m"), "failures": 1, "n": 2000}
     results = fit("fluid", raising, space, tmp_path, run={"failure_config": FailureConfig(fail_fast=True)})

@@ -25,6 +25,7 @@ from fluidtune.tune.groups import Membership
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.tuning_job import TuningJob
+from tests.tune.trainables import Stepper
 
 
 class Actor:
@@ -44,6 +45,8 @@ class Actor:
 class Pool:
     """A worker is there whenever one is wanted."""
 
+    fresh = None
+
     def __init__(self, *args: Any) -> None:
         self.workers: dict[str, PooledWorker] = {}
 
@@ -61,6 +64,9 @@ class Pool:
         return True
 
     def discard_worker(self, worker: PooledWorker) -> None:
+        pass
+
+    def kill_worker(self, worker: PooledWorker) -> None:
         pass
 
     def discard_idle_workers(self, device: int) -> None:
@@ -115,7 +121,7 @@ class Tried:
         """The events in the event log, but for its first one."""
         return [event["event"] for event in read_events(self._directory / EVENT_LOG_NAME)][1:]
 
-    def placed(self, share: float) -> TrialRun:
+    def placed(self, share: float, trainable: type = Actor) -> TrialRun:
         """A trial of this share, loaded into a worker."""
         request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
         trial: Any = SimpleNamespace(
@@ -125,8 +131,11 @@ class Tried:
             placement_group_factory=request,
             evaluated_params={},
             trainable_name="t",
-            get_trainable_cls=lambda: Actor,
+            get_trainable_cls=lambda: trainable,
             checkpoint=None,
+            latest_checkpoint_result=None,
+            run_metadata=SimpleNamespace(),
+            num_failures=0,
         )
         self.manager.note_trial(trial)
         ticket = self.manager.add_actor(
@@ -249,3 +258,28 @@ def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> No
     report.begin()
     report.wait()
     assert not (tmp_path / "gone").exists()
+
+
+def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint(tried: Tried) -> None:
+    """It was asked for one checkpoint after the other: that of a class without an iteration has no number."""
+    run = tried.placed(1.0, Stepper)
+    leader: Any = run.leader
+    run.suspend = True
+    tried.manager.schedule_actor_task(run.ticket, "train")
+    assert leader.actor.called == ["load", "unload"]
+    assert not run.suspend and run.tasks[0].method == "train", "what Tune waits for is asked of the next worker"
+
+
+def test_a_class_that_is_told_to_move_saves_once(tried: Tried) -> None:
+    run = tried.placed(1.0, Stepper)
+    leader: Any = run.leader
+    trial: Any = run.trial
+    trial.on_checkpoint = lambda saved: setattr(trial, "latest_checkpoint_result", saved)
+    tried.manager.schedule_actor_task(run.ticket, "train")
+    reply = IterationReply({"training_iteration": 70}, "plain", 1.0, iteration=1)
+    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    run.suspend = True
+    tried.manager.schedule_actor_task(run.ticket, "train")
+    saved = SimpleNamespace(metrics={"training_iteration": 70})
+    tried.manager._leaders._task_answered(run, run.tasks[0], saved)
+    assert leader.actor.called == ["load", "train", "save", "unload"]

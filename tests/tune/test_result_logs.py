@@ -63,3 +63,13 @@ def test_the_log_goes_up_to_what_tune_saved(trial: SimpleNamespace, local: int |
         write(Path(trial.storage.trial_fs_path), stored)
     result_logs.take_over(trial, 5)
     assert logged(trial.local_path) == logged(trial.storage.trial_fs_path) == log(5)
+
+
+def test_the_log_of_a_trial_with_numbers_of_its_own_and_a_retry_keeps_every_result(trial: SimpleNamespace) -> None:
+    numbers = [100, 200, 300, 100, 200, 300, 400]
+    text = "".join(json.dumps({"training_iteration": number}) + "\n" for number in numbers)
+    Path(trial.local_path).mkdir()
+    Path(trial.local_path, "result.json").write_text(text)
+    result_logs.take_over(trial, 6)
+    kept = Path(trial.local_path, "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in kept] == numbers[:6]
