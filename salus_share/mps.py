@@ -26,6 +26,7 @@ from typing import IO
 
 from salus_share.errors import SalusError
 from salus_share.memory import is_out_of_memory
+from salus_share.private_files import own_directory, trusted_owner
 from salus_share.processes import own_environment
 from salus_share.seat_table import started
 from salus_share.telemetry import say_once
@@ -66,19 +67,26 @@ class Mps:
         if self.why is None:
             self.pipe = self._theirs()
         if self.pipe is None:
-            with self._users() as users:
-                self.why = self._refused()
-                if self.why is None and not self._answers(self._ours):
-                    self.why = self._start()
-                    if self.why is not None:
-                        self._refusal.write_text(self.why)
-                if self.why is None:
-                    (users / _signature(os.getpid())).touch()
-                    self._watch()
-                    self.pipe = self._ours
+            try:
+                self._share_ours()
+            except SalusError as error:
+                self.why = str(error)
         if self.why is not None:
             say_once(f"no MPS, processes take time slices of a GPU: {self.why}")
         return self.pipe is not None
+
+    def _share_ours(self) -> None:
+        """Be a user of our daemon, which is started if it does not run; ``why`` says why not."""
+        with self._users() as users:
+            self.why = self._refused()
+            if self.why is None and not self._answers(self._ours):
+                self.why = self._start()
+                if self.why is not None:
+                    self._refusal.write_text(self.why)
+            if self.why is None:
+                (users / _signature(os.getpid())).touch()
+                self._watch()
+                self.pipe = self._ours
 
     def release(self) -> None:
         """Do not use the daemon any more. The last process that calls this stops the daemon, if it is ours."""
@@ -132,7 +140,10 @@ class Mps:
     def _theirs(self) -> Path | None:
         """The pipe directory of a daemon that runs already and is not ours; None if there is none."""
         given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
-        there = [Path(given), DEFAULT_PIPE] if given else [DEFAULT_PIPE]
+        there = [Path(given)] if given else []
+        # Anybody may have made the usual one, while whoever set the variable has chosen the daemon.
+        if trusted_owner(DEFAULT_PIPE):
+            there.append(DEFAULT_PIPE)
         return next((pipe for pipe in there if pipe != self._ours and self._answers(pipe)), None)
 
     @property
@@ -227,7 +238,7 @@ class Mps:
     @contextlib.contextmanager
     def _users(self) -> Iterator[Path]:
         """The directory with a file for each user of our daemon, locked while the daemon may be started or stopped."""
-        users = self._directory / "users"
+        users = own_directory(self._directory) / "users"
         users.mkdir(parents=True, exist_ok=True)
         with (self._directory / "users.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -24,6 +24,7 @@ from pathlib import Path
 from salus_share.errors import SalusError
 from salus_share.packing import SEATS
 from salus_share.policies import Standing
+from salus_share.private_files import check_directory, open_own, own_directory
 from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts
 
 MAGIC, VERSION = 0x5A105, 1
@@ -108,8 +109,14 @@ class SeatTable:
         self.directory = directory
         path = directory / FILE
         try:
-            with path.open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), 0)
+            check_directory(directory)
+            descriptor = open_own(path, os.O_RDWR)
+            try:
+                self._map = mmap.mmap(descriptor, 0)
+            finally:
+                os.close(descriptor)
+        except SalusError:
+            raise
         except (OSError, ValueError) as error:
             raise SalusError(f"there is no seat table at {path} ({error}); start the device's lane service") from error
         magic, version, _, _, _, self.capacity, policy = _HEADER.unpack_from(self._map)
@@ -121,15 +128,16 @@ class SeatTable:
     @classmethod
     def create(cls, directory: Path, capacity: int, policy: str) -> SeatTable:
         """Open the table, or make it if there is none. Raises SalusError if it is there with other settings."""
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = directory / FILE
+        path = own_directory(directory) / FILE
         if not path.exists():
             fresh = directory / f"{FILE}.{os.getpid()}"
             name = policy.encode()
             if len(name) > NAME:
                 raise SalusError(f"the policy's name {policy!r} is longer than {NAME} bytes")
             content = _HEADER.pack(MAGIC, VERSION, 0, 0, 0, int(capacity), name)
-            fresh.write_bytes(content.ljust(_FIRST_SEAT + SEATS * _SIZE, b"\0"))
+            fresh.unlink(missing_ok=True)  # of a process with this pid that was killed here
+            with open(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.write(content.ljust(_FIRST_SEAT + SEATS * _SIZE, b"\0"))
             with contextlib.suppress(FileExistsError):
                 os.link(fresh, path)
             fresh.unlink()
@@ -275,7 +283,7 @@ class _Lock(AbstractContextManager[None]):
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._fd = open_own(path, os.O_RDWR | os.O_CREAT)
         self._threads = threading.Lock()
 
     def __enter__(self) -> None:

@@ -45,6 +45,7 @@ from salus_share.messages import (
     Served,
 )
 from salus_share.policies import POLICIES, policy
+from salus_share.private_files import check_peer, open_own, own_directory
 from salus_share.processes import own_environment
 from salus_share.seat_table import FILE, FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
 from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
@@ -177,6 +178,11 @@ class LaneService:
 
     def _accept(self) -> None:
         link, _ = self._listener.accept()
+        try:
+            check_peer(link)
+        except SalusError:
+            link.close()
+            return
         visitor = _Visitor(link)
         self._open += 1
         self._selector.register(link, selectors.EVENT_READ, lambda: self._receive(visitor))
@@ -373,11 +379,12 @@ def _describe(admission: Admission) -> dict[str, Any]:
 
 
 def connect(directory: Path) -> socket.socket:
-    """A connection to the device's service. Raises OSError if there is none."""
+    """A connection to the device's service. Raises OSError if there is none, SalusError if it is another user's."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         link.connect(str(directory / "service"))
-    except OSError:
+        check_peer(link)
+    except (OSError, SalusError):
         link.close()
         raise
     return link
@@ -423,10 +430,10 @@ def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 
 
 
 def _spawn(directory: Path, capacity: int, policy_name: str) -> subprocess.Popen[bytes]:
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own_directory(directory)
     command = [sys.executable, "-m", "salus_share.service", "--home", str(directory)]
     command += ["--capacity", str(int(capacity)), "--policy", policy_name]
-    with (directory / "service.log").open("ab") as log:
+    with open(open_own(directory / "service.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own_environment(), start_new_session=True
         )
@@ -440,7 +447,7 @@ def main() -> None:
     parser.add_argument("--policy", default="FAIR", help=f"{', '.join(POLICIES)} or module:Class")
     parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays when nobody is there")
     options = parser.parse_args()
-    only = os.open(options.home / "service.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    only = open_own(own_directory(options.home) / "service.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(only, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,0 +1,120 @@
+"""What another user has put where every user may write is refused, before anything of it is read."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+import pytest
+
+from salus_share import mps, private_files, seat_table, service
+from salus_share.errors import SalusError
+from salus_share.private_files import check_peer, open_own, own_directory
+from salus_share.seat_table import FILE, SeatTable
+
+GIB = 1 << 30
+
+
+def as_another_user(monkeypatch) -> None:
+    """From now on what this process has made is another user's to the code under test."""
+    mine = os.geteuid()
+    monkeypatch.setattr(private_files.os, "geteuid", lambda: mine + 4242)
+
+
+def test_directories_and_files_are_for_their_owner_only(tmp_path) -> None:
+    device = tmp_path / "salus-1" / "gpu-0"
+    own_directory(device)
+    SeatTable.create(device, GIB, "FAIR")
+    for path in (device.parent, device, device / FILE, device / "lock"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_a_directory_of_an_older_version_is_closed_to_others(tmp_path) -> None:
+    device = tmp_path / "gpu-0"
+    device.mkdir(mode=0o755)
+    SeatTable.create(device, GIB, "FAIR")
+    assert stat.S_IMODE(device.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda directory: SeatTable.create(directory, GIB, "FAIR"),
+        SeatTable,
+        lambda directory: service.start(directory, GIB, "FAIR"),
+    ],
+)
+def test_a_directory_of_another_user_is_refused_in_one_line(use, tmp_path, monkeypatch) -> None:
+    device = tmp_path / "gpu-0"
+    SeatTable.create(device, GIB, "FAIR")
+    before = sorted(path.name for path in device.iterdir())
+    seat_table._locks.clear()
+    as_another_user(monkeypatch)
+    with pytest.raises(
+        SalusError, match=r"^\S+ belongs to \S+ and not to user \d+: have .* remove it, it is not used$"
+    ):
+        use(device)
+    assert sorted(path.name for path in device.iterdir()) == before
+
+
+def test_without_a_directory_of_ones_own_there_is_no_mps_and_one_line_says_why(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(mps, "DEFAULT_PIPE", tmp_path / "nowhere")
+    device = own_directory(tmp_path / "mps")
+    as_another_user(monkeypatch)
+    daemon = mps.Mps("GPU-1", device)
+    assert not daemon.acquire() and "belongs to" in (daemon.why or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_that_really_is_another_users_is_refused(tmp_path) -> None:
+    device = tmp_path / "gpu-0"
+    SeatTable.create(device, GIB, "FAIR")
+    os.chown(device / FILE, 65534, -1)
+    with pytest.raises(SalusError, match=f"{device / FILE} belongs to"):
+        SeatTable(device)
+    os.chown(device, 65534, -1)
+    with pytest.raises(SalusError, match=f"{device} belongs to"):
+        SeatTable.create(device, GIB, "FAIR")
+
+
+def test_a_link_is_not_followed(tmp_path) -> None:
+    elsewhere, device = tmp_path / "elsewhere", tmp_path / "gpu-0"
+    SeatTable.create(elsewhere, GIB, "FAIR")
+    device.symlink_to(elsewhere)
+    with pytest.raises(SalusError, match="is not a directory"):
+        SeatTable.create(device, GIB, "FAIR")
+    device.unlink()
+    device.mkdir()
+    (device / FILE).symlink_to(elsewhere / FILE)
+    with pytest.raises(SalusError, match="no seat table"):
+        SeatTable(device)
+    (device / "log").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic"):
+        open_own(device / "log", os.O_WRONLY | os.O_CREAT)
+    assert not (tmp_path / "target").exists()
+
+
+def test_only_processes_of_this_user_talk_over_a_socket(monkeypatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        check_peer(ours)
+        as_another_user(monkeypatch)
+        with pytest.raises(SalusError, match="not ours"):
+            check_peer(ours)
+
+
+def test_the_usual_mps_daemon_is_used_only_if_it_is_roots_or_ours(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    usual = tmp_path / "nvidia-mps"
+    usual.mkdir()
+    monkeypatch.setattr(mps, "DEFAULT_PIPE", usual)
+    asked: list[object] = []
+    monkeypatch.setattr(mps.Mps, "_answers", lambda self, pipe: asked.append(pipe) or True)
+    daemon = mps.Mps("GPU-1", tmp_path / "gpu-0")
+    assert daemon._theirs() == usual and asked == [usual]
+    if os.geteuid() == 0:
+        os.chown(usual, 65534, -1)
+    else:
+        as_another_user(monkeypatch)
+    assert daemon._theirs() is None and asked == [usual]
