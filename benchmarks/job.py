@@ -138,7 +138,7 @@ def main() -> None:
             num_samples=samples,
             scheduler=scheduler,
             search_alg=searcher,
-            reuse_actors=args.reuse,
+            **({"reuse_actors": True} if args.reuse else {}),
         ),
         run_config=tune.RunConfig(name=args.name, storage_path=args.storage, verbose=0, callbacks=[watch], stop=stop),
     )

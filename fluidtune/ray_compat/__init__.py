@@ -13,7 +13,8 @@ Tune's controller (`controller`):
 
 - ``TuneController._actor_manager``: our manager takes its place on the first trial. Ray removed its pluggable executor
   in 2.7; this attribute, with the methods of `RayActorManager`, is where the executor used to be.
-- ``TuneController._reuse_actors``: switched off, because the pool of warm workers does the same better.
+- ``TuneController._reuse_actors``: what the script says; then switched off, because FluidTune's pool of workers
+  follows it.
 - ``TuneController.cleanup``: replaced, to learn that the run is over. Tune calls it before it stops the trials that
   could go on in a later run.
 - ``TuneController._storage``: the experiment's name and directory.

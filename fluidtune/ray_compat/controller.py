@@ -18,6 +18,7 @@ __all__ = [
     "TrackedActor",
     "TuneController",
     "actor_manager",
+    "asked_reuse",
     "before_cleanup",
     "controller_behind",
     "make_pending",
@@ -40,6 +41,11 @@ def controller_behind(handed: Any) -> TuneController:
 def actor_manager(controller: TuneController) -> Any:
     """Return the controller's actor manager: Ray's own, or the one that has replaced it."""
     return controller._actor_manager
+
+
+def asked_reuse(controller: TuneController) -> bool | None:
+    """Return the script's ``reuse_actors``; None: the script does not say. Asked before `replace_actor_manager`."""
+    return controller._reuse_actors
 
 
 def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:

@@ -16,7 +16,7 @@ from ray.tune import TuneConfig
 from fluidtune import startup
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, tune_config
+from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, said_reuse, tune_config
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.scheduler import FluidScheduler
 
@@ -52,7 +52,8 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         if callable(trainable):
             _check_picklable(trainable)
         tune_config = tune_config or TuneConfig()
-        tune_config = dataclasses.replace(tune_config, scheduler=_wrapped(tune_config.scheduler, executor))
+        scheduler = _wrapped(tune_config.scheduler, executor)
+        tune_config = dataclasses.replace(tune_config, scheduler=scheduler, reuse_actors=said_reuse(tune_config))
         super().__init__(trainable, tune_config=tune_config, **kwargs)
 
     @classmethod
@@ -66,6 +67,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         tuner.__dict__.update(stock.__dict__)
         config = tune_config(tuner)
         config.scheduler = _wrapped(config.scheduler, executor)
+        config.reuse_actors = said_reuse(config)
         return tuner
 
     def fit(self) -> Any:

@@ -37,8 +37,9 @@ class FluidExecutor:
             part of the memory of its node.
         profile: how long an iteration takes on emulated devices: a `fluidtune.profiles.Profile`, or the path of a
             profile's file. None: a task of which one trial fills half a GPU.
-        fresh_workers: True: every trial gets new processes, as with ``reuse_actors=False`` under stock Ray Tune. False:
-            a process serves one trial after another as long as trials leave nothing behind in it (docs/workers.md).
+        fresh_workers: True: every trial gets new processes, as under stock Ray Tune. False: a process serves one trial
+            after another as long as trials leave nothing behind in it (docs/workers.md), unless the script says
+            ``reuse_actors=False``.
 
     Raises:
         FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.

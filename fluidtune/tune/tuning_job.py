@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
@@ -22,7 +22,7 @@ from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.worker import IterationReply, LoadSpec
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.ray_compat.controller import max_pending_trials, pending_again, storage
+from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, storage
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, set_up_devices
@@ -31,6 +31,9 @@ from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.stall_detector import StallDetector
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
 from fluidtune.tune.trial_run import TrialRun
+
+if TYPE_CHECKING:
+    from fluidtune.tune.executor import FluidExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ class TuningJob:
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
         self.devices = hold_devices(self.setup, settings, app, self.engine, self.trials, self.is_in_use)
-        fresh = "fresh_workers=True: a new process for each trial" if settings.fresh_workers else None
+        fresh = _why_fresh(settings, asked_reuse(controller))
         self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps, fresh)
         self.log = JobLog(self.name, _log_directory(controller), self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
@@ -231,6 +234,13 @@ class TuningJob:
             self._commit_cleanup.close()
         finally:
             self.log.close()
+
+
+def _why_fresh(settings: FluidExecutor, reuse: bool | None) -> str | None:
+    """Why no process serves a second trial, in words; None: a clean one does. ``reuse``: Tune's ``reuse_actors``."""
+    if settings.fresh_workers:
+        return "fresh_workers=True: a new process for each trial"
+    return "reuse_actors=False: a new process for each trial" if reuse is False else None
 
 
 def _log_directory(controller: Any) -> Path:

@@ -164,6 +164,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
         search_alg=None,
         _storage=SimpleNamespace(experiment_dir_name="run"),
         _max_pending_trials=1,
+        _reuse_actors=None,
         _pending_trials=[],
     )
     controller.update_max_pending_trials = lambda count: None

@@ -114,13 +114,15 @@ def test_exit_handlers_run_whatever_becomes_of_the_process(tmp_path: Path) -> No
     assert sorted(path.name for path in notes.iterdir()) == ["0", "1", "2", "3"]
 
 
-def test_fresh_workers_are_new_processes(tmp_path: Path) -> None:
-    executor = FluidExecutor(devices="cpu:1", fresh_workers=True)
-    results = fit("fluid", messy, {"x": tune.grid_search(["a", "b"])}, tmp_path, executor=executor)
+@pytest.mark.parametrize("said", ["fresh_workers=True", "reuse_actors=False"])
+def test_fresh_workers_are_new_processes(said: str, tmp_path: Path) -> None:
+    executor = FluidExecutor(devices="cpu:1", fresh_workers=said == "fresh_workers=True")
+    config = {"reuse_actors": False} if said == "reuse_actors=False" else {}
+    results = fit("fluid", messy, {"x": tune.grid_search(["a", "b"])}, tmp_path, executor=executor, **config)
     assert len({result.metrics["pid"] for result in results}) == 2
     events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
     reasons = [e["reason"] for e in events if e["event"] == "worker_replaced"]
-    assert reasons == ["fresh_workers=True: a new process for each trial"] * 2
+    assert reasons == [f"{said}: a new process for each trial"] * 2
 
 
 def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
