@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluidtune import hash_seed
+
 __version__ = "0.1.0"
 
 __all__ = ["FluidExecutor", "FluidScheduler", "FluidTuneError", "Tuner", "__version__", "announce", "elastic", "run"]
+
+hash_seed.provide()  # before a cluster is started
 
 #: Public name -> the module that defines it.
 _HOMES = {

@@ -25,6 +25,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fluidtune import hash_seed
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsSettings
@@ -113,6 +114,8 @@ class WorkerPool:
         environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
         environment.setdefault("PL_DISABLE_FORK", "1")
         self._environment = environment
+        #: What Ray must give to a process before it starts, empty: nothing; None before the first process.
+        self._before_start: dict[str, Any] | None = None
 
     def can_serve(self, device: int, others: tuple[int, ...] = ()) -> bool:
         """Whether the device has a worker now: one is idle, or there is room for one more process, which may start.
@@ -187,6 +190,8 @@ class WorkerPool:
         if visible is not None:
             resources["GPU"] = 1.0
             environment[VISIBLE_GPUS] = ",".join(visible)
+        if self._before_start is None:
+            self._before_start = self._needed_before_start()
         actor = (
             ray.remote(Worker)
             .options(
@@ -195,6 +200,7 @@ class WorkerPool:
                 memory=resources.pop("memory", None),
                 resources=resources or None,
                 max_restarts=0,
+                runtime_env=self._before_start or None,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
             )
             .remote(name, environment, self._mps if visible is None else None)
@@ -202,6 +208,13 @@ class WorkerPool:
         worker = PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
         self.workers[name] = worker
         return worker
+
+    def _needed_before_start(self) -> dict[str, Any]:
+        """The ``runtime_env`` by which all workers hash strings alike. Emulated devices run no loop with data."""
+        if self._layout.kind == "emulated":
+            return {}
+        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}
 
     def return_worker(self, worker: PooledWorker) -> None:
         """The worker is clean and free: keep it for the next trial, unless it was started for one trial."""

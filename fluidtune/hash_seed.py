@@ -1,0 +1,59 @@
+"""One ``PYTHONHASHSEED`` for all workers of a job, so that the order of a set of strings is the same in all of them.
+
+Without it each process hashes strings in its own way, and a vocabulary made from ``set(words)`` has other ids in each
+worker of a trial. Python reads the variable when a process starts, so it has to be in the environment that Ray gives
+its workers. Two ways lead there:
+
+- A cluster that is started by this process inherits this process' environment. So FluidTune sets the variable when it
+  is imported (`provide`), unless it is set or Ray is running already. This costs nothing.
+- Otherwise the workers get it by a ``runtime_env`` (`runtime_env`). Such a worker cannot be one of the processes that
+  Ray keeps ready, and starts through one more process: measured on two cores, 0.9 s instead of 0.5 s, once a worker.
+
+A value of the user's holds, in the environment of this process or in the ``runtime_env`` of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from contextlib import suppress
+from typing import Any
+
+VARIABLE = "PYTHONHASHSEED"
+
+
+def provide() -> None:
+    """Set the variable in this process, for clusters that it will start; called when FluidTune is imported."""
+    ray = sys.modules.get("ray")
+    in_a_worker = "RAY_RAYLET_PID" in os.environ  # Ray sets it for the processes that it starts
+    if VARIABLE not in os.environ and not in_a_worker and (ray is None or not ray.is_initialized()):
+        _set()
+
+
+def runtime_env(nodes: int, job: dict[str, Any]) -> dict[str, Any] | None:
+    """The ``runtime_env`` for the job's workers; None: they have the variable without it.
+
+    ``nodes``: the number of the cluster's nodes. ``job``: the job's own ``runtime_env``.
+    """
+    if VARIABLE in job.get("env_vars", {}) or _nodes_with_variable() >= nodes:
+        return None
+    if os.environ.get(VARIABLE, "random") == "random":
+        _set()
+    return {"env_vars": {VARIABLE: os.environ[VARIABLE]}}
+
+
+def _set() -> None:
+    os.environ[VARIABLE] = str(random.SystemRandom().randrange(2**32))
+
+
+def _nodes_with_variable() -> int:
+    """How many of the nodes that this process has started have given the variable to their workers."""
+    import psutil  # here, because every import of FluidTune comes by
+
+    found = 0
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.name() == "raylet" and child.environ().get(VARIABLE, "random") == os.environ.get(VARIABLE):
+                found += 1
+    return found

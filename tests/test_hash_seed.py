@@ -1,0 +1,67 @@
+"""All workers of a job hash strings alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from fluidtune import hash_seed
+
+
+class Child:
+    """A process that this one has started."""
+
+    def __init__(self, name, variable):
+        self._name, self._variable = name, variable
+
+    def name(self):
+        return self._name
+
+    def environ(self):
+        return {} if self._variable is None else {hash_seed.VARIABLE: self._variable}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Let this process have started these (name, variable), with "7" in its own environment."""
+    monkeypatch.setenv(hash_seed.VARIABLE, "7")
+
+    def start(*children):
+        monkeypatch.setattr(psutil.Process, "children", lambda self: [Child(*child) for child in children])
+
+    return start
+
+
+def test_workers_of_a_cluster_that_inherits_the_variable_need_nothing(started):
+    started(("gcs_server", "7"), ("raylet", "7"))
+    assert hash_seed.runtime_env(1, {}) is None
+
+
+@pytest.mark.parametrize("children", [[], [("raylet", None)], [("raylet", "8")], [("python", "7")]], ids=str)
+def test_workers_of_another_cluster_get_the_variable(started, children):
+    started(*children)
+    assert hash_seed.runtime_env(1, {}) == {"env_vars": {hash_seed.VARIABLE: "7"}}
+
+
+def test_a_node_that_somebody_else_has_started_counts(started):
+    started(("raylet", "7"))
+    assert hash_seed.runtime_env(2, {"env_vars": {"OTHER": "1"}}) == {"env_vars": {hash_seed.VARIABLE: "7"}}
+
+
+def test_the_users_value_holds(started):
+    started()
+    assert hash_seed.runtime_env(1, {"env_vars": {hash_seed.VARIABLE: "3"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, False), ({"PYTHONHASHSEED": "5"}, True), ({"RAY_RAYLET_PID": "1"}, True)]
+)
+def test_an_import_sets_it_where_a_cluster_may_be_started(given, kept):
+    environment = {k: v for k, v in os.environ.items() if k != hash_seed.VARIABLE} | given
+    code = "import os, fluidtune; print(os.environ.get('PYTHONHASHSEED'))"
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert (answer.stdout.strip() == str(given.get(hash_seed.VARIABLE))) == kept
