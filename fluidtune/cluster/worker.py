@@ -23,12 +23,14 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune import startup
 from fluidtune.cluster import emulated
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, follower_commit_store
+from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
 from fluidtune.cluster.gpu_probe import GpuProbe, memory_needed
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import ProcessBaseline
 from fluidtune.cluster.result_replay import ReportedResults, without_results
-from fluidtune.elastic import GroupLost, LazySession, Left, LoopThread, Reform, current, use, wake_on_first_use
+from fluidtune.elastic import GroupLost, LazySession, Left, Reform, use, wake_on_first_use
+from fluidtune.elastic.errors import CannotDivide
 from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
@@ -73,7 +75,8 @@ class IterationReply:
     ``iteration``: its number by the trainable's own count. ``seconds``: duration of the iteration without the pause of
     a resize. ``width``, ``address``, ``mends``: see `LeaderSession`. ``streams``: see there; None if they were sent
     before. ``reformed``: generation and pause in seconds of a resize in this iteration. ``lost``: why there is no
-    result, if another worker has died. ``lack``: there is no result, because the trial needs more room than it has.
+    result, if another worker has died or its loop cannot go on with this one's. ``ungrowable``, ``refused``,
+    ``differed``: see `LeaderSession`. ``lack``: there is no result, because the trial needs more room than it has.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
     part of the device's memory that it needs only within an iteration. ``busy``: the part of the time that it kept its
     device busy; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
@@ -87,6 +90,9 @@ class IterationReply:
     address: tuple[str, int] | None = None
     reformed: tuple[float, float] | None = None
     lost: str | None = None
+    ungrowable: str | None = None
+    refused: float | None = None
+    differed: str | None = None
     lack: Lack | None = None
     mends: bool = False
     streams: Streams | None = None
@@ -94,6 +100,11 @@ class IterationReply:
     ephemeral: float = 0.0
     busy: float | None = None
     gpu: DeviceSample | None = None
+
+
+def _ungrowable(error: BaseException | None) -> str | None:
+    """Why the trial must not have several workers, if that is what the error says; None: it does not."""
+    return str(error) if isinstance(error, CannotDivide) else None
 
 
 #: The gate of a device that is not shared by lanes.
@@ -187,13 +198,12 @@ class Worker:
         self._name = name
         self._baseline = ProcessBaseline()
         self._trainable: Trainable | None = None
-        #: The session of the hosted trial: the first one in its leader, the second one in a follower.
+        #: The hosted trial: its session in a leader, its host in a follower.
         self._session: LeaderSession | None = None
-        self._follower_session: FollowerSession | None = None
+        self._follower: FollowerHost | None = None
         self._spec: LoadSpec | None = None
         self._reports: ReportedResults | None = None
         self._has_checkpoint = False
-        self._follower_loop: LoopThread | None = None
         self._streams_sent = False
         self._lane: LaneMember | None = None
         self._gpu = GpuProbe()
@@ -279,7 +289,7 @@ class Worker:
                 with self._lane.iteration() if self._lane is not None else _NO_GATE:
                     result = self._iterate()
             except GroupLost as error:
-                return IterationReply({}, self._kind(), 0.0, lost=str(error))
+                return IterationReply({}, self._kind(), 0.0, lost=str(error), ungrowable=_ungrowable(error))
             except Exception as error:
                 lack = self._lack_behind(error)
                 if lack is None:
@@ -302,6 +312,9 @@ class Worker:
             reformed=reformed,
             mends=session.mends,
             streams=None if self._streams_sent else session.streams,
+            ungrowable=session.ungrowable,
+            refused=session.refused,
+            differed=session.take_difference(),
         )
         self._streams_sent = reply.address is not None
         if self._lane is None:
@@ -385,40 +398,25 @@ class Worker:
 
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | None:
         """Run the trial's code here up to where it can enter the group. Returns why it cannot; None: it is ready."""
-        assert self._trainable is None, f"{self._name} is still hosting a trial"
+        assert self._follower is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.note_imports()
         self._spec = spec
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = _storage(spec)
-        session = self._follower_session = _follower_session(
+        session = _follower_session(
             spec,
             self._name,
             commits=None if storage is None else follower_commit_store(storage, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
-        if spec.streams is not None:
-            restore_streams(spec.streams)
-        trainable = self._trainable = trainable_cls(**kwargs)
-        ray_trainable.mute_session()
-        if isinstance(trainable, FunctionTrainable):
-            loop = LoopThread(session, ray_trainable.training_function(trainable), trainable.config)
-        else:
-            loop = LoopThread(session, _step_for_ever, trainable)
-        self._follower_loop = loop.start()
-        while loop.outcome is None:
-            if session.wait_ready(timeout=0.2):
-                return None
-        error = loop.outcome.error
-        return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
+        self._follower = FollowerHost(session)
+        return self._follower.join(trainable_cls, kwargs, spec.streams)
 
-    def enter(self, reform: Reform) -> str | None:
-        """Enter the group, and follow until dismissed. Returns the error of the trial's code; None: no error."""
-        assert self._follower_session is not None and self._follower_loop is not None
-        self._follower_session.enter(reform)
-        outcome = self._follower_loop.join()
-        assert outcome is not None
-        return repr(outcome.error) if outcome.kind == "failed" else None
+    def enter(self, reform: Reform) -> str | Ungrowable | NotTakenIn | None:
+        """Enter the group, and follow until dismissed. Returns how that ended, see `FollowerHost.enter`."""
+        assert self._follower is not None
+        return self._follower.enter(reform)
 
     # --- both
 
@@ -439,14 +437,10 @@ class Worker:
                 lane.leave()
 
     def _unload(self, fresh: str | None) -> str | None:
-        trainable, leading, following = self._trainable, self._session, self._follower_session
-        self._session = self._follower_session = self._reports = trouble = None
-        if self._follower_loop is not None:
-            if following is not None:
-                following.leave()
-            if self._follower_loop.join(timeout=5.0) is None:
-                trouble = "the follower's loop did not end"
-            self._follower_loop = None
+        trainable, leading, follower = self._trainable, self._session, self._follower
+        self._session = self._follower = self._reports = trouble = None
+        if follower is not None:
+            trouble, trainable = follower.leave(), follower.trainable
         if trainable is not None:
             if leading is not None and leading.is_elastic:
                 _leave_in_order(trainable, leading)  # the last commit also has the results that were reported
@@ -460,13 +454,15 @@ class Worker:
                 runner.join(timeout=2.0)
                 if runner.is_alive():
                     trouble = trouble or "the training function did not end"
-        session = leading or following
+        session = leading or (None if follower is None else follower.session)
         if session is not None and trouble is None:
             session.close()
+        if follower is not None:
+            follower.close()
         if self._spec is not None:
             _drop_session(self._spec.emulation is not None)
         self._spec = None
-        del trainable, session, leading, following
+        del trainable, session, leading, follower
         return trouble or fresh or self._baseline.restore()
 
     def end(self, within: float) -> None:
@@ -477,16 +473,6 @@ class Worker:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(within, 1e-3))
         ray.actor.exit_actor()
-
-
-def _step_for_ever(trainable: Trainable) -> None:
-    """A class trainable's loop in a follower with an `ElasticSession`; it ends with `Left`."""
-    session = current()
-    assert session is not None
-    while True:
-        session.boundary()
-        ray_trainable.set_iteration(trainable, session.iteration)
-        trainable.step()
 
 
 def _leave_in_order(trainable: Trainable, session: LeaderSession) -> None:

@@ -17,6 +17,13 @@ statistics are those of the whole batch. What a step draws at random for each sa
 with the width, as in any data-parallel training. If it is drawn on the CPU, give the DataLoader a ``generator``:
 otherwise the DataLoader shuffles from the same stream. Outside FluidTune the same file runs unchanged.
 
+Every worker runs the function, and only the leader's side effects are seen: its reports and checkpoints, what it
+prints, and files below its working directory. Each follower has a working directory of its own, empty and removed
+when the follower ends; its log files are there. Ray's ``setup_wandb`` and ``setup_mlflow`` and a plain ``wandb.init``
+record nothing in a follower. What remains is done once a worker: files at absolute paths, databases, requests to a
+server, other trackers. Put these under `is_leader`. With ``RAY_CHDIR_TO_TRIAL_DIR=0`` the workers of one machine share
+the directory of the script.
+
 Start reading with `worker_session` (the protocol to the worker process), then `session` and `boundary`. `commit_policy`
 says what is committed when, `backends` how bytes move. No width is decided here: the host of the session does that.
 """
@@ -34,7 +41,7 @@ from .worker_session import FollowerSession, LeaderSession, WorkerSession
 
 if TYPE_CHECKING:
     from .commits import Commit, CommitStore, Files, LocalFiles
-    from .loop import epochs, mean, prepare, samples
+    from .loop import epochs, is_leader, mean, prepare, samples
     from .session import ElasticSession
 
 __all__ = [
@@ -54,6 +61,7 @@ __all__ = [
     "WorkerSession",
     "current",
     "epochs",
+    "is_leader",
     "mean",
     "prepare",
     "samples",
@@ -63,7 +71,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits"),
-    **dict.fromkeys(("epochs", "mean", "prepare", "samples"), "loop"),
+    **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples"), "loop"),
     "ElasticSession": "session",
 }
 

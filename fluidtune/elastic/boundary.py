@@ -22,12 +22,8 @@ from .commit_policy import CommitPolicy
 from .control_messages import BoundaryOrder, CommittableState, HostRequests, TrialPosition
 from .errors import GroupLost, Left
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
+from .joining import called_in
 from .membership import Address, Reform
-
-#: Seconds that a joiner waits for the leader's call before it looks whether the host has asked for something else.
-#: Judgement: short for a person who waits for a trial to end. Within this time the backend looks for the call far more
-#: often.
-_CALL_WAIT_S = 0.2
 
 
 class GroupMember:
@@ -63,6 +59,9 @@ class GroupMember:
         #: See `LeaderSession`.
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
+        self.ungrowable: str | None = None
+        self.refused: float | None = None
+        self.difference: str | None = None
         self._group = backend
         self._requests = requests
         self._members: tuple[str, ...] = (worker,)
@@ -214,6 +213,11 @@ class GroupMember:
             reform = self._requests.reform
             if reform is None:
                 return BoundaryOrder("go", epoch)
+            if self.ungrowable is not None and any(worker not in self._members for worker in reform.members):
+                self._requests.reform = None
+                self.refused = reform.generation
+                self._group.call_generation(reform.generation, (self.worker,))  # so that its joiners end
+                return BoundaryOrder("go", epoch)
             joiners = [rank for rank, worker in enumerate(reform.members) if worker not in self._members]
             if not self._group.joiners_announced(reform.generation, joiners):
                 return BoundaryOrder("go", epoch)  # not all are there: perhaps at the next boundary
@@ -255,25 +259,13 @@ class GroupMember:
 
     def _enter(self) -> None:
         """A joiner's way in: wait for the host's request, then for the leader's call."""
-        requests = self._requests
-        with requests.changed:
-            requests.ready = True
-            requests.changed.notify_all()
-        announced: Reform | None = None
-        while True:
-            with requests.changed:
-                requests.changed.wait_for(lambda: requests.leaving or requests.entry is not None)
-                if requests.leaving:
-                    self._end_loop(f"worker {self.worker} was asked to leave before it had entered")
-                reform = requests.entry
-            assert reform is not None
-            rank = reform.members.index(self.worker)
-            if reform is not announced:
-                self._group.announce_joiner(reform.address, reform.generation, rank)
-                announced = reform
-            if self._group.wait_for_call(reform.address, reform.generation, patience=_CALL_WAIT_S):
-                break
+        try:
+            reform = called_in(self._requests, self._group, self.worker)
+        except Left as error:
+            self._over = error
+            raise
         started = time.perf_counter()
+        rank = reform.members.index(self.worker)
         self._group.form(reform.address, reform.generation, rank, len(reform.members))
         self._members, self.address = reform.members, reform.address
         self._ahead = self._group.broadcast_object()

@@ -11,6 +11,10 @@ class Left(BaseException):
     """This worker is no longer part of the trial, or the trial is to stop. The trial's state is safe."""
 
 
+class Refused(Left):
+    """This joiner was not taken in: the trial goes on as it was."""
+
+
 class GroupLost(BaseException):
     """Another worker is gone or cannot be reached: the group's state is no longer whole.
 

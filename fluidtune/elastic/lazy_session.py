@@ -54,6 +54,20 @@ class LazySession:
         return None if self._made is None else self._made.last_reform
 
     @property
+    def ungrowable(self) -> str | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.ungrowable
+
+    @property
+    def refused(self) -> float | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.refused
+
+    def take_difference(self) -> str | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.take_difference()
+
+    @property
     def mends(self) -> bool:
         """See `LeaderSession`."""
         return self._made is not None and self._made.mends

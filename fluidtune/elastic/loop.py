@@ -1,4 +1,4 @@
-"""The four functions that a user's training loop calls. Without a session they do what plain PyTorch does.
+"""The five functions that a user's training loop calls. Without a session they do what plain PyTorch does.
 
 Only a FluidTune worker has a session. A script that runs under stock Ray Tune or plain Python gets its own objects
 back, `range`, and its own mean.
@@ -56,6 +56,16 @@ def epochs(start: int, stop: int) -> Iterable[int]:
     """
     session = current()
     return range(start, stop) if session is None else session.epochs(start, stop)
+
+
+def is_leader() -> bool:
+    """Whether this worker is the one that runs the trial for Tune; True as well where there is only one.
+
+    Use it around side effects that FluidTune cannot keep to one worker (see `fluidtune.elastic`). Never call `prepare`,
+    `mean` or the model in training mode under it: all workers take part in these.
+    """
+    session = current()
+    return session is None or session.leader
 
 
 def samples(n: int) -> int:

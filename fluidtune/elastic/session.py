@@ -104,6 +104,21 @@ class ElasticSession:
         return self._commits.streams
 
     @property
+    def ungrowable(self) -> str | None:
+        """See `LeaderSession`."""
+        return self._member.ungrowable
+
+    @property
+    def refused(self) -> float | None:
+        """See `LeaderSession`."""
+        return self._member.refused
+
+    def take_difference(self) -> str | None:
+        """See `LeaderSession`."""
+        difference, self._member.difference = self._member.difference, None
+        return difference
+
+    @property
     def generation(self) -> float:
         """Of the group that the loop runs in; -1 before the first reform."""
         return self._member.generation

@@ -79,6 +79,20 @@ class LeaderSession(WorkerSession, Protocol):
         ...
 
     @property
+    def ungrowable(self) -> str | None:
+        """Why the trial must go on with one worker, in a line. None: as far as is known, it can have several."""
+        ...
+
+    @property
+    def refused(self) -> float | None:
+        """The generation of the last reform that the leader has refused. Its joiners end by themselves."""
+        ...
+
+    def take_difference(self) -> str | None:
+        """What differed between the workers at a boundary since the last call, in a line. They are equal again."""
+        ...
+
+    @property
     def mends(self) -> bool:
         """Whether the trial's loop goes on by itself, in a smaller group, when a follower dies."""
         ...

@@ -15,7 +15,13 @@ from fluidtune.engine.event_handlers import apply_event, known_group, known_tria
 from fluidtune.engine.messages import Event, Instruction
 from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, let_trials_join
 from fluidtune.engine.placing import devices_wanted, start_waiting
-from fluidtune.engine.resizing import clear_leaving_devices, rebalance_widths, shrink_for_waiting, shrink_slower_trials
+from fluidtune.engine.resizing import (
+    clear_leaving_devices,
+    rebalance_widths,
+    shrink_for_waiting,
+    shrink_slower_trials,
+    shrink_ungrowable_trials,
+)
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, TrialView
@@ -81,6 +87,7 @@ class Engine:
         out, self._undelivered = self._undelivered, []
         state.drop_stale_claims()
         out += clear_leaving_devices(state, now)
+        out += shrink_ungrowable_trials(state)
         out += shrink_slower_trials(state)
         out += judge_attempt(state, now)
         out += start_waiting(state, now)

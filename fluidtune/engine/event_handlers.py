@@ -19,6 +19,7 @@ from fluidtune.engine.messages import (
     DeviceLost,
     Event,
     GroupAnnounced,
+    GrowthEnded,
     Instruction,
     KindFound,
     NeedFound,
@@ -124,6 +125,13 @@ def _on_kind_found(event: KindFound, state: State, now: float) -> Iterable[Instr
     trial = known_trial(state, event.trial)
     trial.kind = event.kind
     state.update_wide(trial)
+    state.reconsider = True
+    return ()
+
+
+@apply_event.register
+def _on_growth_ended(event: GrowthEnded, state: State, now: float) -> Iterable[Instruction]:
+    known_trial(state, event.trial).growth_ended = True
     state.reconsider = True
     return ()
 

@@ -100,6 +100,13 @@ class KindFound(Event):
 
 
 @dataclass(frozen=True)
+class GrowthEnded(Event):
+    """The trial can be trained by one worker only, although it is elastic: it must not be given more devices again."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
 class BudgetChanged(Event):
     """The number of iterations left has changed, for example by a promotion in place."""
 

@@ -45,6 +45,12 @@ def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
     return out
 
 
+def shrink_ungrowable_trials(state: State) -> list[Instruction]:
+    """Takes trials that must not have several workers any more back to one."""
+    wide = [state.trials[name] for name in state.wide]
+    return [_shrink(state, trial, 1) for trial in wide if trial.growth_ended and _at_rest(trial)]
+
+
 def shrink_slower_trials(state: State) -> list[Instruction]:
     """Shrinks trials that turned out slower at their width than they were, or would be, at a smaller one."""
     out: list[Instruction] = []

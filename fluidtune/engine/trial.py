@@ -95,6 +95,8 @@ class Trial:
     resizing_to: tuple[int, ...] | None = None
     #: The part of each device that it was given: 1.0, or 1 / slots of a shared device. 0.0 if and only if it has none.
     share: float = 0.0
+    #: It was found out that it must not have several workers: see `GrowthEnded`.
+    growth_ended: bool = False
     #: Its searched-over hyperparameters.
     traits: Traits = ()
     #: The width that StaticFluid gave it, None before. Read only while it waits in a synchronous group.

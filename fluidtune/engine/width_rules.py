@@ -20,8 +20,8 @@ def allowed_width(state: State) -> int:
 
 
 def widest(state: State, trial: Trial) -> int:
-    """d for this trial: `allowed_width`, or less if that does not pay as measured; 1 if it is not elastic."""
-    if trial.kind != "elastic" or trial.gang > 1:
+    """d for this trial: `allowed_width`, or less if that does not pay as measured; 1 if it cannot grow."""
+    if trial.kind != "elastic" or trial.gang > 1 or trial.growth_ended:
         return 1
     return int(min(allowed_width(state), widest_paying(scaling_overhead(trial))))
 

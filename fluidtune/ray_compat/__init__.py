@@ -54,6 +54,7 @@ A trial's process (`trainable`):
 - ``FunctionTrainable._last_training_result``: tells whether the function has reported since it was started.
 - ``_TrainingResult``: what ``save`` returns to Tune.
 - ``_TrainSession.report``: a follower's session swallows reports, so that only the leader reports.
+- ``_TrainSession.world_rank``: a follower's is 1, so that ``setup_wandb`` and ``setup_mlflow`` record nothing there.
 - ``_TrainSession.training_thread``, ``_TrainSession.continue_lock``, ``_TrainSession.result_queue``,
   ``_TrainSession.error_queue``: the loop of a trial that ends is allowed to go on from its report to its boundary.
 - ``get_session``: returns the process' session.

@@ -76,10 +76,14 @@ def has_reported(trainable: FunctionTrainable) -> bool:
 
 
 def mute_session() -> None:
-    """Make this process' train session swallow reports: it belongs to a follower."""
+    """Make this process' train session swallow reports: it belongs to a follower.
+
+    It also says that its rank is not 0, so that Ray's own integrations with trackers record nothing.
+    """
     session = get_session()
     if session is not None:
         session.report = lambda *args, **kwargs: None
+        session.world_rank = 1
 
 
 def training_thread() -> threading.Thread | None:

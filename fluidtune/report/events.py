@@ -157,6 +157,15 @@ SCHEMA: dict[str, EventSchema] = {
         "The resize failed. The trial continues on these devices.",
         {"trial": _TRIAL, "devices": _DEVICES, "reason": "why, in words"},
     ),
+    "workers_differed": EventSchema(
+        "At the boundary after an iteration, something that must be equal differed between the trial's workers. They"
+        " have taken over the leader's state.",
+        {"trial": _TRIAL, "reason": "what differed, in words"},
+    ),
+    "growth_ended": EventSchema(
+        "The trial's loop cannot have several workers: from now on the trial has one.",
+        {"trial": _TRIAL, "reason": "why, in words"},
+    ),
     "trial_suspended": EventSchema(
         "The trial left its devices at a commit. It will be started again.",
         {"trial": _TRIAL},

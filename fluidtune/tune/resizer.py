@@ -7,11 +7,13 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
+from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as m
@@ -20,6 +22,12 @@ from fluidtune.tune.manager_parts import ManagerParts
 from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerRequest
+
+log = logging.getLogger(__name__)
+
+#: Followers that may end by an error of their own before their trial is not grown any more. Judgement: one may be an
+#: accident of its node, such as a file that is not there; what fails twice would fail at every growth.
+MAX_FOLLOWER_ERRORS = 2
 
 
 class Resizer:
@@ -67,10 +75,14 @@ class Resizer:
             if run.ready == run.awaited:
                 self._all_ready(run)
             return
+        reason = repr(value.cause) if isinstance(value, RayTaskError) else str(value)
         if isinstance(value, RayActorError):
             del run.joining[worker.device]
             self._dispatch.worker_died(worker, value)
-        self._cancel_resize(run, repr(value.cause) if isinstance(value, RayTaskError) else str(value))
+        else:
+            self._count_error(run, reason)
+        if run.resizing:  # else it was called off together with the growth
+            self._cancel_resize(run, reason)
 
     def _all_ready(self, run: TrialRun) -> None:
         """Let the new workers enter the group; the leader is told with its next iteration."""
@@ -89,6 +101,31 @@ class Resizer:
         run.wanted = tuple(device for device in run.devices if device in run.members())
         self._job.log.write("resize_failed", trial=run.id, devices=list(run.wanted), reason=reason[:REASON_LENGTH])
         self._emit(m.ResizeFailed(run.id, run.wanted))
+
+    def end_growth(self, run: TrialRun, reason: str) -> None:
+        """The trial must not have several workers again. It goes on with one, and a growth under way is called off."""
+        if run.growth_ended:
+            return
+        run.growth_ended = True
+        self._job.log.write("growth_ended", trial=run.id, reason=reason[:REASON_LENGTH])
+        log.warning("trial %s goes on with one worker: %s", run.id, reason)
+        if run.awaited:  # workers that already stand ready are refused by the leader at its next boundary
+            self._cancel_resize(run, "the trial cannot have several workers")
+        self._emit(m.GrowthEnded(run.id))
+
+    def resize_refused(self, run: TrialRun, generation: float) -> None:
+        """The leader did not take its new workers in. They end by themselves."""
+        if generation != run.generation or not run.reforming:
+            return
+        run.reforming = False
+        run.followers = {device: worker for device, worker in run.followers.items() if device in run.devices}
+        self._cancel_resize(run, "the trial cannot have several workers")
+
+    def _count_error(self, run: TrialRun, reason: str) -> None:
+        """A follower's own code failed. The trial goes on, but the second time it does not grow again."""
+        run.follower_errors += 1
+        if run.follower_errors >= MAX_FOLLOWER_ERRORS:
+            self.end_growth(run, f"its loop failed in {run.follower_errors} further workers, the last time by {reason}")
 
     def _unload_joining(self, run: TrialRun) -> None:
         """Call the resize off."""
@@ -113,7 +150,9 @@ class Resizer:
             self._dispatch.worker_died(worker, value)
         else:
             self._dispatch.unload_trial(worker, CLEAN_BROKEN_S)
-        if is_member and worker.device in run.wanted:
+        if is_member and isinstance(value, NotTakenIn):
+            del run.followers[worker.device]
+        elif is_member and worker.device in run.wanted:
             del run.followers[worker.device]
             others_enter = run.followers.keys() - {*run.devices, worker.device}
             if run.mends and (died or value is None) and not others_enter:
@@ -121,6 +160,10 @@ class Resizer:
             elif died:
                 self._recovery.recover_trial(run, f"worker {worker.name} died", died=worker.device)
             else:
+                if isinstance(value, Ungrowable):
+                    self.end_growth(run, value.reason)
+                elif value is not None:
+                    self._count_error(run, str(value))
                 self._recovery.recover_trial(run, f"worker {worker.name} left: {value}", alive=worker.device)
         elif is_member:
             # It was dismissed, and may serve another trial before the leader says so.

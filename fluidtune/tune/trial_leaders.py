@@ -125,6 +125,8 @@ class TrialLeaders:
             self._recovery.leader_died(run, run.leader, value)
             return
         if isinstance(value, IterationReply) and value.lost:
+            if value.ungrowable is not None:
+                self._resizer.end_growth(run, value.ungrowable)
             self._recovery.recover_trial(run, f"its group broke: {value.lost}", alive=run.devices[0])
             return
         if isinstance(value, IterationReply) and value.lack is not None:
@@ -168,6 +170,12 @@ class TrialLeaders:
             self._kind_found(run, reply.kind)
         if reply.reformed is not None:
             self._resizer.group_reformed(run, *reply.reformed)
+        if reply.differed is not None:
+            self._job.log.write("workers_differed", trial=run.id, reason=reply.differed[:REASON_LENGTH])
+        if reply.ungrowable is not None:
+            self._resizer.end_growth(run, reply.ungrowable)
+        if reply.refused is not None:
+            self._resizer.resize_refused(run, reply.refused)
         if RESULT_DUPLICATE not in reply.result:
             memory, ephemeral = reply.memory, reply.ephemeral
             self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.busy))

@@ -89,6 +89,10 @@ class TrialRun:
     placement: object | None = None
     #: Where followers find the leader, once the loop is elastic.
     address: tuple[str, int] | None = None
+    #: How many of its followers ended by an error of their own.
+    follower_errors: int = 0
+    #: It must not have several workers again.
+    growth_ended: bool = False
     #: The random streams with which the trial's code began, for its joiners.
     streams: Streams | None = None
     #: Calls that Tune waits for, oldest first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,8 @@ def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
 def drawn_by_a_joiner(folder: str, streams: Any) -> Any:
     worker = fresh(folder, "f")
     assert worker.join(Splitting, LoadSpec("trial", {"config": {}}, streams=streams)) is None
-    assert isinstance(worker._trainable, Splitting)
-    return worker._trainable.drawn
+    assert worker._follower is not None and isinstance(worker._follower.trainable, Splitting)
+    return worker._follower.trainable.drawn
 
 
 def test_all_processes_of_a_trial_draw_alike_before_its_loop(tmp_path: Path) -> None:
@@ -227,6 +228,82 @@ def test_all_processes_of_a_trial_draw_alike_before_its_loop(tmp_path: Path) -> 
         assert sent_again is None
         assert follower.call(drawn_by_a_joiner, str(tmp_path), streams) == first
         assert later.call(drawn, str(tmp_path), 1)[0] == first  # by the commit
+
+
+class Sided(Counting):
+    """A trainable with side effects; what it prints and where it writes is read by the test."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        os.mkdir("made")
+        print("printed by setup")
+        os.system("echo printed by a process")
+
+    def step(self) -> dict[str, Any]:
+        with open("made/steps", "a") as file:
+            file.write("step ")
+        print("printed by step")
+        from fluidtune import elastic
+
+        return {**super().step(), "leads": elastic.is_leader()}
+
+
+class WorkingStorage(Storage):
+    """As Ray's: every process of the trial on one machine has the same working directory."""
+
+    @property
+    def trial_working_directory(self) -> str:
+        return os.path.join(self.trial_fs_path, "work")
+
+    def persist_artifacts(self, force: bool = False) -> None:
+        """As Ray's with ``sync_artifacts``: the trial's folder gets what is in the working directory."""
+        shutil.copytree(self.trial_working_directory, os.path.join(self.trial_fs_path, "kept"), dirs_exist_ok=True)
+
+
+def sided_spec(folder: str) -> LoadSpec:
+    """Both log files asked for, as by ``RunConfig(log_to_file=True)``."""
+    config = {"__stdout_file__": "stdout", "__stderr_file__": "stderr"}
+    return LoadSpec("trial", {"config": config, "storage": WorkingStorage(folder)})
+
+
+def sided_leader(folder: str) -> Any:
+    worker = fresh(folder, "w")
+    assert worker.load(Sided, sided_spec(folder)) is None
+    worker.train()
+    assert worker.train().result["leads"] is True
+    assert worker._session is not None
+    return worker._session.address
+
+
+def sided_follower(folder: str) -> tuple[str | None, str]:
+    printed = os.open(os.path.join(folder, "printed"), os.O_CREAT | os.O_WRONLY)
+    os.dup2(printed, 1)
+    worker = fresh(folder, "f")
+    return worker.join(Sided, sided_spec(folder)), os.getcwd()
+
+
+def unloaded() -> tuple[str | None, str | None]:
+    print("printed afterwards", flush=True)
+    return _worker[0].unload(), os.environ.get("WANDB_MODE")
+
+
+def test_a_followers_side_effects_are_not_seen(tmp_path: Path) -> None:
+    with peer_processes(2) as (leader, follower):
+        reform = Reform(1, ("w", "f"), leader.call(sided_leader, str(tmp_path)))
+        answer, place = follower.call(sided_follower, str(tmp_path))
+        assert answer is None
+        follower.send(entering, reform)
+        leader.call(led, reform, 3)
+        until(lambda: Path(place, "made", "steps").exists())
+        leader.kill()
+        follower.result()
+        assert follower.call(unloaded) == (None, None)
+    assert (tmp_path / "work" / "made" / "steps").read_text() == "step " * 5
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["made", "stderr", "stdout"]
+    assert (tmp_path / "work" / "stdout").read_text().count("printed by setup") == 1
+    assert not Path(place).exists()
+    assert (tmp_path / "kept" / "made" / "steps").read_text() == "step " * 5
+    assert "printed by" not in (tmp_path / "printed").read_text()
 
 
 def without_data(config: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from fluidtune.engine import (
     DeviceLost,
     Engine,
     GroupAnnounced,
+    GrowthEnded,
     Instruction,
     KindFound,
     Release,
@@ -74,6 +75,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.leaving: set[int] = set()
         #: Trials that once did not do what a resize asked: they are left alone for a while.
         self.refused: set[str] = set()
+        #: Trials whose growth has ended.
+        self.narrow: set[str] = set()
         self.clock = 0.0
         self.send(GroupAnnounced("sync"), GroupAnnounced("asha", False), GroupAnnounced("three", False, 3))
         self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
@@ -265,6 +268,21 @@ class EngineMachine(RuleBasedStateMachine):
         if len(self.trials[name].held) < 2:  # no shell calls a trial plain that runs on several devices
             self.trials[name].kind = kind
             self.send(KindFound(name, kind))
+
+    @precondition(lambda self: self.trials)
+    @rule(pick=PICK)
+    def end_growth(self, pick):
+        name = list(self.trials)[pick % len(self.trials)]
+        self.narrow.add(name)
+        self.send(GrowthEnded(name))
+
+    @invariant()
+    def what_must_not_grow_does_not(self):
+        for name in getattr(self, "narrow", ()):
+            trial = self.trials[name]
+            elastic = trial.kind == "elastic" and trial.asked < 2 and name not in self.refused
+            if trial.status == "running" and trial.asked_devices is None and elastic:
+                assert len(trial.on) == 1, name
 
     @precondition(lambda self: self.trials)
     @rule(pick=PICK, left=LEFT)

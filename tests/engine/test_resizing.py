@@ -6,6 +6,7 @@ from fluidtune.engine import (
     BudgetChanged,
     DeviceGained,
     GroupAnnounced,
+    GrowthEnded,
     KindFound,
     Release,
     Resize,
@@ -17,6 +18,7 @@ from fluidtune.engine import (
     Suspend,
     TrialAdded,
     TrialEnded,
+    WorkerLost,
 )
 from tests.engine.helpers import Bench, elastic, plain
 
@@ -53,6 +55,19 @@ def test_a_trial_that_is_plain_or_has_little_left_does_not_grow():
     bench = alone()
     assert bench(KindFound("a", "plain"), Result("a", 1.0, 1)) == []
     assert bench(KindFound("a", "elastic")) == [Resize("a", (0, 1))]
+
+
+def test_a_trial_whose_growth_has_ended_goes_back_to_one_worker_and_stays_there():
+    bench = alone(4)
+    bench(Result("a", 1.0, 1))
+    assert bench(GrowthEnded("a")) == []  # it is being resized
+    assert bench(Resized("a", (0, 1), 0.1)) == [Resize("a", (0,))]
+    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,))]
+    assert bench.results("a", 1.0, 5) == []
+    bench(WorkerLost("a"))
+    assert bench.results("a", 1.0, 5) == []
+    bench(TrialEnded("a", "paused"))
+    assert bench(elastic("a", 50)) == [Resume("a", (0,), 1.0)]
 
 
 def test_a_new_budget_is_a_reason_to_grow():

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import IterationReply
 from fluidtune.engine import messages as m
@@ -217,6 +218,63 @@ def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_lef
     assert run.devices == run.wanted == (0,) and run.width == 1
     assert tried.manager._events[-1] == m.WorkerLost("a", (0,), 2)
     assert tried.written()[3:] == ["worker_lost", "resized"]
+
+
+def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
+    """An elastic trial with two workers, and its follower."""
+    run = tried.placed(1.0)
+    tried.manager._leaders._kind_found(run, "elastic")
+    tried.manager._advance()
+    tried.manager._emit(m.Result("a", 1.0, 1))
+    tried.manager._advance()
+    run.call_off_resize()
+    follower = tried.pool.add_worker("follower", 1)
+    run.devices = run.wanted = (0, 1)
+    run.followers, run.width, run.kind = {1: follower}, 2, "elastic"
+    tried.manager._emit(m.Resized("a", (0, 1), 0.1))
+    tried.manager._advance()
+    return run, follower
+
+
+def test_the_second_error_of_a_followers_own_ends_growth_and_the_trial_goes_on(tried: Tried) -> None:
+    run, follower = wide(tried)
+    tried.manager._resizer.follower_ended(run, follower, "ValueError('its own')")
+    assert run in tried.manager._runs and not run.growth_ended
+    tried.manager._advance()
+    run.joining, run.awaited = {1: follower}, {1}
+    tried.manager._resizer._worker_joined(run, follower, "a new worker's loop ended early: ValueError('its own')")
+    assert run in tried.manager._runs and run.growth_ended and run.leader is not None
+    events = [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "growth_ended"]
+    assert len(events) == 1 and "ValueError('its own')" in events[0]["reason"]
+    assert m.GrowthEnded("a") in tried.manager._events
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_a_loop_that_cannot_be_divided_goes_on_alone(tried: Tried, who: str) -> None:
+    run, follower = wide(tried)
+    if who == "follower":
+        tried.manager._resizer.follower_ended(run, follower, Ungrowable("the loop is so"))
+    else:
+        tried.manager.schedule_actor_task(run.ticket, "train")
+        reply = IterationReply({}, "elastic", 0.0, lost="the loop is so", ungrowable="the loop is so")
+        tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.manager._advance()
+    assert run in tried.manager._runs and run.leader is not None and len(run.devices) == 1
+    assert [name for name in tried.written() if name != "worker_lost"][-3:] == [
+        "growth_ended",
+        "trial_suspended",
+        "trial_started",
+    ]
+
+
+def test_a_refused_joiner_costs_nothing(tried: Tried) -> None:
+    run, follower = wide(tried)
+    run.devices, run.width, run.reforming, run.generation = (0,), 1, True, 3
+    tried.manager._resizer.follower_ended(run, follower, NotTakenIn())
+    reply = IterationReply({"training_iteration": 3}, "elastic", 1.0, ungrowable="the loop is so", refused=3.0)
+    tried.manager._leaders._iteration_done(run, reply)
+    assert run.live and not run.resizing and run.wanted == (0,)
+    assert tried.written()[-3:] == ["growth_ended", "resize_failed", "trial_result"]
 
 
 def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:

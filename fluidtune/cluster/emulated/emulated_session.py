@@ -35,7 +35,7 @@ class EmulatedSession:
         self.last_reform: tuple[float, float] | None = None
         self.mends = False
         self.committing = False
-        self.streams: None = None
+        self.streams = self.ungrowable = self.refused = None
         self._device = device
         self._profile = emulation.profile
         self._board = OccupancyBoard(emulation.board)
@@ -79,6 +79,10 @@ class EmulatedSession:
 
     def recall(self) -> None:
         """Nothing to do: there is no commit."""
+
+    def take_difference(self) -> str | None:
+        """See `LeaderSession`: nothing is computed that could differ."""
+        return None
 
     def direct(self, reform: Reform) -> None:
         """See `LeaderSession`. In a follower: see `enter`."""

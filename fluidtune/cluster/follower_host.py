@@ -1,0 +1,160 @@
+"""A follower in its worker process: it runs the trial's code beside the leader's, and nothing of it is seen.
+
+A trial's side effects are its leader's alone. So a follower has a working directory of its own, which is removed when
+the follower ends; its log files are there, too. What it prints goes nowhere, its reports are dropped, and trackers that
+ask for a rank or for ``WANDB_MODE`` do not start. What remains is said in `fluidtune.elastic`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ray.tune import Trainable
+from ray.tune.trainable import FunctionTrainable
+
+from fluidtune.elastic import LoopThread, Reform, current
+from fluidtune.elastic.errors import CannotDivide, Refused
+from fluidtune.elastic.random_streams import Streams, restore_streams
+from fluidtune.ray_compat import trainable as ray_trainable
+
+if TYPE_CHECKING:
+    from fluidtune.elastic import FollowerSession
+
+#: How long the end of a follower's loop is waited for, seconds. Judgement: a loop that waits for its group ends at
+#: once, and one that computes comes to a boundary within a step of a usual length.
+END_S = 5.0
+#: The environment of a follower: W&B's documented switch for a run that records nothing.
+_ENVIRONMENT = {"WANDB_MODE": "disabled"}
+
+
+@dataclass(frozen=True)
+class NotTakenIn:
+    """How a follower's part ended: the leader has refused it, and says so with its next result."""
+
+
+@dataclass(frozen=True)
+class Ungrowable:
+    """How a follower's part ended: what the trial's loop does cannot be divided among workers, for this reason."""
+
+    reason: str
+
+
+class FollowerHost:
+    """Hosts one follower, from its joining to its end."""
+
+    def __init__(self, session: FollowerSession) -> None:
+        self.session = session
+        #: The trial's trainable, once it is constructed.
+        self.trainable: Trainable | None = None
+        self._loop: LoopThread | None = None
+        self._unseen = contextlib.ExitStack()
+
+    def join(self, trainable_cls: type[Trainable], kwargs: dict[str, Any], streams: Streams | None) -> str | None:
+        """Run the trial's code up to where it can enter the group. Returns why it cannot; None: it is ready.
+
+        ``kwargs``: what Tune would pass to the trainable's constructor. ``streams``: see `LeaderSession.streams`.
+        """
+        folder = self._unseen.enter_context(_own_directory())
+        self._unseen.enter_context(_silence())
+        os.environ.update(_ENVIRONMENT)  # the process' baseline is restored when the worker is unloaded
+        if kwargs.get("storage") is not None:
+            kwargs = dict(kwargs, storage=_storage_in(folder, kwargs["storage"]))
+        if streams is not None:
+            restore_streams(streams)
+        trainable = self.trainable = trainable_cls(**kwargs)
+        ray_trainable.mute_session()
+        if isinstance(trainable, FunctionTrainable):
+            loop = LoopThread(self.session, ray_trainable.training_function(trainable), trainable.config)
+        else:
+            loop = LoopThread(self.session, _step_for_ever, trainable)
+        self._loop = loop.start()
+        while loop.outcome is None:
+            if self.session.wait_ready(timeout=0.2):
+                return None
+        error = loop.outcome.error
+        return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
+
+    def enter(self, reform: Reform) -> str | Ungrowable | NotTakenIn | None:
+        """Enter the group, and follow until dismissed. Returns the error of the trial's code; None: no error."""
+        assert self._loop is not None
+        self.session.enter(reform)
+        outcome = self._loop.join()
+        assert outcome is not None
+        if isinstance(outcome.error, Refused):
+            return NotTakenIn()
+        if isinstance(outcome.error, CannotDivide):
+            return Ungrowable(str(outcome.error))
+        return repr(outcome.error) if outcome.kind == "failed" else None
+
+    def leave(self) -> str | None:
+        """End the loop. Returns None if it has ended, else a line that says that it has not."""
+        if self._loop is None:
+            return None
+        self.session.leave()
+        return "the follower's loop did not end" if self._loop.join(timeout=END_S) is None else None
+
+    def close(self) -> None:
+        """The trial's code has ended here: remove its directory, and let the process print again."""
+        self._unseen.close()
+
+
+def _step_for_ever(trainable: Trainable) -> None:
+    """A class trainable's loop in a follower with an `ElasticSession`; it ends with `Left`."""
+    session = current()
+    assert session is not None
+    while True:
+        session.boundary()
+        ray_trainable.set_iteration(trainable, session.iteration)
+        trainable.step()
+
+
+@contextlib.contextmanager
+def _own_directory() -> Iterator[str]:
+    """A new directory, removed at the end."""
+    before = os.getcwd()
+    folder = tempfile.mkdtemp(prefix="fluidtune-follower-")
+    try:
+        yield folder
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _storage_in(folder: str, storage: Any) -> Any:
+    """``storage`` as Tune gives it to a trial, with ``folder`` as the working directory, which is not kept.
+
+    Tune changes into it (unless the user has set ``RAY_CHDIR_TO_TRIAL_DIR=0``), and writes log files there.
+    """
+    own = copy.copy(storage)
+    others = {
+        "trial_working_directory": property(lambda self: folder),
+        "persist_artifacts": lambda self, *args, **kwargs: None,
+    }
+    own.__class__ = type("FollowerStorage", (type(storage),), others)
+    return own
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What this process prints, and what processes print that it starts, goes nowhere.
+
+    The file of stderr stays open: what a crash of the interpreter says goes to Ray's log.
+    """
+    sys.stdout.flush()
+    printed = os.dup(1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                yield
+        finally:
+            os.dup2(printed, 1)
+            os.close(printed)
