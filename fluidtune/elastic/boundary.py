@@ -21,6 +21,7 @@ from .backends.base import CollectiveBackend
 from .commit_policy import CommitPolicy
 from .control_messages import BoundaryOrder, CommittableState, HostRequests, TrialPosition
 from .errors import GroupLost, Left
+from .growth import Growth
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
 from .joining import called_in
 from .membership import Address, Reform
@@ -59,9 +60,7 @@ class GroupMember:
         #: See `LeaderSession`.
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
-        self.ungrowable: str | None = None
-        self.refused: float | None = None
-        self.difference: str | None = None
+        self.growth = Growth()
         self._group = backend
         self._requests = requests
         self._members: tuple[str, ...] = (worker,)
@@ -77,6 +76,11 @@ class GroupMember:
     def width(self) -> int:
         """See `GroupView`."""
         return 1 if self._ahead is not None else self._group.world
+
+    @property
+    def turn_number(self) -> int:
+        """See `GroupView`."""
+        return self.position.iteration
 
     @property
     def generation(self) -> float:
@@ -105,6 +109,7 @@ class GroupMember:
         """
         self.become_elastic()
         self.position.loop += 1
+        self.state.loop_begins()
         if self.leader:
             return self._begin_leading(start, counted)
         if not self.entered:
@@ -213,16 +218,11 @@ class GroupMember:
             reform = self._requests.reform
             if reform is None:
                 return BoundaryOrder("go", epoch)
-            if self.ungrowable is not None and any(worker not in self._members for worker in reform.members):
-                self._requests.reform = None
-                self.refused = reform.generation
-                self._group.call_generation(reform.generation, (self.worker,))  # so that its joiners end
+            answer = self.growth.answer(reform, self._members, self.state, self._group)
+            if answer == "not now":
                 return BoundaryOrder("go", epoch)
-            joiners = [rank for rank, worker in enumerate(reform.members) if worker not in self._members]
-            if not self._group.joiners_announced(reform.generation, joiners):
-                return BoundaryOrder("go", epoch)  # not all are there: perhaps at the next boundary
             self._requests.reform = None
-            return BoundaryOrder("reform", epoch, reform)
+            return BoundaryOrder("go", epoch) if answer == "no" else BoundaryOrder("reform", epoch, reform)
 
     def _end_loop(self, why: str) -> None:
         self._over = Left(why)

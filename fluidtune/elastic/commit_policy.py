@@ -79,6 +79,8 @@ class CommitPolicy:
             return
         if position.iteration == self._kept and not force:  # nothing was done since
             return
+        if state.obstacle() is not None:  # an older commit is better than one that no process can go on from
+            return
         if self._store.offer(lambda: self._snapshot(position, state), force=force):
             self._kept = position.iteration
 

@@ -53,6 +53,17 @@ class CommittableState(Protocol):
         """All ranks of a group: take rank 0's state."""
         ...
 
+    def loop_begins(self) -> None:
+        """The boundary before the first iteration of a loop: other processes get there with the same objects."""
+        ...
+
+    def obstacle(self, lasting: bool = False) -> str | None:
+        """Why other processes cannot go on from this boundary with what they have when the loop begins; None: they can.
+
+        ``lasting``: only if that will not pass.
+        """
+        ...
+
     def set_width(self, width: int) -> None:
         """The group has this many workers from now on."""
         ...

@@ -15,6 +15,11 @@ class GroupView(Protocol):
     batches: BatchesAtHand
 
     @property
+    def turn_number(self) -> int:
+        """The number of the iteration that runs; at a boundary, of the one that begins."""
+        ...
+
+    @property
     def width(self) -> int:
         """Workers that the loop shares its batches with, itself included; 1 in a joiner that has no state so far."""
         ...

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -45,6 +46,11 @@ class ElasticLoader:
         self._group = group
         #: The number of iterators that were made in the trial.
         self.begun = 0
+        #: The loop has gone on, in a later turn, with an iterator that it had made before.
+        self.kept = False
+        #: The loop has made a new iterator although it still had one of an earlier turn: it keeps none.
+        self._renewed = False
+        self._made: WeakSet[_Batches] = WeakSet()
         #: The user's loader has started its worker processes, which persist.
         self._kept = False
 
@@ -57,11 +63,25 @@ class ElasticLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
+        turn = self._group.turn_number
+        self._renewed = self._renewed or any(made.turn is not None and made.turn < turn for made in self._unfinished())
         if self._group.width == 1:
-            return _Batches(self._group, self._whole(), None)
-        seed = self._seed()
-        shares = _DividedBatches(self._loader, self._group)
-        return _Batches(self._group, iter(self._divided(shares, seed)), shares)
+            batches = _Batches(self, self._group, self._whole(), None)
+        else:
+            seed = self._seed()
+            shares = _DividedBatches(self._loader, self._group)
+            batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
+        self._made.add(batches)
+        return batches
+
+    @property
+    def undecided(self) -> bool:
+        """At a boundary: it is not known whether the loop will keep an iterator that it has not read to its end."""
+        last = self._group.turn_number - 1
+        return not self._renewed and any(made.turn == last for made in self._unfinished())
+
+    def _unfinished(self) -> list[_Batches]:
+        return [made for made in self._made if not made.finished]
 
     def _whole(self) -> Iterator[Any]:
         """The iterator of the user's loader, which draws a seed only when an iterator of a stock loader would."""
@@ -118,8 +138,14 @@ class _Batches:
         CannotDivide: it was made before the trial was resized.
     """
 
-    def __init__(self, group: GroupView, batches: Iterator[Any], shares: _DividedBatches | None) -> None:
+    def __init__(
+        self, loader: ElasticLoader, group: GroupView, batches: Iterator[Any], shares: _DividedBatches | None
+    ) -> None:
+        self._loader = loader
         self._group = group
+        #: The turn in which it was read last; None before.
+        self.turn: int | None = None
+        self.finished = False
         self._generation = group.generation
         self._batches = batches
         self._shares = shares
@@ -134,9 +160,13 @@ class _Batches:
                 "an iterator over a prepared DataLoader was kept while the trial was resized: make "
                 "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
             )
+        turn = self._group.turn_number
+        self._loader.kept = self._loader.kept or (self.turn is not None and self.turn < turn and not self.finished)
+        self.turn = turn
         try:
             batch = next(self._batches)
         except StopIteration:
+            self.finished = True
             self._end()
             raise
         if self._shares is not None:

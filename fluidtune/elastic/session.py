@@ -78,6 +78,8 @@ class ElasticSession:
         self._member = GroupMember(trial, worker, leader, backend, self._requests, self._commits)
         self._objects = TrialState(self._member, torch.device(device))
         self._member.state = self._objects
+        #: A loop over `epochs` is running; one inside it has no boundaries.
+        self._in_epochs = False
         #: For a class trainable, the epoch that its next boundary stands before; None before its first one.
         self._next_step: int | None = None
 
@@ -106,16 +108,17 @@ class ElasticSession:
     @property
     def ungrowable(self) -> str | None:
         """See `LeaderSession`."""
-        return self._member.ungrowable
+        return self._member.growth.ungrowable
 
     @property
     def refused(self) -> float | None:
         """See `LeaderSession`."""
-        return self._member.refused
+        return self._member.growth.refused
 
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
-        difference, self._member.difference = self._member.difference, None
+        growth = self._member.growth
+        difference, growth.difference = growth.difference, None
         return difference
 
     @property
@@ -227,10 +230,18 @@ class ElasticSession:
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         """See `elastic.epochs`."""
-        epoch = self._member.begin(start, counted=True)
-        while epoch is not None and epoch < stop:
-            yield epoch
-            epoch = self._member.turn(epoch + 1)
+        if self._in_epochs:
+            self._member.growth.end("elastic.epochs() is called inside elastic.epochs(): let the inner one be range()")
+            yield from range(start, stop)
+            return
+        self._in_epochs = True
+        try:
+            epoch = self._member.begin(start, counted=True)
+            while epoch is not None and epoch < stop:
+                yield epoch
+                epoch = self._member.turn(epoch + 1)
+        finally:
+            self._in_epochs = False
 
     def boundary(self, done: int | None = None) -> int:
         """A class trainable's boundary, called before each ``step()``; returns the step's index, from 0.

@@ -40,6 +40,7 @@ class TrialState:
         self._stateful: list[Any] = []
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[ElasticLoader] = []
+        self._begun_as: dict[str, str] = {}  # `_make_up` when the loop began
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
 
@@ -72,6 +73,41 @@ class TrialState:
 
     def _add_module(self, module: torch.nn.Module) -> None:
         self._gradients.add(module)
+
+    def loop_begins(self) -> None:
+        """See `CommittableState`."""
+        self._begun_as = self._make_up()
+
+    def obstacle(self, lasting: bool = False) -> str | None:
+        """See `CommittableState`."""
+        if any(loader.kept for loader in self._loaders):
+            return (
+                "the loop keeps an iterator over a prepared DataLoader from one turn to the next: make a new one in "
+                "each turn of elastic.epochs() to let the trial grow"
+            )
+        now = self._make_up()
+        if now != self._begun_as:
+            changed = next(name for name in now if now[name] != self._begun_as.get(name))
+            return (
+                f"the loop has changed what it prepared: {changed} {self._begun_as.get(changed, 'nothing')} before, "
+                f"{now[changed]} now; do that before elastic.epochs() to let the trial grow"
+            )
+        if not lasting and any(loader.undecided for loader in self._loaders):
+            return "the loop has an iterator over a prepared DataLoader that it may keep"
+        return None
+
+    def _make_up(self) -> dict[str, str]:
+        """By part, what another process must have of it to take the state over."""
+        found = {"objects": str(len(self._stateful)), "DataLoaders": str(len(self._loaders))}
+        for number, obj in enumerate(self._stateful):
+            if isinstance(obj, torch.optim.Optimizer):
+                sizes = [len(group["params"]) for group in obj.param_groups]
+                found[f"optimizer {number}"] = f"param groups of {sizes} tensors"
+            elif isinstance(obj, torch.nn.Module):
+                parameters = list(obj.parameters())
+                elements = sum(parameter.numel() for parameter in parameters)
+                found[f"module {number}"] = f"{len(parameters)} parameters of {elements} elements"
+        return found
 
     def set_width(self, width: int) -> None:
         """See `CommittableState`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -214,6 +215,66 @@ def test_class_trainables_come_to_a_boundary_before_each_step(pool, tmp_path):
         assert worker.call(trials.outcome)[0] == "left"
     assert pool[0].call(trials.reports) == pytest.approx(reports, rel=1e-4)
     assert CommitStore(str(tmp_path)).load().iteration == 4
+
+
+@pytest.mark.parametrize(
+    ("trial", "config", "why"),
+    [
+        (trials.nested, {}, "inside elastic.epochs"),
+        (trials.keeping, {}, "keeps an iterator"),
+        (trials.extending, {}, r"param groups of \[2\] tensors before, param groups of \[2, 2\]"),
+        (trials.keeping, {"renews": True}, None),
+    ],
+)
+def test_a_loop_that_cannot_grow_goes_on_alone_and_its_joiner_ends(pool, trial, config, why):
+    config = {**config, "stop": 5}
+    driver = Driver(pool, trial, config)
+    for turn in range(1, 6):
+        driver.turn(turn)
+        if turn == 2:
+            driver.resize(2)
+        if turn == 3 and why is not None:
+            kind, error = pool[1].call(trials.outcome)
+            assert kind == "left" and "Refused" in error
+        pool[0].call(trials.allow)
+    assert pool[0].call(trials.outcome)[0] == "returned"
+    if trial is not trials.keeping or why is not None:  # else a report is of the leader's samples alone
+        assert pool[0].call(trials.reports) == pytest.approx(trials.plain(trial, config)[0], rel=1e-4)
+    generation, reason = pool[0].call(trials.refused)
+    if why is None:
+        assert (generation, reason, pool[1].call(trials.outcome)[0]) == (None, None, "returned")
+    else:
+        assert generation == 1 and re.search(why, reason)
+
+
+def test_an_iterator_is_kept_or_not_before_a_trial_grows(pool):
+    driver = Driver(pool, trials.keeping, {"stop": 5})
+    driver.turn(1)
+    driver.resize(2)  # at its first boundary nobody knows
+    for turn in range(2, 6):
+        pool[0].call(trials.allow)
+        driver.turn(turn)
+    assert pool[0].call(trials.refused)[0] == 1
+
+
+def test_nested_loops_have_all_their_turns():
+    ours = session()
+    elastic.use(ours)
+    try:
+        assert ours.run(trials.nested, {"stop": 4}, lambda value: None) == 8
+    finally:
+        elastic.use(None)
+
+
+def test_a_trial_whose_optimizer_was_extended_goes_on_from_a_commit_that_fits(pool, tmp_path):
+    config = {"commits": str(tmp_path), "stop": 5, "free": True}
+    pool[0].call(trials.start, trials.extending, config, True, "w0")
+    assert pool[0].call(trials.outcome) == ("returned", [2, 2])
+    assert CommitStore(str(tmp_path)).load().epoch == 1
+    pool[0].call(trials.start, trials.extending, config, True, "w0")
+    assert pool[0].call(trials.outcome) == ("returned", [2, 2])
+    expected = trials.plain(trials.extending, config)[0]
+    assert pool[0].call(trials.reports) == pytest.approx(expected[1:], rel=1e-6)
 
 
 def session(**more):

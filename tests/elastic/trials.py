@@ -101,6 +101,54 @@ def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor
     return dict(model.state_dict())
 
 
+def nested(config: dict[str, Any], report: Report) -> int:
+    """`elastic.epochs` for both loops. Returns how many turns the inner one had."""
+    elastic.prepare(nn.Linear(6, 1))
+    turns = 0
+    for _ in elastic.epochs(0, config["stop"]):
+        for _ in elastic.epochs(0, 2):
+            turns += 1
+        report(float(turns))
+    return turns
+
+
+def keeping(config: dict[str, Any], report: Report) -> None:
+    """Two batches a turn, from one iterator for all turns, or from a new one that it does not read to its end."""
+    torch.manual_seed(2)
+    model = nn.Linear(6, 1)
+    loader = DataLoader(data(51), batch_size=16, shuffle=True)
+    model, loader = elastic.prepare(model, loader)
+    batches = iter(loader)
+    for _ in elastic.epochs(0, config["stop"]):
+        if config.get("renews"):
+            batches = iter(loader)
+        for _ in range(2):
+            try:
+                x, _ = next(batches)
+            except StopIteration:
+                batches = iter(loader)
+                x, _ = next(batches)
+        report(x.sum().item())
+
+
+def extending(config: dict[str, Any], report: Report) -> list[int]:
+    """Its optimizer gets a second group of parameters in the second turn. Returns the sizes of its groups."""
+    torch.manual_seed(2)
+    model, head = nn.Linear(6, 6), nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, head, optimizer = elastic.prepare(model, head, optimizer)
+    x, y = next(iter(DataLoader(data(16), batch_size=16)))
+    for epoch in elastic.epochs(0, config["stop"]):
+        if epoch == 1:
+            optimizer.add_param_group({"params": head.parameters(), "lr": 0.1})
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(head(model(x)), y)
+        loss.backward()
+        optimizer.step()
+        report(loss.item())
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
 def stubborn(config: dict[str, Any], report: Report) -> None:
     """Catches the exceptions of its training steps."""
     model = nn.Linear(6, 1)
@@ -185,6 +233,11 @@ class Count:
 
     def broadcast(self, backend: CollectiveBackend) -> None:
         self.value = self.saved = backend.broadcast_object(self.saved)
+
+    def loop_begins(self) -> None: ...
+
+    def obstacle(self, lasting: bool = False) -> str | None:
+        return None
 
     def set_width(self, width: int) -> None: ...
 
@@ -311,6 +364,12 @@ def enter(reform: Reform) -> bool:
 
 def announced(generation: int, ranks: list[int]) -> bool:
     return here().session._member._group.joiners_announced(generation, ranks)
+
+
+def refused() -> tuple[float | None, str | None]:
+    """(the generation that the leader has refused, why the trial cannot grow)."""
+    session = here().session
+    return session.refused, session.ungrowable
 
 
 def leave() -> None:

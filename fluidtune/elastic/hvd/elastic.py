@@ -90,6 +90,13 @@ class SavedState:
     def broadcast(self, backend: CollectiveBackend) -> None:
         """Nothing to do: the state's own ``sync`` does it, when the function is called again."""
 
+    def loop_begins(self) -> None:
+        """See `CommittableState`."""
+
+    def obstacle(self, lasting: bool = False) -> str | None:
+        """See `CommittableState`: the script says itself what its state is."""
+        return None
+
     def set_width(self, width: int) -> None:
         """Nothing to do."""
 
