@@ -17,6 +17,8 @@ Tune's controller (`controller`):
   follows it.
 - ``TuneController.cleanup``: replaced, to learn that the run is over. Tune calls it before it stops the trials that
   could go on in a later run.
+- ``TuneController._used_resources_string``: extended by FluidTune's status line. Every reporter shows it; what the
+  scheduler says (``debug_string``) is shown in a notebook and in Tune's old output only.
 - ``TuneController._storage``: the experiment's name and directory.
 - ``TuneController._stopper``: the run's stopper object, which may end every trial at one iteration.
 - ``TuneController._set_trial_status``: makes a whole rung that HyperBand promotes pending at once.

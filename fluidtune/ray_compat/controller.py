@@ -19,8 +19,8 @@ __all__ = [
     "TuneController",
     "actor_manager",
     "asked_reuse",
-    "before_cleanup",
     "controller_behind",
+    "extend_controller",
     "make_pending",
     "max_pending_trials",
     "pending_again",
@@ -54,18 +54,23 @@ def replace_actor_manager(controller: TuneController, manager: ActorManager) -> 
     controller._actor_manager = manager
 
 
-def before_cleanup(controller: TuneController, call: Callable[[], None]) -> None:
-    """Have ``call`` called when the controller begins to clean up.
+def extend_controller(controller: TuneController, on_cleanup: Callable[[], None], status: Callable[[], str]) -> None:
+    """Have ``on_cleanup`` called when the controller begins to clean up, and the line of ``status`` shown to the user.
 
-    The controller gets a class of its own for that, because Tune saves the controller's attributes.
+    Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
+    loop asks for it in each of its turns. ``status`` is said with it. The controller gets a class of its own for that,
+    because Tune saves the controller's attributes.
     """
     ours = type(controller)
 
     def cleanup(self: TuneController) -> None:
-        call()
+        on_cleanup()
         ours.cleanup(self)
 
-    controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup})
+    def used_resources(self: TuneController) -> str:
+        return f"{ours._used_resources_string(self)}\n{status()}"
+
+    controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup, "_used_resources_string": used_resources})
 
 
 def storage(controller: TuneController) -> Any:

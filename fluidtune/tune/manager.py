@@ -12,6 +12,7 @@ The manager decides nothing but the order in which messages are carried. A trial
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from fluidtune.ray_compat.controller import (
     ActorManager,
     TrackedActor,
     actor_manager,
-    before_cleanup,
+    extend_controller,
     replace_actor_manager,
 )
 from fluidtune.tune.manager_parts import ManagerParts
@@ -40,6 +41,9 @@ from fluidtune.tune.worker_dispatch import WorkerDispatch
 #: A job waits up to this many seconds for its first device before Tune goes on. Judgement: long enough for Ray to make
 #: a placement group where there is room.
 FIRST_DEVICE_WAIT_S = 5.0
+
+#: The status line is made anew after this many seconds. Judgement: Tune shows it every 30 s, in a notebook every 5 s.
+STATUS_S = 1.0
 
 
 def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager | None:
@@ -65,7 +69,7 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
         # Tune has saved its final state by now, unless it cleans up because of an exception.
         manager.run_ended(saved=sys.exc_info()[0] is None)
 
-    before_cleanup(controller, on_cleanup)
+    extend_controller(controller, on_cleanup, manager.status_line)
     manager.note_trial(trial)
     return manager
 
@@ -85,6 +89,8 @@ class FluidActorManager(ActorManager):
         self._released: list[TrialRun] = []
         #: Tune's run is over; trials that it stops now have not ended.
         self._over = False
+        #: The status line, and until when it counts as new (monotonic clock).
+        self._status, self._status_until = "", 0.0
         self._calls = RayCalls()
         self._callbacks = TuneCallbacks()
         emit = self._emit
@@ -123,8 +129,11 @@ class FluidActorManager(ActorManager):
             self._job.trial_ended(trial, "stopped")
 
     def status_line(self) -> str:
-        """One line for Tune's progress display."""
-        return self._job.status_line(len(self._runs))
+        """One line for Tune's progress display. Tune asks in every turn of its loop, but shows it seldom."""
+        now = time.monotonic()
+        if now >= self._status_until or not self._runs:
+            self._status, self._status_until = self._job.status_line(len(self._runs)), now + STATUS_S
+        return self._status
 
     # --- what Tune's controller asks for, see `ActorManager`
 

@@ -128,8 +128,7 @@ class FluidScheduler(TrialScheduler):
         return chosen
 
     def debug_string(self) -> str:
-        lines = self.base_scheduler.debug_string()
-        return f"{lines}\n{self._manager.status_line()}" if self._manager is not None else lines
+        return self.base_scheduler.debug_string()
 
     def save(self, checkpoint_path: str) -> None:
         self.base_scheduler.save(checkpoint_path)

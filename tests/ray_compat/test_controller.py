@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,10 +74,47 @@ def test_a_controller_says_that_it_cleans_up_and_saves_no_more_than_before() -> 
 
     done: list[str] = []
     controller: Any = Controller()
-    compat.before_cleanup(controller, lambda: done.append("told"))
+    compat.extend_controller(controller, lambda: done.append("told"), str)
     controller.cleanup()
     assert done == ["told", "cleaned up"]
     assert isinstance(controller, Controller) and vars(controller) == {}
+
+
+class Extended:
+    """A controller without trials, extended by a status line."""
+
+    def __init__(self) -> None:
+        compat.extend_controller(self, lambda: None, lambda: "the status line")  # type: ignore[arg-type]
+        self.scheduler_alg = SimpleNamespace(debug_string=lambda: "what the scheduler says")
+
+    def get_trials(self) -> list[Any]:
+        return []
+
+    def _used_resources_string(self) -> str:
+        return "the used resources"
+
+
+def test_tunes_default_output_shows_our_status_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from ray.tune import tune
+    from ray.tune.experimental.output import AirVerbosity, TuneTerminalReporter
+
+    tune._report_air_progress(Extended(), TuneTerminalReporter(AirVerbosity.DEFAULT))
+    assert "the used resources\nthe status line\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["JupyterNotebookReporter", "CLIReporter"])
+def test_a_notebook_and_the_old_output_show_our_status_line_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray.tune import progress_reporter, tune
+
+    monkeypatch.setattr(progress_reporter, "IS_NOTEBOOK", True)
+    # It needs IPython to display anything.
+    monkeypatch.setattr(progress_reporter.JupyterNotebookReporter, "display", lambda self, shown: print(shown))
+    reporter = getattr(progress_reporter, kind)()
+    reporter.setup(start_time=0.0, total_samples=1)
+    tune._report_progress(Extended(), reporter, done=True)
+    assert capsys.readouterr().out.count("the status line") == 1
 
 
 def test_futures_are_resolved_through_the_same_path() -> None:

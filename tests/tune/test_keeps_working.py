@@ -193,6 +193,18 @@ def test_a_retry_reports_what_it_runs_again_and_the_users_numbers_decide_nothing
     assert [len(logged(r)) for r in results] == [9, 9]
 
 
+def test_the_status_line_shows_under_the_output_that_users_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_AIR_NEW_OUTPUT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    fit("fluid", without_checkpoints, {"x": tune.grid_search([0, 1, 2]), "n": 2}, tmp_path, run={"verbose": 1})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FluidTune: ")]
+    assert len(lines) >= 2, "one at the start, one at the end"
+    assert lines[0].endswith(" waiting") and "cpu devices busy" in lines[0]
+    assert "0 trials on them (0 on several), 0 waiting" in lines[-1]
+
+
 def test_fail_fast_stops_the_others(tmp_path: Path) -> None:
     space = {"x": tune.grid_search([0, 1, 2, 3]), "marker": str(tmp_path / "m"), "failures": 1, "n": 2000}
     results = fit("fluid", raising, space, tmp_path, run={"failure_config": FailureConfig(fail_fast=True)})
