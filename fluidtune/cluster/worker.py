@@ -31,6 +31,7 @@ from fluidtune.cluster.process_reset import ProcessBaseline
 from fluidtune.cluster.result_replay import ReportedResults, without_results
 from fluidtune.elastic import GroupLost, LazySession, Left, Reform, use, wake_on_first_use
 from fluidtune.elastic.errors import CannotDivide
+from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
@@ -51,7 +52,8 @@ class LoadSpec:
     the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
     ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
     how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
-    the trial's, by which its workers recognise each other (`elastic.signing`).
+    the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
+    this node, so that no other one needs to reach them.
     """
 
     trial: str
@@ -66,6 +68,7 @@ class LoadSpec:
     lanes: LaneSettings | None = None
     ticket: LaneTicket | None = None
     secret: bytes = field(default=b"", repr=False)
+    one_node: bool = False
 
 
 @dataclass
@@ -165,7 +168,7 @@ def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> 
     from fluidtune.elastic import ElasticSession
     from fluidtune.elastic.backends import backend_class
 
-    host = ray.util.get_node_ip_address()
+    host = LOOPBACK if spec.one_node else ray.util.get_node_ip_address()
     backend = backend_class(spec.backend)(host=host, device=spec.device, secret=spec.secret)
     return ElasticSession(trial=spec.trial, worker=worker, leader=leader, backend=backend, device=spec.device, **more)
 

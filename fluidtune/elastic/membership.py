@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 #: (host, port) of a leader.
 Address = tuple[str, int]
+#: The host of a leader whose followers are all on its node: no other machine reaches it.
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)

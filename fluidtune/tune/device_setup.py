@@ -48,6 +48,8 @@ class DeviceSetup:
     device_memory: int | None
     #: Set for emulated devices.
     emulation: Emulation | None
+    #: The cluster had one node when the job began.
+    one_node: bool = False
 
     @property
     def torch_device(self) -> str:
@@ -111,6 +113,7 @@ def set_up_devices(
     # A script may want more trials in flight than there are cores; these then share cores. A trial on GPUs says itself
     # what part of a GPU it asks for.
     packs = settings.max_packing is None and on_cores and not synchronous
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     plan = layout(
         spec,
         request,
@@ -118,7 +121,7 @@ def set_up_devices(
         max_packing=SEARCH_LIMIT if search else settings.max_packing or 1,
         concurrency=concurrency if packs else None,
         leased=settings.arbiter is not None,
-        nodes=[node["Resources"] for node in ray.nodes() if node["Alive"]],
+        nodes=nodes,
     )
     return DeviceSetup(
         job=job,
@@ -129,6 +132,7 @@ def set_up_devices(
         lanes=settings.lanes if plan.packing > 1 else None,
         device_memory=settings.device_memory,
         emulation=_emulation(settings, plan.count) if plan.kind == "emulated" else None,
+        one_node=len(nodes) == 1,
     )
 
 

@@ -42,6 +42,9 @@ class Resizer:
         new = [device for device in run.wanted if device not in run.members()]
         if run.address is None:
             return  # its leader has not said where to be found; asked again after its next iteration
+        if self._job.out_of_reach(run):
+            run.suspend = True  # it goes on from its commit, where the workers of all nodes reach it
+            return
         self._job.log.write(
             "resize_started",
             trial=run.id,

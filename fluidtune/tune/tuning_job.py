@@ -20,6 +20,7 @@ from fluidtune.cluster.commit_stores import delete_commits
 from fluidtune.cluster.lanes import LaneTicket
 from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.worker import IterationReply, LoadSpec
+from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, storage
@@ -142,7 +143,22 @@ class TuningJob:
             lanes=self.setup.lane_settings(run.devices[0]),
             ticket=self.lane_ticket(run),
             secret=run.secret,
+            one_node=self._on_one_node(run),
         )
+
+    def _on_one_node(self, run: TrialRun) -> bool:
+        """Whether the trial's leader is to be found on its own node only. Its followers look where it is."""
+        if run.address is not None:
+            return run.address[0] == LOOPBACK
+        return self.setup.one_node and len(set(self.devices.nodes.values())) <= 1
+
+    def out_of_reach(self, run: TrialRun) -> bool:
+        """Whether the trial is to have workers on a node from which its leader cannot be reached.
+
+        It then has to be loaded anew: nodes have come to a cluster that had one.
+        """
+        found = {self.devices.nodes.get(device) for device in run.wanted} - {None}
+        return self.commits_when_unloaded(run) and self._on_one_node(run) and len(found) > 1
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
         """The trial's needs on the device that it shares; None while it has the device alone."""

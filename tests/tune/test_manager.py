@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import IterationReply
+from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
@@ -293,6 +295,34 @@ def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> No
     assert run.leader is not None and run.leader is not leader
     assert tried.job.resources_in_use() == {"GPU": 2.0}
     assert tried.written()[3:] == ["device_lost", "device_gained", "trial_started"]
+
+
+def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another_node(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
+    run = tried.placed(1.0)
+    assert tried.job.load_spec(run).one_node
+    run.kind, run.address, run.delivered = "elastic", (LOOPBACK, 4321), 1
+    tried.manager._resizer.begin_resize(run)
+    assert not run.suspend
+    # A node has come, and the trial is to grow onto it.
+    tried.devices.nodes[1] = "other"
+    run.wanted = (0, 1)
+    tried.manager._resizer.begin_resize(run)
+    assert run.suspend and not run.awaited
+    first: Any = run.leader
+    tried.manager.schedule_actor_task(run.ticket, "train")
+    assert first.actor.called == ["load", "unload"]
+    assert not tried.job.load_spec(run).one_node
+    # Where the leader says another address, its followers use another one, too.
+    run.address = ("10.0.0.1", 4321)
+    assert not tried.job.load_spec(run).one_node
+
+
+def test_trials_of_a_cluster_of_several_nodes_are_reached_from_all_of_them(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    assert not tried.job.load_spec(run).one_node  # all devices are on one node so far
 
 
 def test_the_report_is_drawn_before_the_run_returns(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
