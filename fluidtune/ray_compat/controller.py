@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "make_pending",
     "max_pending_trials",
     "pending_again",
+    "pending_trials_said",
     "replace_actor_manager",
     "run_stopper",
     "storage",
@@ -86,6 +88,11 @@ def run_stopper(controller: TuneController) -> Any:
 def max_pending_trials(controller: TuneController) -> int:
     """Return how many trials Tune lets be pending at a time."""
     return controller._max_pending_trials
+
+
+def pending_trials_said() -> bool:
+    """Return whether the user has set how many trials may be pending."""
+    return os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto"
 
 
 def pending_again(controller: TuneController) -> int:

@@ -60,9 +60,10 @@ def _note_what_is_said() -> None:
 _note_what_is_said()
 
 
-def tune_config(tuner: Any) -> TuneConfig:
-    """Return the `TuneConfig` of a Tuner, new or restored."""
-    return tuner._local_tuner._tune_config
+def tune_config(tuner: Any) -> TuneConfig | None:
+    """Return the `TuneConfig` of a Tuner, new or restored; None: Ray Client has put the Tuner on the cluster."""
+    local = getattr(tuner, "_local_tuner", None)
+    return None if local is None else local._tune_config
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ray.tune import TuneConfig
 
 from fluidtune import startup
 from fluidtune.cluster.devices import DeviceSpec, layout
-from fluidtune.errors import FluidTuneError
+from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, said_reuse, tune_config
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.scheduler import FluidScheduler
@@ -60,18 +60,29 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
     def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
         """``ray.tune.Tuner.restore``. The executor is the saved one unless ``executor`` is given.
 
-        An experiment that stock Ray Tune began can be restored, too.
+        An experiment that stock Ray Tune began can be restored, too. Over Ray Client it then runs as under stock.
+
+        Raises:
+            FluidTuneError: another executor is given over Ray Client.
         """
         stock = RAY_TUNER.restore(path, trainable, **kwargs)
         tuner = cls.__new__(cls)
         tuner.__dict__.update(stock.__dict__)
         config = tune_config(tuner)
-        config.scheduler = _wrapped(config.scheduler, executor)
-        config.reuse_actors = said_reuse(config)
+        if config is not None:
+            config.scheduler = _wrapped(config.scheduler, executor)
+            config.reuse_actors = said_reuse(config)
+        elif executor is not None:
+            raise FluidTuneError(
+                f"executor={executor!r}: over Ray Client a restored run keeps its executor; leave it out, or restore "
+                "in a process on the cluster"
+            )
         return tuner
 
     def fit(self) -> Any:
-        _ready(tune_config(self).scheduler.executor)
+        config = tune_config(self)
+        if config is not None:  # over Ray Client the cluster itself checks the settings
+            _ready(config.scheduler.executor)
         return super().fit()
 
 
@@ -104,7 +115,7 @@ def _check_picklable(trainable: Any) -> None:
         cloudpickle.dumps(trainable)
     except Exception as error:
         culprit = _culprit(trainable)
-        raise FluidTuneError(
+        raise UnpicklableTrainableError(
             f"the trainable {name} cannot be sent to a worker: {error}"
             + (f" (it uses {culprit} from outside itself)" if culprit else "")
             + "; create such objects inside the trainable, or pass data with tune.with_parameters"

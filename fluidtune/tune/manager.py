@@ -20,6 +20,7 @@ from ray.tune.experiment import Trial
 
 from fluidtune.cluster.pool import cleanup_patience
 from fluidtune.engine import messages as m
+from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.controller import (
     ActorManager,
     TrackedActor,
@@ -52,8 +53,7 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     Returns None for a job whose trials Ray alone can place (several bundles): it runs as under stock Tune.
 
     Raises:
-        FluidTuneError: a later trial asks for a resource that the job's workers lack, or the first one for devices
-            that the job cannot have.
+        FluidTuneError: the first trial asks for devices that the job cannot have.
     """
     manager = actor_manager(controller)
     if isinstance(manager, FluidActorManager):
@@ -82,6 +82,8 @@ class FluidActorManager(ActorManager):
         self._job = job
         #: Every trial that the scheduler was told of.
         self._trials: dict[str, Trial] = {}
+        #: Trials that the job's workers cannot host, and why. Each fails when Tune wants it to run; the job goes on.
+        self._refused: dict[str, FluidTuneError] = {}
         #: What the engine has not been told yet.
         self._events: list[m.Event] = []
         self._runs = RunTable()
@@ -108,13 +110,12 @@ class FluidActorManager(ActorManager):
     # --- what the scheduler tells
 
     def note_trial(self, trial: Trial) -> None:
-        """Tune has made the trial, and may ask for its actor.
-
-        Raises:
-            FluidTuneError: it asks for a resource that the job's workers lack.
-        """
-        self._job.trials.check_request(trial)
+        """Tune has made the trial, and may ask for its actor. It fails then if the job's workers cannot host it."""
         self._trials[trial.trial_id] = trial
+        try:
+            self._job.trials.check_request(trial)
+        except FluidTuneError as error:
+            self._refused[trial.trial_id] = error
 
     def budget_changed(self, trial_id: str, target: float | None, group: str) -> None:
         """The algorithm lets a trial that runs go on in ``group`` until iteration ``target``; None: nobody knows."""
@@ -139,6 +140,11 @@ class FluidActorManager(ActorManager):
 
     def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trial, trials = self._trials[trial_id], self._job.trials
+        if trial_id in self._refused:
+            trial.max_failures = 0  # another attempt would end alike
+            self.set_failed(ticket)
+            self._callbacks.tell_failed(ticket, [], self._refused[trial_id])
+            return
         gang = trials.share_of(trial) > 1
         run = TrialRun(ticket, trial, kwargs, trials.trainable_ref(trial), kind=trials.kind_of(trial), gang=gang)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.

@@ -130,6 +130,11 @@ class Resizer:
         if run.follower_errors >= MAX_FOLLOWER_ERRORS:
             self.end_growth(run, f"its loop failed in {run.follower_errors} further workers, the last time by {reason}")
 
+    def decline_devices(self, run: TrialRun) -> None:
+        """The trial was started on several devices and turned out not to be elastic: give the others back."""
+        self._cancel_resize(run, "its loop does not call fluidtune.elastic")
+        run.devices = run.wanted
+
     def _unload_joining(self, run: TrialRun) -> None:
         """Call the resize off."""
         for worker in run.call_off_resize():

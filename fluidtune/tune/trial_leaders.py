@@ -180,9 +180,13 @@ class TrialLeaders:
             memory, ephemeral = reply.memory, reply.ephemeral
             self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.busy))
             self._job.iteration_reported(run, reply)
-        if run.kind == "elastic" and not run.gang and len(run.wanted) > run.width and not run.resizing:
-            # The trial was started on several devices, and only now has its loop said where followers find the leader.
-            self._resizer.begin_resize(run)
+        if not run.gang and len(run.wanted) > run.width and not run.resizing:
+            # The trial was started on several devices, and only now has its loop said where followers find the leader,
+            # or that it is not elastic.
+            if run.kind == "elastic":
+                self._resizer.begin_resize(run)
+            else:
+                self._resizer.decline_devices(run)
 
     def _kind_found(self, run: TrialRun, kind: m.Kind) -> None:
         """The trial has shown its kind: waiting runs of the same trainable are taken to be of this kind, too."""

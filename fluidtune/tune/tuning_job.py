@@ -23,7 +23,7 @@ from fluidtune.cluster.worker import IterationReply, LoadSpec
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
-from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, storage
+from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, pending_trials_said, storage
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, set_up_devices
@@ -206,8 +206,10 @@ class TuningJob:
         process runs: without this, workers would be started one after the other. Trials of a HyperBand rung that
         goes on are pending as well, all at once. They must not count either: a bracket that is not full yet would get
         no new trial meanwhile, and would be halved too early.
+
+        Where the user has set the limit, no new trial is asked for beyond it.
         """
-        ahead = starting + pending_again(self._controller)
+        ahead = (0 if pending_trials_said() else starting) + pending_again(self._controller)
         if ahead != self._ahead:
             self._ahead = ahead
             self._controller.update_max_pending_trials(self._pending + ahead)

@@ -8,6 +8,7 @@ import inspect
 import pickle
 from typing import Any
 
+import pytest
 from ray import tune
 from ray.tune import TuneConfig
 
@@ -51,3 +52,13 @@ def test_a_configuration_from_before_says_nothing_where_it_has_ray_s_default() -
     assert said_reuse(config) is None
     config.reuse_actors = True
     assert said_reuse(config) is True
+
+
+def test_a_tuner_over_ray_client_has_no_configuration_here_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fluidtune.tune.api import Tuner
+
+    tuner = Tuner.__new__(Tuner)
+    vars(tuner).update(_is_ray_client=True, _remote_tuner=None)
+    assert tune_config(tuner) is None
+    monkeypatch.setattr(RAY_TUNER, "fit", lambda self: "the results")
+    assert tuner.fit() == "the results"

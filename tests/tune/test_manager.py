@@ -372,3 +372,40 @@ def test_a_class_that_is_told_to_move_saves_once(tried: Tried) -> None:
     saved = SimpleNamespace(metrics={"training_iteration": 70})
     tried.manager._leaders._task_answered(run, run.tasks[0], saved)
     assert leader.actor.called == ["load", "train", "save", "unload"]
+
+
+def test_a_trial_that_is_not_elastic_gives_back_the_devices_that_it_was_promised(tried: Tried) -> None:
+    """Others of its trainable were elastic, so it was started on two devices."""
+    run = tried.placed(1.0)
+    run.kind, run.devices, run.wanted = "elastic", (0, 1), (0, 1)
+    tried.manager.schedule_actor_task(run.ticket, "train")
+    reply = IterationReply({"training_iteration": 1}, "plain", 1.0, iteration=1)
+    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    assert tried.manager._events[-1] == m.ResizeFailed("a", (0,))
+    assert run.wanted == run.devices == (0,)
+
+
+def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    controller: Any = tried.job._controller
+    controller.update_max_pending_trials = asked.append
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")
+    tried.job.ask_ahead(3)
+    assert not asked
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "auto")
+    tried.job.ask_ahead(3)
+    assert asked == [4]
+
+
+def test_a_trial_that_no_worker_can_host_fails_alone_and_once(tried: Tried) -> None:
+    request = SimpleNamespace(bundles=[{"GPU": 1.0}, {"GPU": 1.0}], head_bundle_is_empty=False)
+    trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, max_failures=-1)
+    tried.manager.note_trial(trial)
+    ticket = tried.manager.add_actor(
+        None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda ticket, error: tried.told.append(str(error))
+    )
+    assert tried.manager.step(0.0) and trial.max_failures == 0
+    assert "several bundles" in tried.told[0] and tried.manager.is_actor_failed(ticket)
+    assert not tried.manager.remove_actor(ticket)
