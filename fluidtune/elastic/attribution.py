@@ -182,19 +182,23 @@ class BatchesAtHand:
         self.statistics = Uses("batch statistics", lambda share: share.division)
         self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, again=False)
 
+    def fetching(self) -> None:
+        """The loop asks for a batch, at any width (see `rehearsal`)."""
+
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
-        reading.evaluates = reading.evaluates and self._nothing_learns()
+        reading.evaluates = reading.evaluates and self.nothing_learns()
         for uses in (self.gradients, self.statistics, self.counts):
             uses.fetched(reading, share)
 
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
-        reading.evaluates = reading.evaluates and self._nothing_learns()
+        reading.evaluates = reading.evaluates and self.nothing_learns()
         for uses in (self.gradients, self.statistics, self.counts):
             uses.ended(reading)
 
-    def _nothing_learns(self) -> bool:
+    def nothing_learns(self) -> bool:
+        """Whether gradients are off, or all of the trial's modules are in evaluation mode."""
         if not torch.is_grad_enabled():
             return True
         return bool(self._modules) and not any(module.training for module in self._modules)

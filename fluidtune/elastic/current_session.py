@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from .lazy_session import LazySession
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 _session: ElasticSession | None = None
 _pending: LazySession | None = None
+_of_thread = threading.local()
 
 
 def use(session: ElasticSession | None) -> None:
@@ -31,9 +33,17 @@ def wake_on_first_use(session: LazySession | None) -> None:
     _pending = session
 
 
+def use_in_this_thread(session: ElasticSession | None) -> None:
+    """Let this thread find another session than the rest of the process (`rehearsal`); None: the process' again."""
+    _of_thread.session = session
+
+
 def current() -> ElasticSession | None:
     """The session in use in this process, or None. A `LazySession` that waits for this call wakes, in this thread."""
     global _pending
+    of_thread: ElasticSession | None = getattr(_of_thread, "session", None)
+    if of_thread is not None:
+        return of_thread
     if _pending is not None:
         lazy, _pending = _pending, None
         use(lazy.wake())

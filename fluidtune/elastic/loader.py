@@ -163,6 +163,7 @@ class _Batches:
         turn = self._group.turn_number
         self._loader.kept = self._loader.kept or (self.turn is not None and self.turn < turn and not self.finished)
         self.turn = turn
+        self._group.batches.fetching()
         try:
             batch = next(self._batches)
         except StopIteration:

@@ -1,0 +1,376 @@
+"""One step of a trial's loop, computed both ways before the trial grows: whole by one worker, and divided among two.
+
+A new worker does it, before it enters the group, so the trial trains on meanwhile. It runs the trial's code three times
+up to its first optimizer steps: once alone, and once as each of two workers, which take turns in this process
+(`in_turns`). All begin with the same random streams, and so with the same weights and the same first batch. If the
+contract of `elastic.prepare` holds, the gradients differ by the rounding of sums in another order only.
+
+What is drawn for each sample differs with the width and must not be taken for an error. So dropout is off meanwhile,
+and the dataset draws from a stream that the sample's index seeds. If the loop itself draws such numbers and the
+gradients differ, nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import DataLoader, Dataset
+
+from .attribution import BatchesAtHand
+from .errors import GroupLost
+from .in_turns import InTurns, TurnBackend
+from .random_streams import Streams, capture_streams, restore_streams
+from .session import ElasticSession
+
+#: Workers among which the step is divided. Judgement: an error of the contract shows with two, and a third would cost
+#: another run of the trial's code.
+_WORKERS = 2
+#: Batches without an optimizer step, after which the gradients accumulated so far are compared. Judgement: more than
+#: most loops accumulate, and a small part of an epoch.
+_MOST_BATCHES = 16
+#: The functions of torch.nn.functional that do nothing meanwhile.
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the comparison says, and why in one line: "same", "differs", or "unknown" if it could not be made."""
+
+    kind: Literal["same", "differs", "unknown"]
+    reason: str = ""
+
+
+class Enough(BaseException):
+    """The loop has done what is compared."""
+
+
+def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
+    """Compare the gradients of one step. ``run`` runs the trial's code once, with a session of its own each time.
+
+    Nothing is left of it but what the code leaves in the process.
+    """
+    begun = capture_streams()
+    try:
+        with _steady_arithmetic() as precision:
+            try:
+                (alone,) = _play(run, 1, device, begun)
+            except Exception as error:
+                return Verdict("unknown", f"the loop failed alone: {error!r}")
+            try:
+                first, *_ = _play(run, _WORKERS, device, begun)
+            except torch.OutOfMemoryError as error:
+                return Verdict("unknown", f"two workers did not fit the device together: {error}".splitlines()[0])
+            except GroupLost as error:
+                return Verdict("differs", str(error))
+            except Exception as error:
+                return Verdict("differs", f"divided among {_WORKERS} workers the loop fails: {error!r}")
+            return _compare(alone, first, precision.spacing)
+    finally:
+        restore_streams(begun)
+
+
+# -- what is recorded --
+
+
+@dataclass
+class _Record:
+    """What one worker has computed: for each optimizer's first step its gradients, by the parameters' names."""
+
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    streams: Streams | None = None
+    #: The GPU's random stream has moved between the first batch and the step.
+    drew_on_gpu: bool = False
+
+
+class _Watch(BatchesAtHand):
+    """Ends the loop when it fetches a batch after its first step."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def fetching(self) -> None:
+        self._recorder.fetching(learns=not self.nothing_learns())
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.record = _Record()
+        self._names: dict[int, str] = {}
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._start: dict[str, torch.Tensor] = {}
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._batches = 0
+        self._gpu_stream: torch.Tensor | None = None
+
+    def add(self, part: Any) -> None:
+        """A prepared object."""
+        if isinstance(part, torch.nn.Module):
+            for name, parameter in part.named_parameters():
+                self._know(name, parameter)
+        if isinstance(part, torch.optim.Optimizer) and all(part is not known for known in self._optimizers):
+            self._optimizers.append(part)
+            part.register_step_pre_hook(self._stepping)
+
+    def _know(self, name: str, parameter: torch.Tensor) -> str:
+        if id(parameter) not in self._names:
+            name = name if name not in self._parameters else f"{name} ({len(self._parameters)})"
+            self._names[id(parameter)] = name
+            self._parameters[name] = parameter
+        return self._names[id(parameter)]
+
+    def fetching(self, *, learns: bool) -> None:
+        if self.record.gradients or self._batches >= _MOST_BATCHES:
+            raise Enough
+        if not learns:
+            return
+        self._batches += 1
+        if self._batches == 1:
+            self._gpu_stream = _gpu_stream()
+            if not self._optimizers:
+                self._start = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
+        if any(name.startswith(f"{number}:") for name in self.record.gradients):
+            return
+        for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            name = self._know(f"number {i} of optimizer {number}", parameter)
+            gradient = None if parameter.grad is None else parameter.grad.detach().clone()
+            self.record.gradients[f"{number}:{name}"] = gradient
+        self._note_streams()
+
+    def finish(self) -> _Record:
+        """The loop has ended: without a step, its gradients, or its own updates, are what it has computed."""
+        if not self.record.gradients:
+            for name, parameter in self._parameters.items():
+                if name in self._start:
+                    self.record.gradients[f"0:{name}"] = parameter.detach() - self._start[name]
+                else:
+                    gradient = None if parameter.grad is None else parameter.grad.detach().clone()
+                    self.record.gradients[f"0:{name}"] = gradient
+            self._note_streams()
+        return self.record
+
+    def _note_streams(self) -> None:
+        if self.record.streams is None:
+            self.record.streams = capture_streams()
+            before, now = self._gpu_stream, _gpu_stream()
+            self.record.drew_on_gpu = now is not None and (before is None or not torch.equal(before, now))
+
+
+class _Session(ElasticSession):
+    """The session of one worker in a rehearsal: it ends before its second boundary at the latest."""
+
+    def __init__(self, backend: TurnBackend, device: str) -> None:
+        super().__init__(trial="rehearsal", worker=f"w{backend.rank}", leader=True, backend=backend, device=device)
+        self.leader = False  # for the trial's code
+        self.recorder = _Recorder()
+        self._member.batches = _Watch(self.recorder)
+        self._member.state.set_width(backend.world)
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        objects = tuple(_steady(part) if isinstance(part, DataLoader) else part for part in objects)
+        prepared = super().prepare(*objects)
+        for part in prepared:
+            self.recorder.add(part)
+            if isinstance(part, torch.nn.Module):
+                _without_dropout(part)
+        return prepared
+
+    def epochs(self, start: int, stop: int) -> Iterator[int]:
+        yield from (epoch for epoch in super().epochs(start, min(stop, start + 1)))
+        if stop > start:
+            raise Enough
+
+    def boundary(self, done: int | None = None) -> int:
+        if self._next_step is not None:
+            raise Enough
+        return super().boundary(done)
+
+
+def _play(run: Callable[[], Any], workers: int, device: str, begun: Streams) -> list[_Record]:
+    """Run the code as this many workers; what each has computed. Raises what the code raises."""
+    turns = InTurns(workers)
+
+    def play(rank: int) -> _Record:
+        restore_streams(begun)
+        session = _Session(TurnBackend(turns, rank, device), device)
+        with turns.as_session(session):
+            try:
+                # A thread of autograd, which the workers share, must not wait for another worker.
+                with torch.autograd.set_multithreading_enabled(False):
+                    run()
+            except Enough:
+                pass
+            finally:
+                session.close()
+        return session.recorder.finish()
+
+    return turns.run(play)
+
+
+# -- the comparison --
+
+
+def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
+    """``spacing``: the relative spacing of the numbers that the step was computed with.
+
+    Half of their digits must agree. The rounding of a sum in another order is a small multiple of the spacing (Higham,
+    "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2), and the square root leaves room for the
+    layers behind each other. Errors of the contract have been seen from 0.004 on.
+    """
+    if not any(gradient is not None for gradient in alone.gradients.values()):
+        return Verdict("unknown", "the loop computed no gradient of what it has prepared")
+    if alone.gradients.keys() != divided.gradients.keys():
+        return Verdict("differs", f"divided among {_WORKERS} workers the loop steps other parameters than alone")
+    worst, name, of = 0.0, "", 1.0
+    for number in {key.split(":")[0] for key in alone.gradients}:
+        whole = {k: g for k, g in alone.gradients.items() if k.split(":")[0] == number}
+        scale = max((float(g.abs().max()) for g in whole.values() if g is not None and g.numel()), default=0.0)
+        for key, gradient in whole.items():
+            off = _difference(gradient, divided.gradients[key])
+            if not math.isfinite(scale):
+                return Verdict("unknown", "the gradients are not finite")
+            if not off <= worst * scale:
+                worst, name, of = (off / scale if scale else math.inf), key.split(":", 1)[1], scale
+    dtypes = {g.dtype for g in alone.gradients.values() if g is not None and g.dtype.is_floating_point}
+    if worst <= math.sqrt(max(spacing, *(torch.finfo(dtype).eps for dtype in dtypes))):
+        return Verdict("same")
+    if _drew_by_sample(alone, divided):
+        return Verdict("unknown", "a step draws random numbers for each sample")
+    return Verdict(
+        "differs",
+        f"divided among {_WORKERS} workers the gradient of {name} is off by {worst:.2g} of the largest gradient "
+        f"({of:.2g}): see what elastic.prepare says of losses, or give the trial one worker",
+    )
+
+
+def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
+    if a is None or b is None:
+        present = a if b is None else b
+        return 0.0 if present is None or not present.numel() else float(present.abs().max())
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+def _drew_by_sample(alone: _Record, divided: _Record) -> bool:
+    """Whether a share of the batch has moved the random streams otherwise than the whole batch did.
+
+    A GPU's stream moves by more than is drawn, so there each draw counts.
+    """
+    if alone.drew_on_gpu or alone.streams is None or divided.streams is None:
+        return True
+    a, b = (
+        {name: s[name] for name in ("python", "numpy", "torch") if name in s} for s in (alone.streams, divided.streams)
+    )
+    return a.keys() != b.keys() or any(_plain(a[name]) != _plain(b[name]) for name in a)
+
+
+def _plain(state: Any) -> Any:
+    """A stream's state in lists and numbers only."""
+    if isinstance(state, tuple):
+        return [_plain(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def _gpu_stream() -> torch.Tensor | None:
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+# -- what is held still meanwhile --
+
+
+class _SteadyDataset(Dataset):
+    """A dataset that draws the same for a sample, whoever asks for it and when."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dataset":
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        before = capture_streams()
+        _seed(zlib.crc32(repr(index).encode()))
+        try:
+            return self._dataset[index]
+        finally:
+            restore_streams(before)
+
+    #: DataLoader would call the dataset's own for a whole batch.
+    __getitems__ = None
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _steady(loader: DataLoader) -> DataLoader:
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_sampler is None:
+        return loader  # `prepare` refuses it
+    return DataLoader(
+        _SteadyDataset(loader.dataset),
+        batch_sampler=loader.batch_sampler,
+        collate_fn=loader.collate_fn,
+        generator=loader.generator,
+    )
+
+
+def _without_dropout(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, _DropoutNd):
+            part.p = 0.0
+        elif isinstance(part, torch.nn.RNNBase | torch.nn.MultiheadAttention):
+            part.dropout = 0.0
+
+
+@dataclass
+class _Precision:
+    """``spacing``: the largest relative spacing of the numbers that autocast was told to compute with."""
+
+    spacing: float = torch.finfo(torch.float32).eps
+
+    def noted(self, enter: Callable[[torch.autocast], Any]) -> Callable[[torch.autocast], Any]:
+        """``torch.autocast.__enter__``, which notes the type."""
+
+        def noting(context: torch.autocast) -> Any:
+            if context._enabled:
+                self.spacing = max(self.spacing, torch.finfo(context.fast_dtype).eps)
+            return enter(context)
+
+        return noting
+
+
+@contextlib.contextmanager
+def _steady_arithmetic() -> Iterator[_Precision]:
+    """No dropout and no TF32 meanwhile. Gives what is found out of the numbers that are computed with."""
+    functional, precision, enter = torch.nn.functional, _Precision(), torch.autocast.__enter__
+    kept = {name: getattr(functional, name) for name in _DROPOUTS}
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        for name in _DROPOUTS:
+            setattr(functional, name, lambda input, *args, **kwargs: input)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.autocast.__enter__ = precision.noted(enter)  # type: ignore[method-assign]
+        yield precision
+    finally:
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+        for name, function in kept.items():
+            setattr(functional, name, function)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32

@@ -1,0 +1,253 @@
+"""Before a trial grows, one step is computed whole and divided: what the contract does not cover is found."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from fluidtune import elastic
+from fluidtune.elastic.rehearsal import rehearse
+
+
+class Samples(Dataset):
+    """26 samples of four numbers and a class, most of them of class 0; each read draws a random number."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(26, 4, generator=generator)
+        self.y = (self.x.sum(1) > 1).long() + (self.x[:, 0] > 1).long()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index] + 0.1 * torch.rand(4) + 0.1 * random.random(), self.y[index]
+
+
+def model_of(*more):
+    return nn.Sequential(nn.Linear(4, 8), *more, nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def loop(loss, *more, norm=False, by_hand=False):
+    """A trial: ``loss(model, x, y)``; ``more`` is done with the model after `prepare`."""
+
+    def trial():
+        model = model_of(*([nn.BatchNorm1d(8)] if norm else []))
+        loader = DataLoader(Samples(), batch_size=9, shuffle=True)
+        if by_hand:
+            model, loader = elastic.prepare(model, loader)
+        else:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+        for change in more:
+            change(model)
+        for _ in elastic.epochs(0, 3):
+            for x, y in loader:
+                if by_hand:
+                    gradients = torch.autograd.grad(loss(model, x, y), list(model.parameters()))
+                    with torch.no_grad():
+                        for p, g in zip(model.parameters(), gradients, strict=True):
+                            p -= 0.1 * g
+                    continue
+                optimizer.zero_grad()
+                loss(model, x, y).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+
+    return trial
+
+
+def mean(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def functional_dropout(model, x, y):
+    return F.cross_entropy(model(F.dropout(x, 0.5)), y)
+
+
+def penalised(model, x, y):
+    x = x.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return F.cross_entropy(model(x), y) + slope.square().sum(1).mean()
+
+
+def same_noise(model, x, y):
+    """Draws for the batch, not for its samples."""
+    return F.cross_entropy(model(x + numpy.random.rand()), y)
+
+
+def in_half(model, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(x).float(), y)
+
+
+def accumulated():
+    model, loader = elastic.prepare(model_of(), DataLoader(Samples(), batch_size=5))
+    optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in elastic.epochs(0, 2):
+        for x, y in loader:
+            mean(model, x, y).backward()
+        if epoch == 1:
+            optimizer.step()
+
+
+class Steps:
+    """A class trainable, as its host runs it."""
+
+    def __init__(self) -> None:
+        self.trial = model_of(nn.BatchNorm1d(8))
+        self.optimizer = torch.optim.SGD(self.trial.parameters(), lr=0.1)
+        self.loader = elastic.prepare(self.trial, self.optimizer, DataLoader(Samples(), batch_size=9))[-1]
+
+    def run(self, loss=mean):
+        while True:
+            elastic.current().boundary()
+            for x, y in self.loader:
+                loss(self.trial, x, y).backward()
+                self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        loop(mean),
+        loop(mean, norm=True),
+        loop(functional_dropout),
+        loop(penalised),
+        loop(same_noise),
+        loop(in_half, norm=True),
+        accumulated,
+        lambda: Steps().run(),
+    ],
+    ids=["mean", "batch norm", "dropout", "penalty", "noise of the batch", "half precision", "accumulated", "class"],
+)
+def test_a_loop_within_the_contract_passes(trial):
+    for _ in range(3):  # with other weights each time
+        assert rehearse(trial).kind == "same"
+        torch.rand(1)
+
+
+def weighted(model, x, y):
+    return F.cross_entropy(model(x), y, weight=torch.tensor([1.0, 5.0, 9.0]))
+
+
+def ignoring(model, x, y):
+    return F.cross_entropy(model(x), y, ignore_index=0)
+
+
+def tokens(model, x, y):
+    mask = x > 0
+    return (model(x)[:, :1].expand(-1, 4).square() * mask).sum() / mask.sum()
+
+
+def contrastive(model, x, y):
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.T / 0.1, torch.arange(len(x)))
+
+
+def summed(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="sum")
+
+
+def replace_layer(model):
+    model[-1] = nn.Linear(8, 3)
+
+
+def clip_locally(model):
+    for p in model.parameters():
+        p.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+
+
+def new_layer():
+    model = model_of()
+    loader = elastic.prepare(model, DataLoader(Samples(), batch_size=9))[1]
+    replace_layer(model)
+    optimizer = elastic.prepare(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    optimizer.add_param_group({"params": model[-1].parameters()})
+    for _ in elastic.epochs(0, 2):
+        for x, y in loader:
+            mean(model, x, y).backward()
+            optimizer.step()
+
+
+def fetching_ahead():
+    model, loader = elastic.prepare(model_of(), DataLoader(Samples(), batch_size=15))
+    optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in elastic.epochs(0, 2):
+        batches = list(loader)
+        for x, y in batches:
+            mean(model, x, y).backward()
+            optimizer.step()
+
+
+def leaving_short_shares_out():
+    model, loader = elastic.prepare(model_of(), DataLoader(Samples(), batch_size=9))
+    optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in elastic.epochs(0, 2):
+        for x, y in loader:
+            if len(x) == 4:
+                continue
+            mean(model, x, y).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("trial", "says"),
+    [
+        (loop(weighted), "gradient of"),
+        (loop(ignoring), "gradient of"),
+        (loop(tokens), "gradient of"),
+        (loop(contrastive), "gradient of"),
+        (loop(summed), "gradient of"),
+        (loop(mean, by_hand=True), "gradient of"),
+        (loop(mean, clip_locally), "gradient of"),
+        (lambda: Steps().run(weighted), "gradient of"),
+        (new_layer, "gradient of"),
+        (fetching_ahead, "drop_last=True"),
+        (leaving_short_shares_out, "different things at once"),
+    ],
+    ids=str,
+)
+def test_what_the_contract_does_not_cover_is_found(trial, says):
+    verdict = rehearse(trial)
+    assert verdict.kind == "differs", verdict
+    assert says in verdict.reason
+    assert "\n" not in verdict.reason
+
+
+def noisy(model, x, y):
+    return F.cross_entropy(model(x + torch.randn_like(x)), y)
+
+
+def test_what_cannot_be_known_is_said():
+    assert "random numbers" in rehearse(loop(noisy)).reason
+    assert rehearse(lambda: 1 / 0).kind == "unknown"
+    assert rehearse(lambda: None).kind == "unknown"
+
+
+def test_nothing_is_left_of_it():
+    torch.manual_seed(5)
+    random.seed(5)
+    before, functions = torch.get_rng_state(), (F.dropout, F.batch_norm, torch.autograd.is_multithreading_enabled())
+    rehearse(loop(mean, norm=True))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (F.dropout, F.batch_norm, torch.autograd.is_multithreading_enabled()) == functions
+    assert random.random() == random.Random(5).random()
+    assert elastic.current() is None
+
+
+def test_the_trials_code_is_no_leader_there():
+    seen = []
+
+    def trial():
+        seen.append(elastic.current().leader)
+        loop(mean)()
+
+    rehearse(trial)
+    assert seen == [False] * 3
