@@ -13,8 +13,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Trainable
@@ -23,6 +24,7 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune.elastic import LoopThread, Reform, current
 from fluidtune.elastic.errors import CannotDivide, Refused
 from fluidtune.elastic.random_streams import Streams, restore_streams
+from fluidtune.elastic.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable
 
 if TYPE_CHECKING:
@@ -57,10 +59,18 @@ class FollowerHost:
         self._loop: LoopThread | None = None
         self._unseen = contextlib.ExitStack()
 
-    def join(self, trainable_cls: type[Trainable], kwargs: dict[str, Any], streams: Streams | None) -> str | None:
+    def join(
+        self,
+        trainable_cls: type[Trainable],
+        kwargs: dict[str, Any],
+        streams: Streams | None,
+        rehearse_on: str | None = None,
+    ) -> str | Verdict | None:
         """Run the trial's code up to where it can enter the group. Returns why it cannot; None: it is ready.
 
         ``kwargs``: what Tune would pass to the trainable's constructor. ``streams``: see `LeaderSession.streams`.
+        ``rehearse_on``: a device, on which a step is rehearsed first. The verdict is returned instead of None, and with
+        "differs" the follower does not get ready.
         """
         folder = self._unseen.enter_context(_own_directory())
         self._unseen.enter_context(_silence())
@@ -69,16 +79,24 @@ class FollowerHost:
             kwargs = dict(kwargs, storage=_storage_in(folder, kwargs["storage"]))
         if streams is not None:
             restore_streams(streams)
+        verdict = None
+        if rehearse_on is not None and not issubclass(trainable_cls, FunctionTrainable):
+            verdict = _rehearsed(partial(_class_rehearsal, trainable_cls, kwargs), rehearse_on)
         trainable = self.trainable = trainable_cls(**kwargs)
         ray_trainable.mute_session()
         if isinstance(trainable, FunctionTrainable):
-            loop = LoopThread(self.session, ray_trainable.training_function(trainable), trainable.config)
+            function = ray_trainable.training_function(trainable)
+            if rehearse_on is not None:
+                verdict = _rehearsed(lambda: function(dict(trainable.config)), rehearse_on)
+            loop = LoopThread(self.session, function, trainable.config)
         else:
             loop = LoopThread(self.session, _step_for_ever, trainable)
+        if verdict is not None and verdict.kind == "differs":
+            return verdict
         self._loop = loop.start()
         while loop.outcome is None:
             if self.session.wait_ready(timeout=0.2):
-                return None
+                return verdict
         error = loop.outcome.error
         return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
 
@@ -104,6 +122,21 @@ class FollowerHost:
     def close(self) -> None:
         """The trial's code has ended here: remove its directory, and let the process print again."""
         self._unseen.close()
+
+
+def _rehearsed(run: Callable[[], Any], device: str) -> Verdict:
+    from fluidtune.elastic.rehearsal import rehearse  # here, because an emulated follower needs no torch
+
+    return rehearse(run, device=device)
+
+
+def _class_rehearsal(trainable_cls: type[Trainable], kwargs: dict[str, Any]) -> None:
+    trainable = trainable_cls(**dict(kwargs, config=dict(kwargs["config"])))
+    try:
+        _step_for_ever(trainable)
+    finally:
+        with contextlib.suppress(Exception):
+            trainable.stop()
 
 
 def _step_for_ever(trainable: Trainable) -> None:

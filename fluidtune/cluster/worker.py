@@ -33,6 +33,7 @@ from fluidtune.elastic import GroupLost, LazySession, Left, Reform, use, wake_on
 from fluidtune.elastic.errors import CannotDivide
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
+from fluidtune.elastic.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
 from salus_share.errors import StaleToken
@@ -54,6 +55,7 @@ class LoadSpec:
     how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
     the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
     this node, so that no other one needs to reach them.
+    ``rehearse``: see `FollowerHost.join`.
     """
 
     trial: str
@@ -69,6 +71,7 @@ class LoadSpec:
     ticket: LaneTicket | None = None
     secret: bytes = field(default=b"", repr=False)
     one_node: bool = False
+    rehearse: bool = False
 
 
 @dataclass
@@ -399,8 +402,8 @@ class Worker:
 
     # --- a follower
 
-    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | None:
-        """Run the trial's code here up to where it can enter the group. Returns why it cannot; None: it is ready."""
+    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
+        """Run the trial's code here up to where it can enter the group. Returns what `FollowerHost.join` does."""
         assert self._follower is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.note_imports()
@@ -414,7 +417,7 @@ class Worker:
             fingerprint=fingerprint(kwargs["config"]),
         )
         self._follower = FollowerHost(session)
-        return self._follower.join(trainable_cls, kwargs, spec.streams)
+        return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
 
     def enter(self, reform: Reform) -> str | Ungrowable | NotTakenIn | None:
         """Enter the group, and follow until dismissed. Returns how that ended, see `FollowerHost.enter`."""

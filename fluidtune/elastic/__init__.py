@@ -24,6 +24,9 @@ record nothing in a follower. What remains is done once a worker: files at absol
 server, other trackers. Put these under `is_leader`. With ``RAY_CHDIR_TO_TRIAL_DIR=0`` the workers of one machine share
 the directory of the script.
 
+What cannot be divided so (weights of classes, contrastive losses) is listed at `prepare`; `rehearsal` finds most of it
+before a trial grows.
+
 Start reading with `worker_session` (the protocol to the worker process), then `session` and `boundary`. `commit_policy`
 says what is committed when, `backends` how bytes move. No width is decided here: the host of the session does that.
 """

@@ -26,7 +26,7 @@ class InTurns:
     """``run`` runs one function for each of ``workers`` ranks."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self.world = workers
         self._changed = threading.Condition()
         self._turn = 0
         self._ended: set[int] = set()
@@ -52,7 +52,7 @@ class InTurns:
                     self._pass_on(rank)
 
         before = _functions()
-        threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(self._workers)]
+        threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(self.world)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -60,7 +60,7 @@ class InTurns:
         _restore_functions(before)
         for error in sorted(errors, key=lambda error: isinstance(error, CannotDivide)):
             raise error
-        return [results[rank] for rank in range(self._workers)]
+        return [results[rank] for rank in range(self.world)]
 
     @contextmanager
     def as_session(self, session: Any) -> Iterator[None]:
@@ -78,9 +78,9 @@ class InTurns:
             self._reached[rank] += 1
             brought = self._brought.setdefault(number, {})
             brought[rank] = (kind, value)
-            if len(brought) < self._workers:
+            if len(brought) < self.world:
                 streams, functions = capture_streams(), _functions()
-                while len(brought) < self._workers:
+                while len(brought) < self.world:
                     if self._ended - brought.keys():
                         raise CannotDivide(f"a worker waits in {kind} for one that has ended its step without it")
                     self._pass_on(rank)
@@ -91,11 +91,11 @@ class InTurns:
                 doing = " and ".join(other for other, _ in brought.values())
                 raise CannotDivide(f"the workers do different things at once: {doing}")
             self._brought.pop(number - 1, None)  # whoever is here has taken what it needs of the one before
-            return [brought[r][1] for r in range(self._workers)]
+            return [brought[r][1] for r in range(self.world)]
 
     def _pass_on(self, rank: int) -> None:
         """Let the next worker run that has not ended."""
-        others = [(rank + step) % self._workers for step in range(1, self._workers + 1)]
+        others = [(rank + step) % self.world for step in range(1, self.world + 1)]
         self._turn = next((other for other in others if other not in self._ended), -1)
         self._changed.notify_all()
 
@@ -119,7 +119,7 @@ class TurnBackend(CollectiveBackend):
     def __init__(self, turns: InTurns, rank: int, device: str) -> None:
         super().__init__(device=device)
         self._turns = turns
-        self.rank, self.world, self.generation = rank, turns._workers, 0
+        self.rank, self.world, self.generation = rank, turns.world, 0
 
     def serve(self) -> Address:
         return self.host, 0

@@ -13,12 +13,13 @@ gradients differ, nothing is known.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy
 import torch
@@ -30,6 +31,7 @@ from .errors import GroupLost
 from .in_turns import InTurns, TurnBackend
 from .random_streams import Streams, capture_streams, restore_streams
 from .session import ElasticSession
+from .verdict import Verdict
 
 #: Workers among which the step is divided. Judgement: an error of the contract shows with two, and a third would cost
 #: another run of the trial's code.
@@ -39,14 +41,6 @@ _WORKERS = 2
 _MOST_BATCHES = 16
 #: The functions of torch.nn.functional that do nothing meanwhile.
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the comparison says, and why in one line: "same", "differs", or "unknown" if it could not be made."""
-
-    kind: Literal["same", "differs", "unknown"]
-    reason: str = ""
 
 
 class Enough(BaseException):
@@ -76,6 +70,9 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
             return _compare(alone, first, precision.spacing)
     finally:
         restore_streams(begun)
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the memory of another process, in which the trial trains
 
 
 # -- what is recorded --
@@ -188,8 +185,8 @@ class _Session(ElasticSession):
         return prepared
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
-        yield from (epoch for epoch in super().epochs(start, min(stop, start + 1)))
-        if stop > start:
+        for epoch in super().epochs(start, stop):
+            yield epoch
             raise Enough
 
     def boundary(self, done: int | None = None) -> int:
@@ -350,26 +347,35 @@ class _Precision:
         """``torch.autocast.__enter__``, which notes the type."""
 
         def noting(context: torch.autocast) -> Any:
-            if context._enabled:
+            entered = enter(context)
+            if torch.is_autocast_enabled(context.device):
                 self.spacing = max(self.spacing, torch.finfo(context.fast_dtype).eps)
-            return enter(context)
+            return entered
 
         return noting
 
 
 @contextlib.contextmanager
 def _steady_arithmetic() -> Iterator[_Precision]:
-    """No dropout and no TF32 meanwhile. Gives what is found out of the numbers that are computed with."""
+    """No dropout, no TF32, and no clipping by the norm, which would hide a wrong factor, meanwhile.
+
+    Gives what is found out of the numbers that are computed with.
+    """
     functional, precision, enter = torch.nn.functional, _Precision(), torch.autocast.__enter__
     kept = {name: getattr(functional, name) for name in _DROPOUTS}
+    clip = torch.nn.utils.clip_grad_norm_
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
         for name in _DROPOUTS:
             setattr(functional, name, lambda input, *args, **kwargs: input)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.nn.utils.clip_grad_norm_ = lambda parameters, max_norm, *args, **kwargs: clip(
+            parameters, math.inf, *args, **kwargs
+        )
         torch.autocast.__enter__ = precision.noted(enter)  # type: ignore[method-assign]
         yield precision
     finally:
+        torch.nn.utils.clip_grad_norm_ = clip
         torch.autocast.__enter__ = enter  # type: ignore[method-assign]
         for name, function in kept.items():
             setattr(functional, name, function)

@@ -162,6 +162,14 @@ SCHEMA: dict[str, EventSchema] = {
         " have taken over the leader's state.",
         {"trial": _TRIAL, "reason": "what differed, in words"},
     ),
+    "growth_checked": EventSchema(
+        "Before the trial grew, a new worker has computed a step of its loop whole and divided among two workers.",
+        {
+            "trial": _TRIAL,
+            "verdict": '"same", "differs" (the trial does not grow) or "unknown" (it could not be compared)',
+            "reason": 'why, in words; empty with "same"',
+        },
+    ),
     "growth_ended": EventSchema(
         "The trial's loop cannot have several workers: from now on the trial has one.",
         {"trial": _TRIAL, "reason": "why, in words"},

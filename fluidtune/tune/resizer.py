@@ -8,6 +8,7 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
+from fluidtune.elastic.verdict import Verdict
 from fluidtune.engine import messages as m
+from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.manager_parts import ManagerParts
 from fluidtune.tune.trial_recovery import TrialRecovery
@@ -36,6 +39,7 @@ class Resizer:
     def __init__(self, parts: ManagerParts, recovery: TrialRecovery):
         self._job, self._calls, self._dispatch, self._emit = parts.job, parts.calls, parts.dispatch, parts.emit
         self._recovery = recovery
+        self._checks = GrowthChecks()
 
     def begin_resize(self, run: TrialRun) -> None:
         """Bring the workers of an elastic trial to the devices ``run.wanted``."""
@@ -61,7 +65,10 @@ class Resizer:
 
         def on_worker(worker: PooledWorker) -> None:
             run.joining[worker.device] = worker
-            future = worker.actor.join.remote(run.trainable_ref, self._job.load_spec(run))
+            spec = self._job.load_spec(run)
+            if worker.device == new[0] and spec.emulation is None and self._checks.due():
+                spec = replace(spec, rehearse=True)
+            future = worker.actor.join.remote(run.trainable_ref, spec)
             self._calls.track_call(future, partial(self._worker_joined, run, worker))
 
         for device in new:
@@ -70,10 +77,16 @@ class Resizer:
             self._all_ready(run)
 
     def _worker_joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        """A new worker answered `join`. None: it stands at its first boundary. Anything else says why it does not."""
+        """A new worker answered `join`: it stands at its first boundary (None, or a verdict), or says why not."""
         if run.joining.get(worker.device) is not worker:
             return
-        if value is None:
+        if isinstance(value, Verdict):
+            self._checks.heard(value)
+            self._job.log.write("growth_checked", trial=run.id, verdict=value.kind, reason=value.reason[:REASON_LENGTH])
+            if value.kind == "differs":
+                self.end_growth(run, value.reason)
+                return
+        if value is None or isinstance(value, Verdict):
             run.ready.add(worker.device)
             if run.ready == run.awaited:
                 self._all_ready(run)

@@ -16,6 +16,7 @@ from ray.tune.trainable import wrap_function
 from fluidtune.cluster import worker as worker_module
 from fluidtune.cluster.worker import LoadSpec, Worker
 from fluidtune.elastic import ElasticSession, Reform, current
+from fluidtune.elastic.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until
 
 
@@ -339,3 +340,62 @@ def restored_past_its_commit(folder: str) -> None:
 
 def test_a_checkpoint_that_is_newer_than_the_commit_is_gone_on_from(in_a_process: Any) -> None:
     in_a_process(restored_past_its_commit)
+
+
+class Classifying(Trainable):
+    """An elastic class trainable; with ``weights`` its loss is no mean over the samples."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from fluidtune import elastic
+
+        x = torch.randn(15, 3, generator=torch.Generator().manual_seed(1))
+        self.model, self.loader = (
+            torch.nn.Linear(3, 2),
+            DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=5),
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loader = elastic.prepare(self.model, self.optimizer, self.loader)[-1]
+
+    def step(self) -> dict[str, Any]:
+        import torch
+
+        weight = torch.tensor([1.0, 9.0]) if self.config["weights"] else None
+        for x, y in self.loader:
+            torch.nn.functional.cross_entropy(self.model(x), y, weight=weight).backward()
+            self.optimizer.step()
+        return {"done": False}
+
+
+def classify(config: dict[str, Any]) -> None:
+    trainable = Classifying()
+    trainable.config = config
+    trainable.setup(config)
+    from fluidtune import elastic
+
+    for _ in elastic.epochs(0, 3):
+        trainable.step()
+
+
+def rehearsing(folder: str) -> list[tuple[str, str]]:
+    class Function(wrap_function(classify)):  # type: ignore[misc]
+        def setup(self, config: dict[str, Any]) -> None:
+            """Ray's would want a place for checkpoints."""
+
+    found = []
+    for trainable in (Classifying, Function):
+        for weights in (False, True):
+            worker = fresh(folder, "f")
+            verdict = worker.join(trainable, LoadSpec("trial", {"config": {"weights": weights}}, rehearse=True))
+            assert isinstance(verdict, Verdict), verdict
+            worker.unload()
+            found.append((verdict.kind, verdict.reason))
+    return found
+
+
+def test_a_new_worker_rehearses_a_step_and_stays_out_if_it_differs(in_a_process: Any) -> None:
+    kinds, reasons = zip(*in_a_process(rehearsing), strict=True)
+    assert kinds == ("same", "differs") * 2
+    assert "gradient of" in reasons[1] and "gradient of" in reasons[3]
