@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ class Leftovers:
         if self.found and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if not self._failed:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            # Last of all at exit: multiprocessing removes directories of its own in there before.
+            Finalize(None, shutil.rmtree, args=(self.directory, True), exitpriority=-1000)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.found:
