@@ -50,8 +50,10 @@ def check_directory(path: Path) -> Path:
     return path
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_own(path: Path, flags: int, owner: int | None = None) -> int:
     """A descriptor of the file, opened with these flags of `os.open`; a file that is made has mode 0600.
+
+    ``owner``: the uid of a further user who may have made it.
 
     Raises:
         SalusError: another user's file is there.
@@ -59,7 +61,9 @@ def open_own(path: Path, flags: int) -> int:
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        _check_owner(path, os.fstat(descriptor))
+        found = os.fstat(descriptor)
+        if found.st_uid != owner:
+            _check_owner(path, found)
     except BaseException:
         os.close(descriptor)
         raise

@@ -161,7 +161,7 @@ def _follower_session(spec: LoadSpec, worker: str, **committing: Any) -> Followe
 def _emulated_session(spec: LoadSpec, worker: str, leader: bool) -> emulated.EmulatedSession:
     assert spec.emulation is not None
     device = int(os.environ[DEVICE_VARIABLE])
-    session = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation)
+    session = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation, spec.secret)
     emulated.use_host(session)
     return session
 

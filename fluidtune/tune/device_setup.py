@@ -165,4 +165,4 @@ def _emulation(settings: FluidExecutor, devices: int) -> Emulation:
     descriptor, path = tempfile.mkstemp(prefix="fluidtune-emulated-")
     os.close(descriptor)
     OccupancyBoard.create(path, devices)
-    return Emulation(settings.emulated_profile(), path)
+    return Emulation(settings.emulated_profile(), path, os.geteuid())

@@ -18,6 +18,8 @@ from fluidtune.elastic import GroupLost, LoopThread, Reform
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune.executor import FluidExecutor
+from salus_share import private_files
+from salus_share.errors import SalusError
 
 
 @pytest.fixture
@@ -178,3 +180,14 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path):
     with pytest.raises(FluidTuneError, match="cannot be read"):
         FluidExecutor(devices="emulated:2", profile=str(tmp_path / "none.json"))
     assert FluidExecutor(devices="emulated:2").emulated_profile() is DEFAULT
+
+
+def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, monkeypatch):
+    mine = os.geteuid()
+    path = tmp_path / "board"
+    OccupancyBoard.create(path, 1)
+    assert path.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(private_files.os, "geteuid", lambda: mine + 4242)
+    with pytest.raises(SalusError, match=r"board belongs to .*: have .* remove it, it is not used"):
+        OccupancyBoard(path)
+    OccupancyBoard(path, owner=mine).close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from fluidtune.cluster import emulated
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
-from fluidtune.elastic import FollowerSession, LeaderSession
+from fluidtune.elastic import FollowerSession, GroupLost, LeaderSession, Reform
 from fluidtune.profiles import Profile
 from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
 
@@ -55,3 +58,36 @@ class TestEmulatedSessionOfOneDevice(LeaderContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> EmulatedCase:
         return EmulatedCase(tmp_path, {"1": 1.0})
+
+
+def test_a_worker_that_is_not_of_the_trial_is_not_taken_in(tmp_path: Path) -> None:
+    case = EmulatedCase(tmp_path, {"1": 1.0, "2": 0.6})
+    leader = case._session("w1", leader=True)
+    stranger = EmulatedSession("t", "w2", False, 2, case._emulation, secret=b"another secret")
+    assert leader.address is not None
+    reform = Reform(1, ("w1", "w2"), leader.address)
+    leader.direct(reform)
+    stranger.enter(reform)
+    thread = threading.Thread(target=lambda: stopped.append(type(stranger_error(stranger))), daemon=True)
+    stopped: list[type] = []
+    with socket.create_connection(leader.address) as silent:
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not stopped and time.monotonic() < deadline:
+            leader.begin_iteration()  # nobody waits for the one that says nothing
+            time.sleep(0.01)
+        silent.sendall(b"[" * 5000)
+        while leader._signer.refused < 2 and time.monotonic() < deadline:
+            leader.begin_iteration()
+    thread.join(10)
+    assert stopped == [GroupLost] and leader.width == 1 and leader._signer.refused == 2
+    leader.close()
+    emulated.use_host(None)
+
+
+def stranger_error(session: EmulatedSession) -> BaseException | None:
+    try:
+        session.run(lambda: None)
+    except BaseException as error:
+        return error
+    return None

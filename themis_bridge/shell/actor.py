@@ -23,6 +23,7 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
+from themis_bridge.shell.books_file import read_books, write_books
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class ArbiterActor:
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties = reservations.cluster_gpus(unit)
-        data = json.loads(self._books.read_text()) if self._books.exists() else {}
+        data = json.loads(read_books(self._books) or "{}")
         self._bundles = data.pop("bundles", {})
         known = {gpu.id for gpu in gpus}
         found = reservations.states()
@@ -177,10 +178,7 @@ class ArbiterActor:
             return
         text = json.dumps({**self._arbiter.saved(), "bundles": self._bundles})
         if text != self._written:
-            self._books.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._books.with_suffix(".new")
-            fresh.write_text(text)
-            fresh.replace(self._books)
+            write_books(self._books, text)
             self._written = text
 
     def _carry_out(self, instructions: list[m.Instruction]) -> None:

@@ -21,16 +21,21 @@ from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
 from fluidtune.elastic.membership import Reform
+from fluidtune.elastic.signing import SIGNATURE_SIZE, Signer
 from fluidtune.profiles import DEVICES_PER_NODE
+
+#: The most bytes of a follower's line. Judgement: a signature has 64, a worker's name some dozens.
+_LINE = 1024
 
 
 class EmulatedSession:
     """A `LeaderSession`, a `FollowerSession`, and the `EmulatedHost` that the trial's iterations ask.
 
     ``device``: the number of the worker's emulated device. ``leader``: this worker runs the trial; else it follows.
+    ``secret``: the trial's, see `Signer`.
     """
 
-    def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation):
+    def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation, secret: bytes = b""):
         self.trial, self.worker, self.leader = trial, worker, leader
         self.last_reform: tuple[float, float] | None = None
         self.mends = False
@@ -38,13 +43,16 @@ class EmulatedSession:
         self.streams = self.ungrowable = self.refused = None
         self._device = device
         self._profile = emulation.profile
-        self._board = OccupancyBoard(emulation.board)
+        self._signer = Signer(secret)
+        self._board = OccupancyBoard(emulation.board, emulation.owner)
         self._changed = threading.Condition()
         self._wish: Reform | None = None
         self._leaving = self._ready = self._closed = False
         #: Leader: worker -> (device, connection) of the followers in the group, and of those that have only connected.
         self._followers: dict[str, tuple[int, socket.socket]] = {}
         self._announced: dict[str, tuple[int, socket.socket]] = {}
+        #: Leader: the connections that have not said whose they are, each with what has arrived of its line.
+        self._unknown: dict[socket.socket, bytes] = {}
         self._server: socket.socket | None = None
         #: Follower: the connection to the leader.
         self._line: socket.socket | None = None
@@ -122,7 +130,7 @@ class EmulatedSession:
             self._changed.notify_all()
         if self.leader:
             self.leave()
-        for _, line in self._announced.values():
+        for line in (*self._unknown, *(line for _, line in self._announced.values())):
             line.close()
         for end in (self._server, self._line):
             if end is not None:
@@ -154,7 +162,9 @@ class EmulatedSession:
         try:
             self._line = socket.create_connection(reform.address, timeout=10.0)
             self._line.settimeout(None)
-            self._line.sendall(json.dumps([self.worker, self._device]).encode() + b"\n")
+            said = json.dumps([self.worker, self._device]).encode()
+            self._line.sendall(self._signer.signature(_about(self._line.getpeername()), said).hex().encode() + said)
+            self._line.sendall(b"\n")
             self._board.enter(self._device)
             word = self._line.recv(1)
         except OSError as error:
@@ -194,18 +204,39 @@ class EmulatedSession:
         return nodes, max(1, self._board.count(self._device))
 
     def _accept(self) -> None:
-        while self._server is not None:
-            try:
+        """Take in what followers have said. It waits for nobody: whoever is late is heard at the next boundary."""
+        with contextlib.suppress(BlockingIOError):
+            while self._server is not None:
                 line, _ = self._server.accept()
-            except BlockingIOError:
-                return
-            line.settimeout(5.0)
+                line.setblocking(False)
+                self._unknown[line] = b""
+        for line, before in list(self._unknown.items()):
             try:
-                worker, device = json.loads(line.makefile().readline())
-            except (OSError, ValueError):
-                line.close()
+                data = line.recv(_LINE)
+            except BlockingIOError:
                 continue
-            self._announced[worker] = (int(device), line)
+            except OSError:
+                data = b""
+            said, end, _ = (before + data).partition(b"\n")
+            if data and not end and len(said) < _LINE:
+                self._unknown[line] = said
+                continue
+            del self._unknown[line]
+            try:
+                self._announced.update(self._follower(said, line))
+            except ValueError:
+                self._signer.refuse("a line to the leader of an emulated trial")
+                line.close()
+
+    def _follower(self, said: bytes, line: socket.socket) -> dict[str, tuple[int, socket.socket]]:
+        """The follower that has said this on its connection. ValueError if it is none of this trial."""
+        digits = 2 * SIGNATURE_SIZE
+        signature, what = bytes.fromhex(said[:digits].decode()), said[digits:]
+        if not self._signer.matches(_about(line.getsockname()), what, signature):
+            raise ValueError("not signed")
+        worker, device = json.loads(what)
+        line.setblocking(True)
+        return {worker: (int(device), line)}
 
     def _check(self) -> None:
         """Raise GroupLost if a follower has died.
@@ -223,3 +254,8 @@ class EmulatedSession:
         with contextlib.suppress(OSError):
             line.sendall(b".")
         line.close()
+
+
+def _about(leader: tuple[str, int]) -> str:
+    """What a follower's line is about: it counts at one leader only."""
+    return f"emulated follower of {leader[1]}"

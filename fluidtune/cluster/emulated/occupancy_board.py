@@ -12,22 +12,29 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from salus_share.private_files import open_own
+
 #: Slots of one device in the file. Judgement: more than any packing limit in use.
 SLOTS = 32
 _PID = struct.Struct("<I")
 
 
 class OccupancyBoard:
-    """The file at ``path``, which `create` has made."""
+    """The file at ``path``, which `create` has made.
 
-    def __init__(self, path: str | Path):
-        self._descriptor = os.open(path, os.O_RDWR)
+    ``owner``: the uid of the job's driver, if it may be another than this process's. SalusError if the file is
+    anybody else's.
+    """
+
+    def __init__(self, path: str | Path, owner: int | None = None):
+        self._descriptor = open_own(Path(path), os.O_RDWR, owner)
         self._map = mmap.mmap(self._descriptor, 0)
 
     @staticmethod
     def create(path: str | Path, devices: int) -> None:
         """An empty board for devices 0 to ``devices`` - 1."""
-        Path(path).write_bytes(bytes(devices * SLOTS * _PID.size))
+        with open(open_own(Path(path), os.O_WRONLY | os.O_CREAT), "wb") as file:
+            file.write(bytes(devices * SLOTS * _PID.size))
 
     def enter(self, device: int) -> None:
         """This process trains on the device from now on. RuntimeError if there is no slot left."""

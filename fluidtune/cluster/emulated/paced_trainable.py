@@ -27,10 +27,11 @@ COST_KEY = "emulated_cost"
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a process needs in order to emulate. ``board``: path of the job's `OccupancyBoard`."""
+    """What a process needs in order to emulate. ``board``: path of the job's `OccupancyBoard`; ``owner``: see there."""
 
     profile: Profile
     board: str
+    owner: int | None = None
 
 
 class EmulatedHost(Protocol):
@@ -118,7 +119,7 @@ class _StockHost:
     _one: _StockHost | None = None
 
     def __init__(self, emulation: Emulation):
-        self._board = OccupancyBoard(emulation.board)
+        self._board = OccupancyBoard(emulation.board, emulation.owner)
         self._devices = [int(i) for i in ray.get_gpu_ids()] or [0]
         for device in self._devices:
             self._board.enter(device)

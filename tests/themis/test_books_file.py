@@ -1,0 +1,47 @@
+"""The arbiter reads no books that another user has made."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from themis_bridge import ThemisError
+from themis_bridge.shell import books_file
+from themis_bridge.shell.books_file import read_books, write_books
+
+
+def test_books_are_for_their_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "themis-me" / "head.json"
+    assert read_books(path) is None
+    for text in ("first", "second"):
+        write_books(path, text)
+        assert read_books(path) == text
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+
+
+def test_a_directory_of_an_older_version_is_closed_to_others(tmp_path: Path) -> None:
+    directory = tmp_path / "themis-me"
+    directory.mkdir(mode=0o755)
+    (directory / "head.json").write_text("{}")
+    assert read_books(directory / "head.json") == "{}"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("use", [read_books, lambda path: write_books(path, "{}")])
+def test_books_of_another_user_are_refused_in_one_line(use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "themis-me" / "head.json"
+    write_books(path, "{}")
+    mine = os.geteuid()
+    monkeypatch.setattr(books_file.os, "geteuid", lambda: mine + 4242)
+    with pytest.raises(ThemisError, match=r"^\S+themis-me belongs to \S+ and not to user \d+: have .* remove it"):
+        use(path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    write_books(tmp_path / "elsewhere" / "head.json", "{}")
+    (tmp_path / "themis-me").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ThemisError, match="symbolic link"):
+        read_books(tmp_path / "themis-me" / "head.json")
