@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +120,14 @@ class JobLog:
         """The devices that trials run on or were promised."""
         return {device for devices in self._engine.held_devices().values() for device in devices}
 
-    def status_line(self, there: int, kind: str, trials: int, silent: Iterable[str]) -> str:
+    def status_line(self, there: int, kind: str, trials: Collection[str], silent: Iterable[str]) -> str:
         """One line for Tune's display. ``there``: devices that are there; ``trials``: those that Tune wants to run."""
-        held = self._engine.held_devices()
+        held = {trial: devices for trial, devices in self._engine.held_devices().items() if trial in trials}
         wide = sum(1 for devices in held.values() if len(devices) > 1)
-        waiting = max(0, trials - len(held))
+        waiting = len(trials) - len(held)
         names = " ".join(silent)
         return (
-            f"FluidTune: {len(self.devices_held())}/{there} {kind} devices busy, "
+            f"FluidTune: {len(set().union(*held.values()))}/{there} {kind} devices busy, "
             f"{len(held)} trials on them ({wide} on several), {waiting} waiting"
             + (f", silent: {names}" if names else "")
         )

@@ -133,7 +133,7 @@ class FluidActorManager(ActorManager):
         """One line for Tune's progress display. Tune asks in every turn of its loop, but shows it seldom."""
         now = time.monotonic()
         if now >= self._status_until or not self._runs:
-            self._status, self._status_until = self._job.status_line(len(self._runs)), now + STATUS_S
+            self._status, self._status_until = self._job.status_line(self._runs.trials()), now + STATUS_S
         return self._status
 
     # --- what Tune's controller asks for, see `ActorManager`

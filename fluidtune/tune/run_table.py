@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.tune.trial_run import TrialRun
@@ -51,6 +51,10 @@ class RunTable:
     def find_trial(self, trial: str) -> TrialRun | None:
         """The newest run of a trial; None when there is none."""
         return self._by_trial.get(trial)
+
+    def trials(self) -> Collection[str]:
+        """The ids of all trials that Tune wants to run."""
+        return self._by_trial.keys()
 
     def unknown_alike(self, run: TrialRun) -> list[TrialRun]:
         """Runs of the same trainable that wait for devices and whose kind nobody knows yet."""

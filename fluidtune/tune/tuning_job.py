@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +108,8 @@ class TuningJob:
         held = len(self.log.devices_held())
         return {name: amount * held for name, amount in self.setup.layout.bundle.items()}
 
-    def status_line(self, trials: int) -> str:
-        """One line for Tune's display. ``trials``: how many Tune wants to run."""
+    def status_line(self, trials: Collection[str]) -> str:
+        """One line for Tune's display. ``trials``: those that Tune wants to run."""
         kind = self.setup.layout.kind
         return self.log.status_line(len(self.devices.nodes), kind, trials, self.stall_detector.silent)
 

@@ -409,3 +409,10 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(tried: Tried) -> N
     assert tried.manager.step(0.0) and trial.max_failures == 0
     assert "several bundles" in tried.told[0] and tried.manager.is_actor_failed(ticket)
     assert not tried.manager.remove_actor(ticket)
+
+
+def test_the_status_line_counts_the_trials_that_tune_wants_to_run(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    assert tried.manager.status_line() == "FluidTune: 1/2 gpu devices busy, 1 trials on them (0 on several), 0 waiting"
+    tried.manager.remove_actor(run.ticket)
+    assert tried.manager.status_line() == "FluidTune: 0/2 gpu devices busy, 0 trials on them (0 on several), 0 waiting"
