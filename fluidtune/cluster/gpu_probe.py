@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -51,3 +52,12 @@ class GpuProbe:
         uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
         found = (sample for sample in self._telemetry.sample() if sample.uuid.removeprefix("GPU-") == uuid)
         return next(found, None)
+
+    def memory_of_process(self, pid: int) -> int | None:
+        """The bytes of GPU memory that a process holds, by NVML; None: it has no GPU, or NVML does not know it."""
+        if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+            return None
+        if self._telemetry is None:
+            self._telemetry = Telemetry()
+        held = [sample.processes[pid] for sample in self._telemetry.sample() if pid in sample.processes]
+        return sum(held) if held else None

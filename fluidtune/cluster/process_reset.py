@@ -1,143 +1,201 @@
 """Decides whether a worker process may serve another trial.
 
 A warm worker saves the seconds that a new process costs, provided that the next trial finds it as it would find a new
-process. What can be put back is put back: random streams, environment, working directory, torch's defaults. What
-cannot be put back (threads, child processes, memory) makes the worker *dirty*, and its owner replaces it. The random
-streams of Python, numpy and torch start from entropy, as in a new process.
+process. What can be put back is put back: the settings of the interpreter (`process_settings`), of logging
+(`logging_state`) and of libraries (`library_settings`), random streams, and modules of the user's own, which are
+imported anew. The user's exit handlers are called (`exit_handlers`). What cannot be put back makes the worker *dirty*,
+and its owner replaces it: some settings, patched modules (`patches`), and threads, processes, files, ports and memory
+that are left (`process_leftovers`). What a library changes while it is imported stays (`library_imports`).
+
+The random streams of Python, numpy and torch start from entropy, as in a new process.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import random
 import sys
-import threading
-import time
+from contextlib import suppress
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
-import psutil
-
+from fluidtune.cluster.exit_handlers import ExitHandlers
 from fluidtune.cluster.gpu_probe import torch_on_gpu
-from fluidtune.cluster.lanes import is_lane_service
+from fluidtune.cluster.library_imports import Libraries, LibraryImports
+from fluidtune.cluster.library_settings import KNOWN, library_settings
+from fluidtune.cluster.logging_state import LoggingState
+from fluidtune.cluster.patches import Patches
+from fluidtune.cluster.process_leftovers import Leftovers
+from fluidtune.cluster.process_settings import Setting, interpreter_settings
 
-#: Bytes by which a process may have grown since its first trial was loaded. Judgement: allocators and caches of
-#: libraries keep hundreds of MiB, which the next trial uses again.
-MEMORY_ALLOWANCE = 1 << 30
-#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. Judgement: the workspaces of CUDA's
-#: libraries take tens of MiB; a trial's model takes more.
-GPU_MEMORY_ALLOWANCE = 64 << 20
-#: Seconds that threads which are ending may take. Judgement: small against the start of a new process.
-GRACE_S = 2.0
-#: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
-HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
+
+class _Unreadable:
+    """What a setting reads as that cannot be read; it is equal to nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Settings:
+    """Settings and their values before a trial's code ran."""
+
+    def __init__(self) -> None:
+        self._settings: list[Setting] = []
+        self._values: list[Any] = []
+        self._libraries: set[str] = set()
+        self._before: list[Any] = []
+        self._add(interpreter_settings())
+        self.note_libraries()
+
+    def _add(self, settings: list[Setting]) -> None:
+        self._settings += settings
+        self._values += [_read(each) for each in settings]
+
+    def note_libraries(self) -> None:
+        """Add the settings of libraries that are imported and were not before."""
+        for name in KNOWN:
+            module = sys.modules.get(name)
+            if name not in self._libraries and module is not None:
+                self._libraries.add(name)
+                self._add(library_settings(name, module))
+
+    def import_begins(self) -> None:
+        """A library is about to be imported."""
+        self._before = [_read(each) for each in self._settings]
+
+    def import_ended(self) -> None:
+        """It was imported: what that has changed belongs to the process from now on."""
+        for index, before in enumerate(self._before):
+            after = _read(self._settings[index])
+            if after != before:
+                self._values[index] = _with_change(self._values[index], before, after)
+        self.note_libraries()
+
+    def restore(self) -> str | None:
+        """Put all of them back. Returns what could not be, in words."""
+        stuck = []
+        for setting, value in zip(self._settings, self._values, strict=True):
+            if not setting.always and _read(setting) == value:
+                continue
+            if not setting.once:
+                with suppress(Exception):  # whether it is put back is seen next
+                    setting.write(value)
+                if _read(setting) == value:
+                    continue
+            stuck.append(setting.name)
+        return f"changed for good: {', '.join(stuck)}" if stuck else None
+
+
+def _read(setting: Setting) -> Any:
+    try:
+        return setting.read()
+    except Exception as error:
+        return _Unreadable(error)
+
+
+def _with_change(value: Any, before: Any, after: Any) -> Any:
+    """``value`` with what changed between ``before`` and ``after``; a trial may have changed other parts of it."""
+    if value == before:
+        return after
+    if isinstance(value, dict):
+        changed = {key: each for key, each in after.items() if key not in before or before[key] != each}
+        return {**{key: each for key, each in value.items() if key in after or key not in before}, **changed}
+    if isinstance(value, list) and isinstance(after, list):
+        return [*(each for each in after if each not in before), *value]
+    return value
 
 
 class ProcessBaseline:
-    """What the process was like before the first trial's code ran in it."""
+    """What the process was like before the first trial's code ran in it.
 
-    def __init__(self) -> None:
-        self._cwd = os.getcwd()
-        self._env = dict(os.environ)
-        self._path = list(sys.path)
-        self._threads = {t.ident for t in threading.enumerate()}
-        self._process = psutil.Process()
-        self._children = {p.pid for p in self._process.children()}
-        self._rss: int | None = None
-        self._torch: dict[str, Any] | None = None
+    ``watch``: tell what libraries do from what trials do from now on, in the imports and exit handlers of this process.
+    """
+
+    def __init__(self, watch: bool = False) -> None:
+        self._complete = False
+        self._libraries = Libraries()
+        self._exits = ExitHandlers(self._libraries)
+        if watch:
+            self._exits.install()
+            LibraryImports(self._libraries, self._import_begins, self._import_ended).install()
+        #: The names of modules that stay: those that were there, and libraries.
+        self._modules = set(sys.modules)
+        self._settings = Settings()
+        self._logging = LoggingState()
+        self._leftovers = Leftovers()
+        self._patches = Patches()
+        #: The root logger when the import of a library began.
+        self._root_logger: Any = None
+        #: No library was imported since the collector was last told to leave its objects alone.
         self._frozen = False
+        #: All of the above is known: what reading it has imported is part of it.
+        self._complete = True
 
     def note_imports(self) -> None:
-        """Note size and torch's defaults; called when a trial's modules are imported and its code has not run."""
-        if self._rss is None:
-            self._rss = self._process.memory_info().rss
-        torch = sys.modules.get("torch")
-        if torch is not None and self._torch is None:
-            self._torch = {
-                "dtype": torch.get_default_dtype(),
-                "threads": torch.get_num_threads(),
-                "deterministic": torch.are_deterministic_algorithms_enabled(),
-            }
+        """Note the process' size; called when a trial's modules are imported and its code has not run."""
+        self._leftovers.note_size()
+        self._settings.note_libraries()
 
-    def _as_imported(self, torch: Any) -> dict[str, Any]:
-        """torch's defaults after its import, for a trial whose own code was the first to import it."""
-        threads = self._env.get("OMP_NUM_THREADS", "")
-        return {
-            "dtype": torch.float32,
-            "threads": int(threads) if threads.isdecimal() else torch.get_num_threads(),
-            "deterministic": False,
-        }
+    def _import_begins(self) -> None:
+        if not self._complete:
+            return
+        self._settings.import_begins()
+        self._root_logger = self._logging.root()
+        self._patches.import_begins()
+
+    def _import_ended(self, module: str) -> None:
+        if not self._complete:
+            return
+        self._settings.import_ended()
+        self._logging.note(module.partition(".")[0])
+        if self._logging.root() != self._root_logger:
+            self._logging.note_root()
+        self._exits.library_imported()
+        self._patches.import_ended()
+        self._frozen = False
 
     def restore(self) -> str | None:
-        """Put back what a trial has changed.
+        """Put back what a trial has changed, after its exit handlers have run.
 
         Returns None if the process is as good as new, else one line that says what the trial has left behind.
         """
-        os.chdir(self._cwd)
-        for name in set(os.environ) - set(self._env):
-            del os.environ[name]
-        os.environ.update(self._env)
-        sys.path[:] = self._path
+        self._exits.run()
+        trouble = self._forget_modules()
+        self._logging.restore()
+        trouble = self._settings.restore() or trouble
+        self._new_streams()
+        gc.collect()
+        self._exits.run_finalizers()
+        # Threads come last: those that are ending are waited for, and nobody waits for a worker that is dirty anyway.
+        trouble = trouble or self._exits.left() or self._patches.found() or self._leftovers.found()
+        if not self._frozen and trouble is None:
+            # What has come since belongs to libraries for the most part: later collections need not look at it.
+            gc.freeze()
+            self._frozen = True
+        return trouble
+
+    def _forget_modules(self) -> str | None:
+        """Have the user's own modules imported anew by the next trial. Returns which of them cannot be."""
+        stuck = []
+        for name in [name for name in list(sys.modules) if name not in self._modules]:
+            module = sys.modules[name]
+            if self._libraries.has_module(module):
+                self._modules.add(name)
+                continue
+            if isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader):
+                stuck.append(name)
+            del sys.modules[name]
+        return f"modules that cannot be imported anew: {', '.join(stuck)}" if stuck else None
+
+    def _new_streams(self) -> None:
         random.seed()
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed()
-        self._restore_torch()
-        gc.collect()
-        if not self._frozen:
-            # The objects that survive the first trial belong to libraries: later collections need not look at them.
-            gc.freeze()
-            self._frozen = True
-        return self._leftovers()
-
-    def _restore_torch(self) -> None:
         torch = sys.modules.get("torch")
         if torch is None:
             return
-        torch.set_default_device(None)
-        torch.set_grad_enabled(True)
-        if self._torch is None:
-            self._torch = self._as_imported(torch)
         torch.seed()
-        torch.set_default_dtype(self._torch["dtype"])
-        if torch.are_deterministic_algorithms_enabled() != self._torch["deterministic"]:
-            # Only then: its first call imports torch's compiler, a second or more.
-            torch.use_deterministic_algorithms(self._torch["deterministic"])
-        if torch.get_num_threads() != self._torch["threads"]:
-            torch.set_num_threads(self._torch["threads"])
         if torch_on_gpu(torch) is not None:
             torch.cuda.empty_cache()
-
-    def _leftovers(self) -> str | None:
-        deadline = time.monotonic() + GRACE_S
-        while True:
-            threads = [
-                t.name
-                for t in threading.enumerate()
-                if t.ident not in self._threads and not t.name.startswith(HARMLESS_THREADS)
-            ]
-            if not threads or time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        if threads:
-            return f"threads left running: {', '.join(sorted(threads))}"
-        children = [p for p in self._process.children() if p.pid not in self._children and _runs_for_a_trial(p)]
-        if children:
-            return f"processes left running: {', '.join(str(p.pid) for p in children)}"
-        if self._rss is not None:
-            grown = self._process.memory_info().rss - self._rss
-            if grown > MEMORY_ALLOWANCE:
-                return f"memory left behind: {grown >> 20} MiB more than when it was new"
-        torch = torch_on_gpu()
-        if torch is not None:
-            held = torch.cuda.memory_allocated()
-            if held > GPU_MEMORY_ALLOWANCE:
-                return f"GPU memory left behind: {held >> 20} MiB"
-        return None
-
-
-def _runs_for_a_trial(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and not is_lane_service(process)
-    except psutil.NoSuchProcess:
-        return False
+            torch.cuda.reset_peak_memory_stats()

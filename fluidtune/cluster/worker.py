@@ -202,7 +202,7 @@ class Worker:
         adopt_environment(environment)
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
-        self._baseline = ProcessBaseline()
+        self._baseline = ProcessBaseline(watch=True)
         self._trainable: Trainable | None = None
         #: The hosted trial: its session in a leader, its host in a follower.
         self._session: LeaderSession | None = None

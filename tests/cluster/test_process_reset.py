@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import subprocess
@@ -14,16 +15,19 @@ import numpy
 import pytest
 import torch
 
-from fluidtune.cluster import process_reset
+from fluidtune.cluster import process_leftovers
 from fluidtune.cluster.process_reset import ProcessBaseline
 
 
 @pytest.fixture
 def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessBaseline]:
-    monkeypatch.setattr(process_reset, "GRACE_S", 0.2)
+    monkeypatch.setattr(process_leftovers, "GRACE_S", 0.2)
     # Nothing of this test's process itself may be lost to the tests after it.
     streams = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    made = ProcessBaseline()
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("register", "unregister"):
+        monkeypatch.setattr(atexit, name, getattr(atexit, name))
+    made = ProcessBaseline(watch=True)
     made.note_imports()
     yield made
     made.restore()
@@ -49,25 +53,6 @@ def test_torchs_defaults_are_put_back(baseline: ProcessBaseline) -> None:
     assert torch.is_grad_enabled()
     assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_torch_that_the_trial_itself_imported_is_put_back(
-    baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as without:
-        without.delitem(sys.modules, "torch")
-        without.setenv("OMP_NUM_THREADS", "1")
-        baseline = ProcessBaseline()
-        baseline.note_imports()
-    threads = torch.get_num_threads()
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(threads + 2)
-    try:
-        assert baseline.restore() is None
-        assert torch.get_default_dtype() == torch.float32
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_streams_are_not_what_the_trial_made_them(baseline: ProcessBaseline) -> None:
@@ -136,7 +121,7 @@ def test_a_child_process_is_noticed(baseline: ProcessBaseline) -> None:
 
 
 def test_memory_is_noticed(baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_reset, "MEMORY_ALLOWANCE", 64 << 20)
+    monkeypatch.setattr(process_leftovers, "MEMORY_ALLOWANCE", 64 << 20)
     kept = bytearray(os.urandom(1 << 20)) * 128
     assert "memory left behind" in str(baseline.restore())
     del kept

@@ -1,0 +1,167 @@
+"""What a trial can leave in its process that is not a setting: threads, processes, open files, ports, memory.
+
+It decides nothing but what counts. Who finds something replaces the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
+from fluidtune.cluster.lanes import is_lane_service
+
+#: Bytes by which a process may have grown since its first trial was loaded. Judgement: allocators and caches of
+#: libraries keep hundreds of MiB, which the next trial uses again.
+MEMORY_ALLOWANCE = 1 << 30
+#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. Judgement: the workspaces of CUDA's
+#: libraries take tens of MiB; a trial's model takes more.
+GPU_MEMORY_ALLOWANCE = 64 << 20
+#: Bytes of GPU memory that a process may hold, by NVML, besides what torch's allocator has. Judgement: a CUDA context
+#: with the kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
+GPU_PROCESS_ALLOWANCE = 1 << 30
+#: Seconds that threads which are ending may take. Judgement: small against the start of a new process.
+GRACE_S = 2.0
+#: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
+HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
+#: The state of a listening socket in /proc/net/tcp: TCP_LISTEN of Linux's include/net/tcp_states.h, in hex.
+_LISTENING = "0A"
+
+
+class Leftovers:
+    """What was there before the first trial's code ran."""
+
+    def __init__(self) -> None:
+        self._threads = {t.ident for t in threading.enumerate()}
+        self._children = {p.pid for p in psutil.Process().children()}
+        self._rss: int | None = None
+        self._sockets = _sockets()
+        self._files = set(_files_open_for_writing())
+        #: Folders of the process' own output: Ray opens further log files there.
+        self._logs = {os.path.dirname(target) for fd in (1, 2) if (target := _target(fd)).startswith("/")}
+        self._gpu = GpuProbe()
+
+    def note_size(self) -> None:
+        """Note the process' size, once: when a trial's modules are imported and its code has not run."""
+        if self._rss is None:
+            self._rss = psutil.Process().memory_info().rss
+
+    def found(self) -> str | None:
+        """What a trial has left, in words; None: nothing. Threads that are ending are waited for."""
+        for look in (self._children_left, self._ports_left, self._files_left, self._memory_left, self._threads_left):
+            reason = look()
+            if reason is not None:
+                return reason
+        return None
+
+    def _children_left(self) -> str | None:
+        children = [p for p in psutil.Process().children() if p.pid not in self._children and _runs_for_a_trial(p)]
+        if children:
+            return f"processes left running: {', '.join(str(p.pid) for p in children)}"
+        return None
+
+    def _ports_left(self) -> str | None:
+        new = _sockets() - self._sockets
+        ports = _ports(new)
+        if ports:
+            return f"ports left open: {', '.join(ports)}"
+        # Ray opens sockets of its own all the time; Python knows only those of Python code.
+        objects = gc.get_objects() if new else ()
+        sockets = [each.fileno() for each in objects if issubclass(type(each), socket.socket)]
+        left = {_target(each) for each in sockets if each >= 0} & new
+        return f"sockets left open: {len(left)}" if left else None
+
+    def _files_left(self) -> str | None:
+        left = [
+            path
+            for path in set(_files_open_for_writing()) - self._files
+            if os.path.dirname(path) not in self._logs and os.path.isfile(path)
+        ]
+        return f"files left open: {', '.join(sorted(left)[:3])}" if left else None
+
+    def _memory_left(self) -> str | None:
+        if self._rss is not None:
+            grown = psutil.Process().memory_info().rss - self._rss
+            if grown > MEMORY_ALLOWANCE:
+                return f"memory left behind: {grown >> 20} MiB more than when it was new"
+        torch = torch_on_gpu()
+        if torch is not None:
+            held = torch.cuda.memory_allocated()
+            if held > GPU_MEMORY_ALLOWANCE:
+                return f"GPU memory left behind: {held >> 20} MiB"
+        held = self._gpu.memory_of_process(os.getpid()) or 0
+        others = held - (torch.cuda.memory_reserved() if torch is not None else 0)
+        if others > GPU_PROCESS_ALLOWANCE:
+            return f"GPU memory left behind: {others >> 20} MiB that are not torch's"
+        return None
+
+    def _threads_left(self) -> str | None:
+        deadline = time.monotonic() + GRACE_S
+        while True:
+            threads = [
+                t.name
+                for t in threading.enumerate()
+                if t.ident not in self._threads and not t.name.startswith(HARMLESS_THREADS)
+            ]
+            if not threads or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        return f"threads left running: {', '.join(sorted(threads))}" if threads else None
+
+
+def _runs_for_a_trial(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and not is_lane_service(process)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _target(descriptor: int) -> str:
+    """What a file descriptor of this process stands for: a path, or "socket:[inode]" and its like; "" without /proc."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return ""
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    with suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):
+            yield int(name), _target(int(name))
+
+
+def _sockets() -> set[str]:
+    """The sockets of this process, as "socket:[inode]"."""
+    return {target for _, target in _descriptors() if target.startswith("socket:[")}
+
+
+def _ports(sockets: set[str]) -> list[str]:
+    """The TCP ports on which these sockets listen; none where there is no /proc."""
+    found: set[str] = set()
+    for table in ("tcp", "tcp6") if sockets else ():
+        with suppress(OSError):
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in sockets:
+                    found.add(str(int(fields[1].rpartition(":")[2], 16)))
+    return sorted(found)
+
+
+def _files_open_for_writing() -> list[str]:
+    """The paths of regular files that this process has open for writing."""
+    found = []
+    for descriptor, target in _descriptors():
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/memfd:")):
+            with suppress(OSError, ValueError, StopIteration):
+                lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+                flags = int(next(line for line in lines if line.startswith("flags:")).split()[1], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    found.append(target)
+    return found
