@@ -7,6 +7,9 @@
 | `pool` | which process serves which trial next |
 | `worker` | the worker process: hosts a trial's leader or one of its followers |
 | `process_reset` | whether a process is clean enough for another trial |
+| `process_settings`, `library_settings`, `logging_state` | what a trial can change, and how it is put back |
+| `library_imports`, `patches` | what a library does while it is imported; what a trial has replaced in modules |
+| `exit_handlers`, `process_leftovers` | what a trial wants done at the end of its process; what it leaves there |
 | `result_replay`, `commit_stores` | what commits keep of a trial's results, and where commits are |
 | `lanes`, `mps` | how the trials of one device share it |
 | `emulated` | devices that compute nothing |

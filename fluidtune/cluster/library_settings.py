@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fluidtune.cluster.process_settings import Setting, attribute, cannot_be_put_back, entries
@@ -65,14 +67,27 @@ def _pandas(pandas: Any) -> list[Setting]:
             else:
                 yield f"{prefix}{name}"
 
-    names = list(leaves(pandas.options))
+    def read() -> dict[str, Any]:
+        with _silent():
+            return {name: pandas.get_option(name) for name in names}
 
     def write(value: dict[str, Any]) -> None:
-        for name, each in value.items():
-            if pandas.get_option(name) != each:
-                pandas.set_option(name, each)
+        with _silent():
+            for name, each in value.items():
+                if pandas.get_option(name) != each:
+                    pandas.set_option(name, each)
 
-    return [Setting("pandas.options", lambda: {name: pandas.get_option(name) for name in names}, write)]
+    with _silent():
+        names = list(leaves(pandas.options))
+    return [Setting("pandas.options", read, write)]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """No warnings: pandas warns of the options that a later release will not have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _sklearn(sklearn: Any) -> list[Setting]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import importlib
+import logging
+import logging.handlers
 import os
 import random
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 
-from fluidtune.cluster import process_leftovers
+from fluidtune.cluster import process_leftovers, process_reset
 from fluidtune.cluster.process_reset import ProcessBaseline
+from salus_share.telemetry import DeviceSample
 
 
 @pytest.fixture
@@ -126,3 +132,94 @@ def test_memory_is_noticed(baseline: ProcessBaseline, monkeypatch: pytest.Monkey
     assert "memory left behind" in str(baseline.restore())
     del kept
     assert baseline.restore() is None
+
+
+def test_exit_handlers_of_the_trials_code_run_when_it_leaves_the_last_one_first(baseline: ProcessBaseline) -> None:
+    # docs/bugs.md, 120
+    called: list[str] = []
+
+    def late() -> None:
+        called.append("late")
+        atexit.register(called.append, "by a handler")
+
+    atexit.register(called.append, "first")
+    atexit.register(late)
+    assert atexit.register(called.append) == called.append
+    atexit.unregister(called.append)  # all of them
+    atexit.register(called.append, "second")
+    atexit.register(lambda: 1 / 0)
+    assert baseline.restore() is None
+    assert called == ["second", "late", "by a handler"]
+    assert baseline.restore() is None and len(called) == 3
+
+
+def test_a_librarys_exit_handler_waits_for_the_end_of_the_process(
+    baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    code = compile("import atexit; atexit.register(call)", f"{os.path.dirname(torch.__file__)}/somewhere.py", "exec")
+    exec(code, {"__name__": "torch.somewhere", "call": lambda: called.append("x")})
+    assert baseline.restore() == "exit handlers left by torch"
+    assert not called
+    for handler in baseline._exits._handlers:
+        baseline._exits._unregister(handler)
+
+
+def test_what_the_import_of_a_library_changes_stays(
+    baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "site-packages" / "a_library"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import atexit, logging, os, warnings\n"
+        "os.environ['A_LIBRARYS_OWN'] = '1'\n"
+        "warnings.filterwarnings('ignore', message='a library')\n"
+        "logging.getLogger('a_library').setLevel(5)\n"
+        "atexit.register(print, end='')\n"
+    )
+    monkeypatch.setenv("A_LIBRARYS_OWN", "to be undone after this test")
+    monkeypatch.delenv("A_LIBRARYS_OWN")
+    os.environ["A_TRIALS_OWN"] = "1"
+    sys.path.insert(0, str(package.parent))
+    importlib.import_module("a_library")
+    assert baseline.restore() is None
+    assert os.environ.get("A_LIBRARYS_OWN") == "1" and "A_TRIALS_OWN" not in os.environ
+    assert any("a library" in str(each[1]) for each in warnings.filters)
+    assert logging.getLogger("a_library").level == 5 and "a_library" in sys.modules
+    logging.getLogger("a_library").setLevel(50)
+    assert baseline.restore() is None
+    assert logging.getLogger("a_library").level == 5
+    del sys.modules["a_library"]
+
+
+def test_a_trials_log_handler_is_closed(baseline: ProcessBaseline, tmp_path: Path) -> None:
+    handler = logging.handlers.MemoryHandler(100, target=logging.FileHandler(tmp_path / "log"))
+    logging.getLogger("of a trial").addHandler(handler)
+    logging.getLogger("of a trial").warning("kept in memory")
+    handler.target.addFilter(lambda record: True)  # type: ignore[union-attr]
+    baseline.restore()
+    assert (tmp_path / "log").read_text() == "kept in memory\n"
+
+
+def test_memory_of_another_framework_is_noticed(baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    held = {os.getpid(): 3 << 30, 1: 9 << 30}
+    sample = DeviceSample(0, "GPU-a", "a GPU", 0.0, 12 << 30, 80 << 30, False, held)
+    baseline = ProcessBaseline()
+    monkeypatch.setattr(baseline._leftovers._gpu, "_telemetry", SimpleNamespace(sample=lambda: [sample]))
+    assert baseline.restore() == "GPU memory left behind: 3072 MiB that are not torch's"
+    held[os.getpid()] = 500 << 20
+    assert baseline.restore() is None
+
+
+def test_the_peak_of_the_gpus_memory_is_the_next_trials_own(
+    baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    cuda = {name: lambda name=name: called.append(name) for name in ("empty_cache", "reset_peak_memory_stats")}
+    here = SimpleNamespace(seed=lambda: None, cuda=SimpleNamespace(**cuda))
+    with monkeypatch.context() as there:
+        there.setattr(process_reset, "torch_on_gpu", lambda torch: here)
+        there.setitem(sys.modules, "torch", here)  # type: ignore[arg-type]
+        baseline._new_streams()
+    assert called == ["empty_cache", "reset_peak_memory_stats"]
