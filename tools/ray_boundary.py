@@ -60,7 +60,6 @@ PUBLIC_MODULES = frozenset(
 
 #: (file, name) -> why this access is allowed where it is.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("fluidtune/elastic/batchnorm.py", "_check_input_dim"): "torch's: SyncBatchNorm calls it of the layer it replaces",
     ("tests/cluster/process_properties.py", "_global_forward_hooks"): "torch's: has no public reader",
     ("tests/cluster/process_properties.py", "_validate_args"): "torch's: has no public reader",
     ("fluidtune/elastic/hvd/elastic.py", "_handlers"): "Horovod's: its states keep their parts there",
