@@ -47,6 +47,12 @@ def use_secret(secret: bytes) -> None:
     HERE["backend"].signer = Signer(secret)
 
 
+def listens_on() -> set[str]:
+    """The addresses on which this process listens. A fork server's sockets are not on the network."""
+    found = psutil.Process().net_connections("inet")
+    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
 def refused() -> int:
     return HERE["backend"].signer.refused
 
@@ -318,6 +324,15 @@ class CollectiveBackendContract:
         form(pool[:2], 1)
         assert pool[0].call(ask, "serve")[0] == host
         assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
+
+    def test_a_group_listens_on_the_address_that_it_was_given_and_on_no_other(self, pool):
+        assert everyone(pool[:2], listens_on) == [set(), set()]
+        form(pool[:2], 1)
+        leader, follower = everyone(pool[:2], listens_on)
+        assert leader == {"127.0.0.1"}
+        assert follower <= {"127.0.0.1"}  # a library may listen only while the group forms
+        everyone_dissolves(pool[:2])
+        assert everyone(pool[:2], listens_on) == [{"127.0.0.1"}, set()]
 
     def test_what_a_stranger_writes_into_the_store_is_not_unpickled(self, pool, tmp_path):
         leader, follower, stranger = pool
