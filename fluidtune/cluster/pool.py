@@ -107,10 +107,12 @@ class WorkerPool:
         #: How many processes were started so far.
         self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
-        #: Every living worker by name.
+        #: Every living worker by name, and by device and name.
         self.workers: dict[str, PooledWorker] = {}
-        #: By node, how many of its processes may start at a time.
+        self._on_device: defaultdict[int, dict[str, PooledWorker]] = defaultdict(dict)
+        #: By node, how many of its processes may start at a time, and those that were starting at the last look.
         self._starts: dict[str, int] = {}
+        self._starting: defaultdict[str, list[PooledWorker]] = defaultdict(list)
         environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
         environment.setdefault("PL_DISABLE_FORK", "1")
         self._environment = environment
@@ -123,29 +125,33 @@ class WorkerPool:
         A worker that is still cleaning up after a trial keeps its room. For a worker that sees ``others`` too the
         device must have no busy worker.
         """
-        busy = sum(1 for w in self.workers.values() if w.device == device and w.busy)
+        here = self._on_device[device].values()
+        busy = sum(worker.busy for worker in here)
         if others:
             return busy == 0 and not self._is_crowded(device)
         if self._idle[device]:
             return True
         # A worker that is about to be free is there sooner than a new process.
-        soon = any(
-            w.device == device and w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S
-            for w in self.workers.values()
-        )
+        soon = any(w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S for w in here)
         return not soon and busy < self._layout.packing and not self._is_crowded(device)
 
     def _is_crowded(self, device: int) -> bool:
         """Whether as many processes start on the device's node as may at a time."""
-        nodes = self._devices.nodes
-        node = nodes.get(device)
+        node = self._devices.nodes.get(device)
         if node is None:
             return False  # the process that is started there fails, and its trial hears so
         if node not in self._starts:
-            found = [each["Resources"] for each in ray.nodes() if each["NodeID"].startswith(node)]
-            self._starts[node] = max([STARTS_AT_LEAST, *(int(each.get("CPU", 0)) for each in found)])
-        starting = sum(1 for w in self.workers.values() if w.starting and nodes.get(w.device) == node)
-        return starting >= self._starts[node]
+            self._count_cores(node)
+        starting = [worker for worker in self._starting[node] if worker.starting and self.is_alive(worker)]
+        self._starting[node] = starting
+        return len(starting) >= self._starts[node]
+
+    def _count_cores(self, new: str) -> None:
+        """Find out how many processes may start at a time on the node ``new``, and on all others that are not known."""
+        cores = {each["NodeID"]: int(each["Resources"].get("CPU", 0)) for each in ray.nodes()}
+        for node in {new, *self._devices.nodes.values()} - self._starts.keys():
+            found = [count for identifier, count in cores.items() if identifier.startswith(node)]
+            self._starts[node] = max([STARTS_AT_LEAST, *found])
 
     def take_idle_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker | None:
         """An idle worker of the device; None when there is none, or none that could see the GPUs of ``others`` too."""
@@ -163,7 +169,14 @@ class WorkerPool:
         """
         visible = [self._gpu_id(d) for d in (device, *others)] if self._must_see(others) else None
         self.discard_idle_workers(device)
-        return self._start_process(device, visible)
+        return self._add_worker(self._start_process(device, visible))
+
+    def _add_worker(self, worker: PooledWorker) -> PooledWorker:
+        self.workers[worker.name] = self._on_device[worker.device][worker.name] = worker
+        node = self._devices.nodes.get(worker.device)
+        if node is not None:
+            self._starting[node].append(worker)
+        return worker
 
     def _must_see(self, others: tuple[int, ...]) -> bool:
         """Whether a worker must be told to see the GPUs of further devices: cores need no telling."""
@@ -171,10 +184,10 @@ class WorkerPool:
 
     def _gpu_id(self, device: int) -> str:
         """The id of the GPU that a device's placement group holds. A worker inside the group knows it."""
-        for worker in self.workers.values():
-            if worker.device == device and worker.gpus:
+        for worker in self._on_device[device].values():
+            if worker.gpus:
                 return worker.gpus[0]
-        probe = self.take_idle_worker(device) or self._start_process(device, None)
+        probe = self.take_idle_worker(device) or self._add_worker(self._start_process(device, None))
         info: WorkerInfo = ray.get(probe.actor.info.remote())
         self.discard_worker(probe)
         return info.gpus[0] if info.gpus else str(device)
@@ -205,9 +218,7 @@ class WorkerPool:
             )
             .remote(name, environment, self._mps if visible is None else None)
         )
-        worker = PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
-        self.workers[name] = worker
-        return worker
+        return PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
 
     def _needed_before_start(self) -> dict[str, Any]:
         """The ``runtime_env`` by which all workers hash strings alike. Emulated devices run no loop with data."""
@@ -238,6 +249,7 @@ class WorkerPool:
 
     def _forget(self, worker: PooledWorker) -> None:
         self.workers.pop(worker.name, None)
+        self._on_device[worker.device].pop(worker.name, None)
         if worker in self._idle[worker.device]:
             self._idle[worker.device].remove(worker)
 
@@ -273,7 +285,7 @@ class WorkerPool:
 
     def has_busy_worker(self, device: int) -> bool:
         """Whether a worker of the device serves a trial or cleans up after one."""
-        return any(worker.device == device and worker.busy for worker in self.workers.values())
+        return any(worker.busy for worker in self._on_device[device].values())
 
     def close(self) -> None:
         """Let all workers end, and kill those that do not come to it.
@@ -295,6 +307,7 @@ class WorkerPool:
             for future in [each for each in self._leaving if time.monotonic() >= due[each]]:
                 ray.kill(self._leaving.pop(future).actor)
         self.workers.clear()
+        self._on_device.clear()
         self._idle.clear()
         psutil.wait_procs(self._ending, timeout=CLOSE_S)
         self._ending.clear()

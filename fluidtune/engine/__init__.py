@@ -40,7 +40,7 @@ from fluidtune.engine.messages import (
     TrialEnded,
     WorkerLost,
 )
-from fluidtune.engine.trial import EngineError, Status, TrialView
+from fluidtune.engine.trial import EngineError, Status, TrialView, TrialWork
 
 __all__ = [
     "BudgetChanged",
@@ -69,5 +69,6 @@ __all__ = [
     "TrialAdded",
     "TrialEnded",
     "TrialView",
+    "TrialWork",
     "WorkerLost",
 ]

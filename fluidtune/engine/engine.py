@@ -9,8 +9,9 @@ decides neither which trials there are, which Tune does, nor how a resize is don
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from fluidtune.engine.estimates import base_seconds, current_width, height
+from fluidtune.engine.estimates import base_seconds, current_width, height, iterations_left
 from fluidtune.engine.event_handlers import apply_event, known_group, known_trial
 from fluidtune.engine.messages import Event, Instruction
 from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, let_trials_join
@@ -24,7 +25,7 @@ from fluidtune.engine.resizing import (
 )
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
-from fluidtune.engine.trial import EngineError, TrialView
+from fluidtune.engine.trial import EngineError, Trial, TrialView, TrialWork
 
 
 class Engine:
@@ -122,6 +123,16 @@ class Engine:
         trials = self._state.trials
         return {name: tuple(trials[name].held) for name in self._state.running}
 
+    def is_free(self, device: int) -> bool:
+        """Whether ``device`` is there and no trial holds it or was promised it."""
+        tenants = self._state.devices.tenants.get(device)
+        return tenants is not None and not tenants
+
+    @property
+    def held_count(self) -> int:
+        """Number of devices that trials hold or were promised."""
+        return self._state.devices.held
+
     @property
     def idle_devices(self) -> tuple[int, ...]:
         """Devices that no trial holds and that do not leave, ascending."""
@@ -134,8 +145,13 @@ class Engine:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Trials that wait, next first."""
+        """Trials that wait, next first. Sorts all of them; `waiting_count` does not."""
         return tuple(self._state.waiting.in_order())
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of trials that wait."""
+        return len(self._state.waiting)
 
     # Views: what is known
 
@@ -148,6 +164,36 @@ class Engine:
         """alpha and beta (eq. 3.2) as fitted to what the group's trials measured; 1.0 before that."""
         speed = known_group(self._state, group).speed
         return speed.alpha, speed.beta
+
+    def work_done(self) -> float:
+        """Seconds of work that all trials ever added have done, as on one worker."""
+        state = self._state
+        return sum(trial.done * base_seconds(state, trial) for trial in state.trials.values() if trial.done)
+
+    def works_left(self) -> Iterator[TrialWork]:
+        """The work left of every trial that waits or holds devices, in the order first added.
+
+        It costs a small part of what `trials` does.
+        """
+        state = self._state
+        for trial in state.trials.values():
+            if trial.status in ("running", "suspending", "waiting"):
+                left, base = iterations_left(trial), base_seconds(state, trial)
+                width = self._width(trial)
+                yield TrialWork(
+                    trial.name, trial.group.name, trial.kind, width, trial.iterations, trial.done, left * base, base
+                )
+
+    def _width(self, trial: Trial) -> float:
+        """See `TrialView.width`."""
+        if self._state.sharing is None or not trial.devices:
+            return trial.granted_width
+        return current_width(self._state, trial)
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether any trial was ever added."""
+        return bool(self._state.trials)
 
     @property
     def trials(self) -> dict[str, TrialView]:
@@ -169,7 +215,7 @@ class Engine:
             devices=trial.devices,
             resizing_to=trial.resizing_to,
             share=trial.share,
-            width=trial.granted_width if sharing is None or not trial.devices else current_width(state, trial),
+            width=self._width(trial),
             iterations=trial.iterations,
             done=trial.done,
             height=height(state, trial),

@@ -6,7 +6,7 @@ Nothing is decided here: `State` and `event_handlers` change the records, the ot
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fluidtune.engine.messages import Kind, Traits
 from fluidtune.engine.speed import GroupSpeed, TrialSpeed
@@ -164,6 +164,19 @@ class Trial:
     def worth_growing(self) -> bool:
         """At least two iterations are left, as far as is known."""
         return self.iterations is None or self.iterations >= 2
+
+
+class TrialWork(NamedTuple):
+    """The work that a trial has left, for whoever looks at all trials often. The fields are those of `TrialView`."""
+
+    trial: str
+    group: str
+    kind: Kind
+    width: float
+    iterations: float | None
+    done: int
+    height: float
+    base: float
 
 
 @dataclass(frozen=True)

@@ -113,12 +113,8 @@ class JobLog:
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
                 )
-        self._trials_waiting.set(len(self._engine.waiting), {"job": self._job})
-        self._devices_busy.set(len(self.devices_held()), {"job": self._job})
-
-    def devices_held(self) -> set[int]:
-        """The devices that trials run on or were promised."""
-        return {device for devices in self._engine.held_devices().values() for device in devices}
+        self._trials_waiting.set(self._engine.waiting_count, {"job": self._job})
+        self._devices_busy.set(self._engine.held_count, {"job": self._job})
 
     def status_line(self, there: int, kind: str, trials: Collection[str], silent: Iterable[str]) -> str:
         """One line for Tune's display. ``there``: devices that are there; ``trials``: those that Tune wants to run."""

@@ -58,6 +58,8 @@ class Progress:
         self._slowdowns = Slowdowns()
         #: Trial -> the number of its iterations at the last look.
         self._seen: dict[str, int] = {}
+        #: The jobs of the last look, by their iterations left, seconds per iteration and largest number of devices.
+        self._jobs: dict[tuple[float, float, int], JobInfo] = {}
         self._updated = -UPDATE_S
 
     def update(self, where: dict[int, Gpu]) -> None:
@@ -67,28 +69,35 @@ class Progress:
             return
         self._updated = now
         engine = self._engine()
-        if not engine.trials:
+        if not engine.has_trials:
             return
         groups: dict[str, list[JobInfo]] = {}
-        done = 0.0
-        for view in engine.trials.values():
-            done += view.done * view.base
-            if view.status not in ("running", "suspending", "waiting"):
-                continue
-            widest = max(1, int(view.width))
-            if view.kind == "elastic":
-                pays = widest_paying(engine.group_overheads(view.group)[1])
-                widest = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
+        widest: dict[str, int] = {}
+        jobs: dict[tuple[float, float, int], JobInfo] = {}
+        for work in engine.works_left():
+            if work.kind != "elastic":
+                most = max(1, int(work.width))
+            elif work.group in widest:
+                most = widest[work.group]
+            else:
+                pays = widest_paying(engine.group_overheads(work.group)[1])
+                most = widest[work.group] = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
             # The height of a trial without an end says only what it has done so far.
-            seconds = view.height if view.iterations is not None else max(view.height, UNKNOWN_S)
-            groups.setdefault(view.group, []).append(JobInfo(max(seconds, 1e-3) / view.base, view.base, widest))
-            if len(view.devices) > 1 and self._seen.get(view.trial) != view.done:
+            seconds = work.height if work.iterations is not None else max(work.height, UNKNOWN_S)
+            # Many trials have the same work left, and a `JobInfo` is checked when it is made.
+            key = max(seconds, 1e-3) / work.base, work.base, most
+            if key not in jobs:
+                jobs[key] = self._jobs.get(key) or JobInfo(*key)
+            groups.setdefault(work.group, []).append(jobs[key])
+            if work.width > 1 and self._seen.get(work.trial) != work.done:
+                view = engine.trial(work.trial)
                 self._learn([where[d] for d in view.devices if d in where], view.seconds)
-            self._seen[view.trial] = view.done
+            self._seen[work.trial] = work.done
+        self._jobs = jobs
         # Brackets run beside each other: the next rungs of all are one phase, the rungs after these the next phase.
         each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
         self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]
-        self._done = done
+        self._done = engine.work_done()
         self._peak = max(self._peak, self.useful)
 
     def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:

@@ -100,12 +100,11 @@ class TuningJob:
 
     def is_in_use(self, device: int) -> bool:
         """Whether anything of this job runs on the device, or may: the engine may not have heard of the device yet."""
-        tenants = self.engine.devices.get(device)
-        return tenants is None or bool(tenants) or self.pool.has_busy_worker(device)
+        return not self.engine.is_free(device) or self.pool.has_busy_worker(device)
 
     def resources_in_use(self) -> dict[str, float]:
         """Logical resources of the devices that trials hold, for Tune's display."""
-        held = len(self.log.devices_held())
+        held = self.engine.held_count
         return {name: amount * held for name, amount in self.setup.layout.bundle.items()}
 
     def status_line(self, trials: Collection[str]) -> str:

@@ -1,4 +1,7 @@
-"""``--quick --json`` of each benchmark that runs Ray prints one JSON object with the keys of benchmarks/README.md."""
+"""``--quick --json`` of each benchmark that runs Ray, and of `benchmarks.driver`, prints one JSON object.
+
+Its keys are those of benchmarks/README.md.
+"""
 
 import json
 import math
@@ -95,3 +98,11 @@ def test_overheads():
     figures = _run("benchmarks.overheads", "--devices", "emulated:4", keys=keys, kind="emulated")
     assert figures["compared"], "nothing was packed or grown: nothing was compared"
     assert [one["packing"] for one in figures["artificial"].values()] == [2, 2, 1, 1]
+
+
+def test_driver():
+    keys = BASE | {"trials", "engine", "shell", "slowest_events_per_second", "longest_ms"}
+    figures = _run("benchmarks.driver", "--only", "plain-sync", "start", keys=keys, kind="twin")
+    assert figures["engine"].keys() == {"plain-sync-100"} and figures["shell"].keys() == {"start"}
+    assert figures["engine"]["plain-sync-100"]["events"] == 500
+    assert figures["longest_ms"] == figures["engine"]["plain-sync-100"]["longest_ms"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -152,3 +153,29 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
         monkeypatch.setenv(name, value)
     environment = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")._environment
     assert given.items() <= environment.items() and "HOME_GROWN" not in environment
+
+
+def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers(pool):
+    # docs/bugs.md, 163
+    def calls() -> int:
+        count = 0
+
+        def note(frame, event, _):
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(note)
+        try:
+            assert not pool.can_serve(0) and pool.can_serve(1) and pool.has_busy_worker(0)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    pool._layout = Layout("cpu", 9, {"CPU": 1.0}, 1.0, 200, {"CPU": 1.0})
+    for _ in range(200):
+        taken(pool, 0).starting = False
+    before = calls()
+    for device in range(10, 200):
+        pool._devices.nodes[device] = f"node{device}"
+        taken(pool, device)
+    assert calls() <= before

@@ -29,7 +29,7 @@ class Restless:
     """An engine that runs one trial and changes its width at random, as fast as resizes are answered."""
 
     def __init__(self, **settings: Any):
-        self.waiting = ()
+        self.waiting_count = 0
         self._random = random.Random(7)
         self._devices: set[int] = set()
         self._trial = ""
@@ -38,6 +38,10 @@ class Restless:
 
     def tenants(self, device: int) -> tuple[str, ...]:
         return ()
+
+    @property
+    def held_count(self) -> int:
+        return len(self._held)
 
     def held_devices(self) -> dict[str, tuple[int, ...]]:
         return {self._trial: self._held}

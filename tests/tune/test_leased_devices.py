@@ -270,3 +270,19 @@ def test_packed_trials_count_as_if_alone():
 def test_an_unknown_arbiter_is_refused():
     with pytest.raises(FluidTuneError, match="auto"):
         fluidtune.FluidExecutor(arbiter="other")
+
+
+def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch):
+    # docs/bugs.md, 164
+    engine = Engine()
+    added = [TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), *added, now=0.0)
+    for _ in range(3):
+        engine.handle(Result("t0", 2.0, 1.0), now=1.0)
+    views = []
+    view = Engine.trial
+    monkeypatch.setattr(Engine, "trial", lambda self, name: views.append(name) or view(self, name))
+    progress = progress_of(lambda: engine)
+    progress.update({})
+    assert progress.useful == 50 and not views
+    assert progress.valuation(1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))

@@ -20,6 +20,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import IterationReply
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import messages as m
+from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import final_report, result_logs, tuning_job
@@ -416,3 +417,14 @@ def test_the_status_line_counts_the_trials_that_tune_wants_to_run(tried: Tried) 
     assert tried.manager.status_line() == "FluidTune: 1/2 gpu devices busy, 1 trials on them (0 on several), 0 waiting"
     tried.manager.remove_actor(run.ticket)
     assert tried.manager.status_line() == "FluidTune: 0/2 gpu devices busy, 0 trials on them (0 on several), 0 waiting"
+
+
+def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    # docs/bugs.md, 163
+    sorts: list[int] = []
+    in_order = WaitQueue.in_order
+    monkeypatch.setattr(WaitQueue, "in_order", lambda queue: sorts.append(len(queue)) or in_order(queue))
+    run = tried.placed(1.0)
+    tried.manager._emit(m.Result(run.id, 1.0, 1.0))
+    tried.manager._advance()
+    assert not sorts and tried.job.engine.waiting == () and sorts == [0]

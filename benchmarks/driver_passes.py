@@ -1,0 +1,231 @@
+"""What the driver does beside the engine, with many trials and devices; for `benchmarks.driver`. No Ray runs.
+
+The job, its manager, its pool and its log are real. Stand-ins take the place of what Ray would answer: the controller,
+the placement groups and the worker processes. Each pass returns milliseconds of CPU time, of the longest of its calls.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.many_trials import PER_NODE, Case, Job
+from fluidtune import FluidExecutor
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.pool import PooledWorker, WorkerPool
+from fluidtune.ray_compat.trainable import TRIAL_INFO
+from fluidtune.tune import leased_devices, result_logs, tuning_job
+from fluidtune.tune.device_setup import DeviceSetup
+from fluidtune.tune.groups import Membership
+from fluidtune.tune.job_log import JobLog
+from fluidtune.tune.leased_devices import Progress
+from fluidtune.tune.manager import FluidActorManager
+from fluidtune.tune.tuning_job import TuningJob
+from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
+from themis_bridge.locality import Gpu
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    """Milliseconds of CPU time."""
+    began = time.process_time()
+    call()
+    return (time.process_time() - began) * 1e3
+
+
+class _Actor:
+    """A worker process that never answers by itself."""
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda *args: object())
+
+
+class _Devices:
+    """Devices that are all there, `PER_NODE` on each node."""
+
+    complete = True
+
+    def __init__(self, count: int) -> None:
+        self.nodes = {device: f"node{device // PER_NODE}" for device in range(count)}
+
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        return dict(self.nodes), []
+
+    def leaving(self) -> list[int]:
+        return []
+
+    def group(self, device: int) -> Any:
+        return None
+
+
+@contextmanager
+def _pool(devices: _Devices, starts: int) -> Iterator[WorkerPool]:
+    """A pool whose processes are stand-ins. ``starts``: how many processes of a node may start at a time."""
+    remote = SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *args: _Actor()))
+    nodes = [{"NodeID": node, "Resources": {"CPU": float(starts)}} for node in set(devices.nodes.values())]
+    strategy = "fluidtune.cluster.pool.PlacementGroupSchedulingStrategy"
+    with (
+        patch("ray.remote", lambda cls: remote),
+        patch("ray.nodes", lambda: nodes),
+        patch(strategy, lambda *args, **named: None),
+    ):
+        yield WorkerPool(_layout(len(devices.nodes)), devices, "job")
+
+
+def _layout(count: int) -> Layout:
+    return Layout("gpu", count, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+
+
+def _busy_engine(trials: int, devices: int) -> Any:
+    """An engine of which all devices are in use and most trials wait, some seconds after its start."""
+    job = Job(Case("driver", trials, devices, "elastic", True))
+    job.arrive(1_000)
+    job.run(2 * devices, 1e9)
+    return job
+
+
+def told(trials: int, devices: int) -> dict[str, float]:
+    """What is written down after each batch of events: how many trials wait and how many devices are held."""
+    job = _busy_engine(trials, devices)
+    with tempfile.TemporaryDirectory() as directory:
+        log = JobLog("job", Path(directory), job.engine)
+        return {"instructions_given_ms": max(_timed(lambda: log.instructions_given([])) for _ in range(20))}
+
+
+def requests(trials: int, devices: int) -> dict[str, float]:
+    """As many requests for a worker as devices: at first none can be served, then all can.
+
+    A node starts as few processes at a time as possible, and the other requests wait.
+    """
+    there = _Devices(devices)
+    with _pool(there, 1) as pool:
+        job: Any = SimpleNamespace(pool=pool, devices=there, log=SimpleNamespace(worker_started=lambda *args: None))
+        got: list[PooledWorker] = []
+        calls: Any = SimpleNamespace(track_call=lambda *args: None)
+        dispatch = WorkerDispatch(job, calls, lambda event: None)
+
+        def request_all() -> None:
+            for device in range(devices):
+                dispatch.request_worker(WorkerRequest(device, (), got.append, lambda: True))
+
+        first = _timed(request_all)
+        nothing = max(_timed(dispatch.serve_requests) for _ in range(5))
+        for worker in pool.workers.values():
+            worker.starting = False
+        some = _timed(dispatch.serve_requests)
+        while len(got) < devices:
+            for worker in pool.workers.values():
+                worker.starting = False
+            some = max(some, _timed(dispatch.serve_requests))
+        busy = _timed(lambda: [pool.has_busy_worker(device) for device in range(devices)])
+    return {"request_ms": first, "serve_none_ms": nothing, "serve_some_ms": some, "in_use_ms": busy}
+
+
+def progress(trials: int, devices: int) -> dict[str, float]:
+    """The figures for the arbiter, and what the agent asks of them."""
+    job = _busy_engine(trials, devices)
+    where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
+    clock = SimpleNamespace(now=0.0)
+    with patch.object(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now)):
+        told = Progress(lambda: job.engine, lambda group: (), None, None)
+        updates = []
+        for _ in range(5):
+            clock.now += 1.0
+            updates.append(_timed(lambda: told.update(where)))
+            job.run(len(job.calls) + devices // 2, 1e9)
+        value = told.valuation(1.0, devices)
+        gpus = list(where.values())
+        asked = max(_timed(lambda held=held: told.valuation(1.0, devices).rho(held)) for held in ([], gpus[:1], gpus))
+        assert value.useful == told.useful
+    return {"first_update_ms": updates[0], "update_ms": max(updates[1:]), "valuation_ms": asked}
+
+
+@contextmanager
+def _manager(devices: int) -> Iterator[FluidActorManager]:
+    """A manager with its job, on as many devices."""
+    there = _Devices(devices)
+    setup = DeviceSetup("job", _layout(devices), 1, 1, None, None, None, None)
+    controller = SimpleNamespace(
+        search_alg=None,
+        _storage=SimpleNamespace(experiment_dir_name="run"),
+        _max_pending_trials=1,
+        _pending_trials=[],
+        update_max_pending_trials=lambda count: None,
+    )
+    scheduler = SimpleNamespace(
+        executor=FluidExecutor(),
+        synchronous=True,
+        base_scheduler=None,
+        metric="score",
+        mode="max",
+        membership=lambda trial: Membership("g", True, 10.0),
+    )
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pool = stack.enter_context(_pool(there, PER_NODE))
+        for target, name, stand_in in (
+            (tuning_job, "set_up_devices", lambda *args, **named: setup),
+            (tuning_job, "hold_devices", lambda *args, **named: there),
+            (tuning_job, "WorkerPool", lambda *args, **named: pool),
+            (tuning_job, "_log_directory", lambda controller: directory),
+            (result_logs, "take_over", lambda trial, up_to: None),
+        ):
+            stack.enter_context(patch.object(target, name, stand_in))
+        stack.enter_context(patch("ray.put", lambda value: value))
+        yield FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0}))
+
+
+def start(trials: int, devices: int) -> dict[str, float]:
+    """As many trials as devices come at once, are loaded, and report for the first time.
+
+    ``add_ms``: all calls with which Tune adds them. ``pass_ms``: the longest pass of the manager in which they start.
+    ``idle_pass_ms``: a pass in which nothing happens while they run and the other trials of the job wait.
+    """
+    with _manager(devices) as manager:
+        added = _timed(lambda: [_add(manager, f"trial{number}") for number in range(devices)])
+        passes = [_timed(manager._advance)]
+        while any(run.leader is None for run in manager._runs):
+            for worker in manager._job.pool.workers.values():
+                worker.starting = False
+            passes.append(_timed(manager._advance))
+        for run in manager._runs:
+            assert run.leader is not None
+            manager._leaders.leader_loaded(run, run.leader, None)
+        passes.append(_timed(manager._advance))
+        for number in range(devices, trials):
+            _add(manager, f"trial{number}")
+        passes.append(_timed(manager._advance))
+        idle = max(_timed(manager._advance) for _ in range(5))
+        counts = max(_timed(lambda: (manager.num_pending_actors, manager.num_actor_tasks)) for _ in range(5))
+    return {"add_ms": added, "pass_ms": max(passes), "idle_pass_ms": idle, "counts_ms": counts, "passes": len(passes)}
+
+
+def _add(manager: FluidActorManager, name: str) -> None:
+    """Tune makes a trial and asks for its actor."""
+    request = SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False)
+    trial: Any = SimpleNamespace(
+        trial_id=name,
+        last_result={},
+        status="PENDING",
+        placement_group_factory=request,
+        evaluated_params={"lr": hash(name)},
+        trainable_name="t",
+        get_trainable_cls=lambda: _Actor,
+        checkpoint=None,
+    )
+    manager.note_trial(trial)
+    manager.add_actor(None, {"config": {TRIAL_INFO: trial}}, None)
+
+
+#: By name: a function of the numbers of trials and devices, which returns its figures.
+PASSES: dict[str, Callable[[int, int], dict[str, float]]] = {
+    "told": told,
+    "requests": requests,
+    "progress": progress,
+    "start": start,
+}
