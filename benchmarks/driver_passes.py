@@ -73,6 +73,7 @@ def _pool(devices: _Devices, starts: int) -> Iterator[WorkerPool]:
         patch("ray.remote", lambda cls: remote),
         patch("ray.nodes", lambda: nodes),
         patch(strategy, lambda *args, **named: None),
+        patch.object(WorkerPool, "_needed_before_start", lambda pool: {}),
     ):
         yield WorkerPool(_layout(len(devices.nodes)), devices, "job")
 
@@ -154,6 +155,7 @@ def _manager(devices: int) -> Iterator[FluidActorManager]:
         search_alg=None,
         _storage=SimpleNamespace(experiment_dir_name="run"),
         _max_pending_trials=1,
+        _reuse_actors=False,
         _pending_trials=[],
         update_max_pending_trials=lambda count: None,
     )
@@ -184,7 +186,8 @@ def start(trials: int, devices: int) -> dict[str, float]:
     """As many trials as devices come at once, are loaded, and report for the first time.
 
     ``add_ms``: all calls with which Tune adds them. ``pass_ms``: the longest pass of the manager in which they start.
-    ``idle_pass_ms``: a pass in which nothing happens while they run and the other trials of the job wait.
+    ``more_ms``: the longest pass in which 1,000 further trials come, which wait. ``idle_pass_ms``: a pass in which
+    nothing happens while they do. ``counts_ms``: what Tune asks for before each of its steps.
     """
     with _manager(devices) as manager:
         added = _timed(lambda: [_add(manager, f"trial{number}") for number in range(devices)])
@@ -197,12 +200,21 @@ def start(trials: int, devices: int) -> dict[str, float]:
             assert run.leader is not None
             manager._leaders.leader_loaded(run, run.leader, None)
         passes.append(_timed(manager._advance))
-        for number in range(devices, trials):
-            _add(manager, f"trial{number}")
-        passes.append(_timed(manager._advance))
+        more = []
+        for first in range(devices, trials, 1_000):
+            for number in range(first, min(first + 1_000, trials)):
+                _add(manager, f"trial{number}")
+            more.append(_timed(manager._advance))
         idle = max(_timed(manager._advance) for _ in range(5))
         counts = max(_timed(lambda: (manager.num_pending_actors, manager.num_actor_tasks)) for _ in range(5))
-    return {"add_ms": added, "pass_ms": max(passes), "idle_pass_ms": idle, "counts_ms": counts, "passes": len(passes)}
+    return {
+        "add_ms": added,
+        "pass_ms": max(passes),
+        "passes": len(passes),
+        "more_ms": max(more),
+        "idle_pass_ms": idle,
+        "counts_ms": counts,
+    }
 
 
 def _add(manager: FluidActorManager, name: str) -> None:
@@ -216,6 +228,7 @@ def _add(manager: FluidActorManager, name: str) -> None:
         evaluated_params={"lr": hash(name)},
         trainable_name="t",
         get_trainable_cls=lambda: _Actor,
+        run_metadata=SimpleNamespace(),
         checkpoint=None,
     )
     manager.note_trial(trial)

@@ -104,6 +104,9 @@ class WorkerPool:
         #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
         #: kept so long, because Ray 2.44 kills an actor that nobody holds.
         self._leaving: dict[Any, PooledWorker] = {}
+        #: `Worker` as Ray's class of actors, from the first start on. Ray pickles and exports each one that is made,
+        #: which takes the driver 18 ms of CPU time, and a start 1 ms (median of 15 starts, Ray 2.60).
+        self._actor_class: Any = None
         #: How many processes were started so far.
         self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
@@ -205,19 +208,17 @@ class WorkerPool:
             environment[VISIBLE_GPUS] = ",".join(visible)
         if self._before_start is None:
             self._before_start = self._needed_before_start()
-        actor = (
-            ray.remote(Worker)
-            .options(
-                num_cpus=resources.pop("CPU", 0),
-                num_gpus=resources.pop("GPU", 0),
-                memory=resources.pop("memory", None),
-                resources=resources or None,
-                max_restarts=0,
-                runtime_env=self._before_start or None,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-            )
-            .remote(name, environment, self._mps if visible is None else None)
-        )
+        if self._actor_class is None:
+            self._actor_class = ray.remote(Worker)
+        actor = self._actor_class.options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            memory=resources.pop("memory", None),
+            resources=resources or None,
+            max_restarts=0,
+            runtime_env=self._before_start or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+        ).remote(name, environment, self._mps if visible is None else None)
         return PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
 
     def _needed_before_start(self) -> dict[str, Any]:

@@ -211,7 +211,7 @@ class FluidActorManager(ActorManager):
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""
         self._advance()
         if not self._callbacks:
-            self._calls.wait_for_one(timeout)
+            self._calls.wait_for_one(0.0 if self._dispatch.behind else timeout)
             self._advance()
         if self._callbacks:
             self._callbacks.call_next()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs a call to Ray for each
 #: device.
 POLL_S = 0.5
+#: Processes that are started in one pass of the driver's loop at most; Tune's loop goes on before the others follow.
+#: Judgement: a start takes the driver 1 ms (see `WorkerPool`), so that a pass takes 32 ms for them.
+STARTS_AT_ONCE = 32
 #: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
 #: Judgement: a loop that stands in a broken collective call may never return, and a new process takes seconds.
 CLEAN_BROKEN_S = 30.0
@@ -57,6 +60,8 @@ class WorkerDispatch:
         self._emit = emit
         #: Requests that the pool could not serve yet, oldest first.
         self._requests: list[WorkerRequest] = []
+        #: Processes started since the last `serve_requests`, and whether that one left some for the next.
+        self._started, self.behind = 0, False
         #: How many workers were told to clean up and have not answered.
         self.cleaning = 0
         #: Worker name -> when it is killed if it has not cleaned up (monotonic clock).
@@ -74,16 +79,22 @@ class WorkerDispatch:
             return
         worker = pool.take_idle_worker(request.device, request.others)
         if worker is None:
+            if self._started == STARTS_AT_ONCE:
+                self._requests.append(request)
+                return
+            self._started += 1
             worker = pool.start_worker(request.device, request.others)
             self._calls.track_call(worker.actor.info.remote(), lambda value: self._worker_answered(worker, value))
         request.on_worker(worker)
 
     def serve_requests(self) -> None:
-        """Try the waiting requests again, oldest first; drop those that are no longer wanted."""
+        """Try the waiting requests again, oldest first; drop those that are no longer wanted. Ends a pass."""
         requests, self._requests = self._requests, []
         for request in requests:
             if request.still_wanted():
                 self.request_worker(request)
+        self.behind = self._started == STARTS_AT_ONCE
+        self._started = 0
 
     def _worker_answered(self, worker: PooledWorker, value: Any) -> None:
         """A new process says what it is; ``value`` is an exception when it could not."""

@@ -179,3 +179,17 @@ def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers
         pool._devices.nodes[device] = f"node{device}"
         taken(pool, device)
     assert calls() <= before
+
+
+def test_the_class_of_the_workers_is_handed_to_ray_once(monkeypatch):
+    # docs/bugs.md, 163: Ray pickles it each time
+    made = []
+    actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: object())
+    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: made.append(cls) or actor)
+    monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda pool: {})
+    there = SimpleNamespace(nodes={}, group=lambda device: None)
+    pool = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
+    for device in range(3):
+        pool.start_worker(device)
+    assert made == [pool_module.Worker]

@@ -11,7 +11,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.engine import messages as m
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
-from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
+from fluidtune.tune.worker_dispatch import STARTS_AT_ONCE, WorkerDispatch, WorkerRequest
 
 
 class Pool:
@@ -141,3 +141,19 @@ def test_a_process_is_written_down_when_it_starts_and_not_when_it_serves_again(d
     assert desk.got == ["new-0", "new-0"] and desk.log.lines == ["worker_started new-0 7"]
     with pytest.raises(KeyError):
         desk.calls.answer("info-0", WorkerInfo(pid=7))
+
+
+def test_a_pass_starts_so_many_processes_and_the_next_ones_the_others_in_order(desk: Desk) -> None:
+    desk.pool.serves = True
+    for device in range(2 * STARTS_AT_ONCE + 3):
+        desk.request(device)
+    passes = []
+    while not passes or desk.dispatch.behind:
+        desk.dispatch.serve_requests()
+        passes.append(len(desk.got))
+    assert passes == [STARTS_AT_ONCE, 2 * STARTS_AT_ONCE, 2 * STARTS_AT_ONCE + 3]
+    assert desk.got == [f"new-{device}" for device in range(2 * STARTS_AT_ONCE + 3)]
+    desk.pool.warm = desk.pool.workers["new-0"]
+    for _ in range(STARTS_AT_ONCE + 1):
+        desk.request(0)
+    assert len(desk.got) == 3 * STARTS_AT_ONCE + 4, "warm workers serve at once"
