@@ -19,6 +19,7 @@ from benchmarks.many_trials import PER_NODE, Case, Job
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
+from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune import leased_devices, result_logs, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup
@@ -38,11 +39,18 @@ def _timed(call: Callable[[], Any]) -> float:
     return (time.process_time() - began) * 1e3
 
 
+class _Future:
+    """The answer to a call of ``method``, which is there at once."""
+
+    def __init__(self, method: str) -> None:
+        self.value = WorkerInfo(pid=1) if method == "info" else None
+
+
 class _Actor:
-    """A worker process that never answers by itself."""
+    """A worker process that does nothing."""
 
     def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=lambda *args: object())
+        return SimpleNamespace(remote=lambda *args: _Future(method))
 
 
 class _Devices:
@@ -179,6 +187,8 @@ def _manager(devices: int) -> Iterator[FluidActorManager]:
         ):
             stack.enter_context(patch.object(target, name, stand_in))
         stack.enter_context(patch("ray.put", lambda value: value))
+        stack.enter_context(patch("ray.wait", lambda futures, num_returns, timeout: (futures[:1], futures[1:])))
+        stack.enter_context(patch("ray.get", lambda future: future.value))
         yield FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0}))
 
 
@@ -191,26 +201,23 @@ def start(trials: int, devices: int) -> dict[str, float]:
     """
     with _manager(devices) as manager:
         added = _timed(lambda: [_add(manager, f"trial{number}") for number in range(devices)])
-        passes = [_timed(manager._advance)]
-        while any(run.leader is None for run in manager._runs):
-            for worker in manager._job.pool.workers.values():
-                worker.starting = False
-            passes.append(_timed(manager._advance))
-        for run in manager._runs:
-            assert run.leader is not None
-            manager._leaders.leader_loaded(run, run.leader, None)
-        passes.append(_timed(manager._advance))
+        passes = []
+        while manager.num_live_actors < devices or manager.num_pending_actors:
+            passes.append(_timed(lambda: manager.step(0.0)))
         more = []
         for first in range(devices, trials, 1_000):
             for number in range(first, min(first + 1_000, trials)):
                 _add(manager, f"trial{number}")
-            more.append(_timed(manager._advance))
-        idle = max(_timed(manager._advance) for _ in range(5))
+            more.append(_timed(lambda: manager.step(0.0)))
+        while manager.step(0.0):
+            pass
+        idle = max(_timed(lambda: manager.step(0.0)) for _ in range(5))
         counts = max(_timed(lambda: (manager.num_pending_actors, manager.num_actor_tasks)) for _ in range(5))
     return {
         "add_ms": added,
         "pass_ms": max(passes),
         "passes": len(passes),
+        "passes_per_second": 1e3 * len(passes) / sum(passes),
         "more_ms": max(more),
         "idle_pass_ms": idle,
         "counts_ms": counts,

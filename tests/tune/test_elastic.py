@@ -43,6 +43,9 @@ class Restless:
     def held_count(self) -> int:
         return len(self._held)
 
+    def runs_on(self, trial: str) -> tuple[int, ...]:
+        return self._held
+
     def held_devices(self) -> dict[str, tuple[int, ...]]:
         return {self._trial: self._held}
 
