@@ -82,8 +82,17 @@ class Patches:
 
 def _take(names: Any, before: dict[str, Any]) -> None:
     """Let ``before`` be what the names stand for now."""
-    before.clear()
-    before.update(names)
+    if not _is_same(names, before):
+        before.clear()
+        before.update(names)
+
+
+def _is_same(names: Any, before: dict[str, Any]) -> bool:
+    """Whether the names stand for what they stood for; False where it is not easy to say."""
+    try:
+        return bool(names == before)  # compares by identity first, in C
+    except Exception:
+        return False  # an object that cannot be compared
 
 
 def _top(module: str) -> str:
@@ -92,11 +101,8 @@ def _top(module: str) -> str:
 
 def _changes(names: Any, before: dict[str, Any], package: str) -> list[str]:
     """The names of a module or class of ``package`` that were replaced. Harmless changes are noted in ``before``."""
-    try:
-        if names == before:  # compares by identity first, in C
-            return []
-    except Exception:
-        pass  # an object that cannot be compared has changed: see which
+    if _is_same(names, before):
+        return []
     changed = []
     for name, value in list(names.items()):
         was = before.get(name, _MISSING)

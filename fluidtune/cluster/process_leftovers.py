@@ -28,8 +28,9 @@ GPU_MEMORY_ALLOWANCE = 64 << 20
 #: Bytes of GPU memory that a process may hold, by NVML, besides what torch's allocator has. Judgement: a CUDA context
 #: with the kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
 GPU_PROCESS_ALLOWANCE = 1 << 30
-#: Seconds that threads which are ending may take. Judgement: small against the start of a new process.
-GRACE_S = 2.0
+#: Seconds that threads which are ending may take. Judgement: they take milliseconds, and a trial may wait for the
+#: process meanwhile, which would get a new one at once under stock Ray Tune.
+GRACE_S = 0.5
 #: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
 HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
 #: The state of a listening socket in /proc/net/tcp: TCP_LISTEN of Linux's include/net/tcp_states.h, in hex.
