@@ -2,7 +2,8 @@
 
 Horovod's gloo reads and writes addresses under ``/SCOPE/KEY``, and deletes a key when it is done. A GET of a key that
 is not there yet waits for a moment, so that nobody has to ask again. Each generation has a server of its own, so that
-nobody reads what a member of an older generation still writes.
+nobody reads what a member of an older generation still writes. Horovod's client has no secret, so anybody who reaches
+the port is served. The values are handed on as bytes and nothing here reads them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 #: Seconds that a GET waits for its key. Judgement: members of a group arrive within this time of each other.
 HOLD_S = 0.25
+#: The most bytes of a value. Judgement: gloo writes about 140 bytes for each member of the group.
+VALUE_SIZE = 1 << 20
 
 
 class Rendezvous(socketserver.ThreadingMixIn, HTTPServer):
@@ -75,7 +78,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(404 if value is None else 200, value or b"")
 
     def do_PUT(self) -> None:
-        value = self.rfile.read(int(self.headers["Content-Length"]))
+        size = self.headers.get("Content-Length", "")
+        if not size.isdecimal() or int(size) > VALUE_SIZE:
+            self.close_connection = True
+            self._answer(413)
+            return
+        value = self.rfile.read(int(size))
         with self.server.changed:
             self.server.values[self.path] = value
             self.server.changed.notify_all()
