@@ -89,16 +89,8 @@ def _statistics(
     return mean, spread / total, spread / (total - 1)
 
 
-def _gather(row: torch.Tensor, group: GroupView) -> torch.Tensor:
-    """All workers' rows, of shape (width, len(row)): the sum of matrices in which each worker has set its row."""
-    rows = row.new_zeros(group.width, row.numel())
-    rows[group.backend.rank] = row
-    group.backend.allreduce_(rows)
-    return rows
-
-
 class _Gather(torch.autograd.Function):
-    """`_gather` with a gradient.
+    """All workers' rows, of shape (width, len(row)), with a gradient.
 
     Backward runs in each worker for the mean loss of its own share, and `gradients` then weights the result by the
     worker's share. The part of a gradient that comes from another worker's loss must be weighted by that worker's share
@@ -108,11 +100,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, row: torch.Tensor, group: GroupView, weight: float) -> torch.Tensor:
         ctx.group, ctx.weight = group, weight
-        return _gather(row, group)
+        return group.backend.gather(row, "batch statistics")
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         owed = grads[0].contiguous() * ctx.weight if ctx.weight else torch.zeros_like(grads[0])
-        ctx.group.backend.allreduce_(owed)
+        ctx.group.backend.allreduce_(owed, "the gradient of batch statistics")
         mine = owed[ctx.group.backend.rank]
         return (mine / ctx.weight if ctx.weight else torch.zeros_like(mine)), None, None

@@ -26,6 +26,9 @@ from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_surviv
 from .joining import called_in
 from .membership import Address, Reform
 
+#: What a boundary is called in an error.
+_ORDER = "the boundary"
+
 
 class GroupMember:
     """One worker's place in its trial's group; the `GroupView` of its loop.
@@ -179,7 +182,7 @@ class GroupMember:
 
     def end(self) -> None:
         """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
-        order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None)
+        order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None, _ORDER)
         if order is not None and order.kind != "end":
             raise RuntimeError(
                 f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
@@ -199,7 +202,7 @@ class GroupMember:
         if order is not None and note is not None:
             order = replace(order, note=note)
         try:
-            heard: BoundaryOrder = self._group.broadcast_object(order)
+            heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:
             if order is not None and order.reform is not None:  # nobody heard it: keep it for another boundary
                 with self._requests.changed:

@@ -200,7 +200,7 @@ class _DividedBatches:
             message = None
             if source is not None:
                 message = [list(batch) for batch in islice(source, self._ahead)]
-            batches = self._group.backend.broadcast_object(message)
+            batches = self._group.backend.broadcast_object(message, "the next batches")
             if not batches:
                 return
             for batch in batches:

@@ -269,7 +269,7 @@ class ElasticSession:
         """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
         if self.width > 1:
-            self.backend.allreduce_(pair)
+            pair = self.backend.exchange(pair, "elastic.mean()").sum(0)
         return float(pair[0]) / float(pair[1])
 
     def samples(self, n: int) -> int:

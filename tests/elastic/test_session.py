@@ -257,6 +257,19 @@ def test_an_iterator_is_kept_or_not_before_a_trial_grows(pool):
     assert pool[0].call(trials.refused)[0] == 1
 
 
+@pytest.mark.parametrize("config", [{}, {"mean": True}, {"norm": True}, {"mean": True, "norm": True}], ids=str)
+def test_a_step_that_one_worker_leaves_out_is_an_error_within_seconds(pool, config):
+    driver = Driver(pool, trials.skipping, {**config, "stop": 5})
+    driver.turn(1)
+    driver.resize(2)
+    started = time.monotonic()
+    pool[0].call(trials.allow, 5)
+    for worker in pool:
+        kind, error = worker.call(trials.outcome, 20)
+        assert kind == "lost" and "CannotDivide" in error and "stands at" in error, error
+    assert time.monotonic() - started < 15
+
+
 def test_nested_loops_have_all_their_turns():
     ours = session()
     elastic.use(ours)

@@ -101,6 +101,28 @@ def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor
     return dict(model.state_dict())
 
 
+def skipping(config: dict[str, Any], report: Report) -> None:
+    """Leaves out what has fewer than two samples; its last batch has three, of which the second worker gets one."""
+    torch.manual_seed(2)
+    norm = [nn.BatchNorm1d(16)] if config.get("norm") else []
+    model = nn.Sequential(nn.Linear(6, 16), *norm, nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    size = config.get("batch_size", 10)
+    loader = DataLoader(data(53), batch_size=size, generator=torch.Generator().manual_seed(3), shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(0, config["stop"]):
+        total, count = 0.0, 0
+        for x, y in loader:
+            if len(x) < 2:
+                continue
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total, count = total + loss.item() * len(x), count + len(x)
+        report(elastic.mean(total, count) if config.get("mean") else total / count)
+
+
 def nested(config: dict[str, Any], report: Report) -> int:
     """`elastic.epochs` for both loops. Returns how many turns the inner one had."""
     elastic.prepare(nn.Linear(6, 1))

@@ -17,19 +17,21 @@ import json
 import pickle
 import socket
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from ..errors import GroupLost
+from ..errors import CannotDivide, GroupLost
 from ..membership import Address
 from ..signing import SIGNATURE_SIZE, Signer
 from .liveness import FollowerConnections, LeaderConnection
+from .lockstep import Lockstep
 from .signed_store import SignedStore
 
 #: Seconds after which a collective fails. Judgement: an iteration may take hours, and only the death of a worker should
@@ -47,8 +49,14 @@ _HEAD = 8 + SIGNATURE_SIZE
 _INLINE = 4096 - _HEAD
 
 
+#: Numbers in an exchange. Judgement: a boundary compares fewer, and so short a message costs as much as an empty one.
+NOTE = 31
+
+
 class CollectiveBackend(ABC):
     """One contract for torch.distributed and Horovod. Used by one thread at a time.
+
+    One thing: what the two libraries share, from the rendezvous to the collectives, is read as one contract.
 
     Args:
         host: the IP address at which the other workers reach this process (127.0.0.1 if all are on this machine).
@@ -70,6 +78,9 @@ class CollectiveBackend(ABC):
         self.world = 1
         self.generation: float = -1
         self._lost: str | None = None
+        self._apart = False  # the group is lost because its workers were in different collectives
+        #: None where there is no group that has formed.
+        self._lockstep: Lockstep | None = None
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._followers: FollowerConnections | None = None  # the leader's
@@ -170,11 +181,12 @@ class CollectiveBackend(ABC):
             raise ValueError(f"generation {self.generation} must be dissolved before {generation} is formed")
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is not within a world of {world}")
-        self._lost = None
+        self._lost, self._apart = None, False
         self.generation = generation
         self._broadcasts = 0
         if world > 1:
             store = self._store(address)
+            self._lockstep = Lockstep(store, generation, rank, world)
             with self._guard(f"forming generation {generation}"):
                 # First make sure that all are there: not every library lets us set how long it waits for that.
                 if rank > 0:
@@ -217,37 +229,66 @@ class CollectiveBackend(ABC):
 
     # -- collectives: in place, blocking; GroupLost when another worker is gone --
 
-    def allreduce_(self, tensor: torch.Tensor) -> None:
+    #
+    # A rank that calls one collective while another rank calls another one gets CannotDivide within seconds. ``what``
+    # names the collective for that error; equal names mean that ranks are at the same place of the loop.
+
+    def allreduce_(self, tensor: torch.Tensor, what: str = "the sum of gradients") -> None:
         """Sum a contiguous tensor over all ranks, in place."""
         if self.world > 1:
-            with self._guard("allreduce"):
+            with self._collective("allreduce", what):
                 self._allreduce_(tensor)
 
-    def broadcast_(self, tensor: torch.Tensor) -> None:
+    def gather(self, row: torch.Tensor, what: str) -> torch.Tensor:
+        """All ranks' rows, of shape (world, len(row)); they have the same shape and dtype. Rows are not changed."""
+        if self.world == 1:
+            return row.unsqueeze(0)
+        with self._collective("gathering", what):
+            return self._gather(row)
+
+    def exchange(self, row: torch.Tensor, what: str) -> torch.Tensor:
+        """All ranks' short rows of float64 on the CPU, at most `NOTE` numbers, of shape (world, len(row)).
+
+        CannotDivide on all ranks if another one exchanges something else.
+        """
+        if self.world == 1:
+            return row.unsqueeze(0)
+        note = torch.zeros(1 + NOTE, dtype=torch.float64)
+        note[0] = zlib.crc32(what.encode())
+        note[1 : 1 + len(row)] = row
+        with self._collective("exchange", what):
+            notes = self._exchange(note)
+            other = next((rank for rank in range(self.world) if notes[rank, 0] != note[0]), None)
+            if other is not None:
+                why = f"worker {self.rank} stands at {what}, and worker {other} does not"
+                self._break_up(self._lockstep.report(other, "another exchange") if self._lockstep else why)
+        return notes[:, 1 : 1 + len(row)]
+
+    def broadcast_(self, tensor: torch.Tensor, what: str = "the leader's state") -> None:
         """Overwrite a contiguous tensor with that of rank 0, which has the same shape and dtype."""
         if self.world > 1:
-            with self._guard("broadcast"):
+            with self._collective("broadcast", what):
                 self._broadcast_(tensor)
 
-    def broadcast_object(self, value: Any = None) -> Any:
+    def broadcast_object(self, value: Any = None, what: str = "the leader's state") -> Any:
         """The ``value`` of rank 0 (anything that can be pickled), on every rank. GroupLost if it is not signed."""
         if self.world == 1:
             return value
         self._broadcasts += 1
-        about = f"{self.generation}/object/{self._broadcasts}"
+        about = f"{self.generation}/object/{self._broadcasts}/{what}"
         frame = torch.zeros(_HEAD + _INLINE, dtype=torch.uint8)
         data = b""
         if self.rank == 0:
             data = pickle.dumps(value)
             head = len(data).to_bytes(8, "little") + self.signer.signature(about, data) + data[:_INLINE]
             frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self.broadcast_(frame)
+        self.broadcast_(frame, what)
         size = int.from_bytes(frame[:8].numpy().tobytes(), "little")
         if size > _INLINE:
             body = torch.empty(size, dtype=torch.uint8)
             if self.rank == 0:
                 body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            self.broadcast_(body)
+            self.broadcast_(body, what)
         else:
             body = frame[_HEAD : _HEAD + size]
         if self.rank == 0:
@@ -255,12 +296,12 @@ class CollectiveBackend(ABC):
         with self._guard("broadcast of an object"):
             sent = self.signer.value_of(about, frame[8:_HEAD].numpy().tobytes() + body.numpy().tobytes())
             if sent is None:
-                raise RuntimeError("what was received does not have this trial's signature")
+                raise RuntimeError(f"what was received is not {what}, or does not have this trial's signature")
         return pickle.loads(sent)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
-        self.allreduce_(torch.zeros(1))
+        self.exchange(torch.zeros(1), "the end of a group")
 
     # -- what a library must bring --
 
@@ -280,7 +321,50 @@ class CollectiveBackend(ABC):
     def _broadcast_(self, tensor: torch.Tensor) -> None:
         """See `broadcast_`; any RuntimeError or OSError means that the group is lost."""
 
+    def _gather(self, row: torch.Tensor) -> torch.Tensor:
+        """See `gather`; a library may have something better than a sum of rows."""
+        rows = row.new_zeros(self.world, *row.shape)
+        rows[self.rank] = row
+        self._allreduce_(rows)
+        return rows
+
+    def _exchange(self, note: torch.Tensor) -> torch.Tensor:
+        """See `exchange`. In a library that mixes up collectives of different kinds, it has a kind of its own."""
+        return self._gather(note)
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """End what waits in the library at this worker and its peers, although all live."""
+
     # -- inside --
+
+    def _look(self) -> None:
+        """Called by a library about once in `LOOK_S` while a collective waits. CannotDivide if it will not end."""
+        assert self._lockstep is not None
+        why = self._lockstep.look()
+        if why is not None:
+            self._break_up(why)
+
+    def _break_up(self, why: str) -> NoReturn:
+        self._lost, self._apart = why, True
+        self._give_up()
+        raise CannotDivide(why)
+
+    @contextmanager
+    def _collective(self, doing: str, what: str) -> Iterator[None]:
+        if self._lockstep is not None:
+            self._lockstep.begin(what)
+        try:
+            with self._guard(doing):
+                yield
+        except CannotDivide:
+            raise
+        except GroupLost as error:
+            why = self._lockstep.found() if self._lockstep is not None else None
+            if why is None:
+                raise
+            self._lost, self._apart = why, True
+            raise CannotDivide(why) from error
 
     def _show(self, address: Address, generation: float, rank: int) -> None:
         """Follower: let the leader see that this process lives, and which place it has."""
@@ -334,7 +418,7 @@ class CollectiveBackend(ABC):
     def _guard(self, doing: str) -> Iterator[None]:
         """Turns any failure of the library into GroupLost: after one, no collective of the group can be trusted."""
         if self._lost is not None:
-            raise GroupLost(self._lost)
+            raise CannotDivide(self._lost) if self._apart else GroupLost(self._lost)
         try:
             yield
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError

@@ -120,6 +120,9 @@ class HorovodBackend(CollectiveBackend):
 
         hvd.broadcast_(tensor, root_rank=0, name=_name("broadcast", tensor))
 
+    def _give_up(self) -> None:
+        """Nothing to do: Horovod's waits are not interrupted, so that `_look` is never called."""
+
     # -- the process' one Horovod --
 
     def _start(self, rank: int, world: int, host: str, port: int) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
 from .base import PATIENCE, CollectiveBackend
+from .lockstep import LOOK_S
 
 
 class TorchBackend(CollectiveBackend):
@@ -22,6 +25,7 @@ class TorchBackend(CollectiveBackend):
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
         # By default gloo listens on the interface of the machine's name, which the other workers may not reach.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.host)
+        before = set(os.listdir(_OPEN_FILES))
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
@@ -32,6 +36,7 @@ class TorchBackend(CollectiveBackend):
             )
             # Short for connecting, long for the end of an iteration: no public function sets the two apart.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
+            self._sockets = _connections(set(os.listdir(_OPEN_FILES)) - before)
         except BaseException:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -40,11 +45,62 @@ class TorchBackend(CollectiveBackend):
     def _dissolve(self) -> None:
         dist.destroy_process_group()
 
+    # Gloo pairs up the collectives of one kind by their order, and ends the process if their sizes differ. So what can
+    # meet in a loop that leaves a step out has a kind of its own: gradients, batch statistics, exchanges, broadcasts.
+
     def _allreduce_(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor)
+        self._wait(dist.all_reduce(tensor, async_op=True), tensor)
 
     def _broadcast_(self, tensor: torch.Tensor) -> None:
-        dist.broadcast(tensor, src=0)
+        self._wait(dist.broadcast(tensor, src=0, async_op=True), tensor)
+
+    def _gather(self, row: torch.Tensor) -> torch.Tensor:
+        rows = row.new_empty(self.world, *row.shape)
+        self._wait(dist.all_gather(list(rows.unbind()), row.contiguous(), async_op=True), row)
+        return rows
+
+    def _exchange(self, note: torch.Tensor) -> torch.Tensor:
+        notes = note.new_empty(self.world, *note.shape)
+        self._wait(dist.all_to_all_single(notes, note.expand_as(notes).contiguous(), async_op=True), note)
+        return notes
+
+    def _wait(self, work: Any, tensor: torch.Tensor) -> None:
+        """Wait for a collective. On a GPU, only the GPU waits."""
+        if tensor.is_cuda:
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            self._look()
+
+    def _give_up(self) -> None:
+        for place, inode in self._sockets.items():
+            with suppress(OSError):
+                if os.stat(f"{_OPEN_FILES}/{place}").st_ino == inode:
+                    connection = socket.socket(fileno=os.dup(place))
+                    connection.shutdown(socket.SHUT_RDWR)
+                    connection.close()
+
+
+#: Where Linux shows a process its open files, by number: proc(5).
+_OPEN_FILES = "/proc/self/fd"
+
+
+def _connections(files: set[str]) -> dict[int, int]:
+    """Of these open files, those that are connections: number and inode. The others may be closed by now."""
+    found = {}
+    for place in map(int, files):
+        with suppress(OSError):
+            connection = socket.socket(fileno=os.dup(place))
+            with connection:
+                connection.getpeername()
+                found[place] = os.stat(f"{_OPEN_FILES}/{place}").st_ino
+    return found
 
 
 def interface_of(host: str) -> str:
