@@ -19,6 +19,7 @@ import torch
 from .attribution import BatchesAtHand
 from .backends.base import CollectiveBackend
 from .commit_policy import CommitPolicy
+from .comparison import Comparison
 from .control_messages import BoundaryOrder, CommittableState, HostRequests, TrialPosition
 from .errors import GroupLost, Left
 from .growth import Growth
@@ -64,6 +65,7 @@ class GroupMember:
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
         self.growth = Growth()
+        self._comparison = Comparison(self.growth)
         self._group = backend
         self._requests = requests
         self._members: tuple[str, ...] = (worker,)
@@ -175,6 +177,8 @@ class GroupMember:
             self.committing = False
             self._group.dissolve(orderly=True)
             self._end_loop(f"trial {self.trial} was asked to stop after iteration {self.position.iteration}")
+        if self.width > 1:
+            self._comparison.make_equal(self._group, self.state, order.weights)
         if order.reform is not None:
             self._reform(order.reform)
         self.commits.offer(self.position, self.state)
@@ -199,8 +203,8 @@ class GroupMember:
         """The leader's order for this boundary."""
         order = self._decide() if self.leader else None
         note = self.commits.note_of_save() if self.leader else None
-        if order is not None and note is not None:
-            order = replace(order, note=note)
+        if order is not None:
+            order = replace(order, note=note, weights=self._comparison.weights_due())
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:
@@ -225,7 +229,7 @@ class GroupMember:
             if answer == "not now":
                 return BoundaryOrder("go", epoch)
             self._requests.reform = None
-            return BoundaryOrder("go", epoch) if answer == "no" else BoundaryOrder("reform", epoch, reform)
+            return BoundaryOrder("go", epoch) if answer == "no" else BoundaryOrder("reform", epoch, reform=reform)
 
     def _end_loop(self, why: str) -> None:
         self._over = Left(why)
@@ -279,6 +283,7 @@ class GroupMember:
         self._ahead = None
         self.position.epoch, self.position.iteration = position.epoch, position.iteration
         self.state.broadcast(self._group)
+        self._comparison.restart()
         self.state.set_width(self._group.world)
         if not self.leader:
             name = f"{self.trial}/{position.iteration}/{self._group.generation}/{self._group.rank}"

@@ -15,12 +15,14 @@ class BoundaryOrder:
     """What the leader tells the others at a boundary.
 
     ``kind``: "go" on; "reform" the group; "stop", because the host has asked the trial to; or "end", because the
-    leader's function has returned. ``epoch``: the epoch that the leader stands before. ``reform``: with "reform", the
-    group to form. ``note``: what a follower must know of the leader's last `save` to inherit the trial.
+    leader's function has returned. ``epoch``: the epoch that the leader stands before. ``weights``: all compare theirs
+    now. ``reform``: with "reform", the group to form. ``note``: what a follower must know of the leader's last `save`
+    to inherit the trial.
     """
 
     kind: Literal["go", "reform", "stop", "end"]
     epoch: int
+    weights: bool = False
     reform: Reform | None = None
     note: Any = None
 
@@ -61,6 +63,19 @@ class CommittableState(Protocol):
         """Why other processes cannot go on from this boundary with what they have when the loop begins; None: they can.
 
         ``lasting``: only if that will not pass.
+        """
+        ...
+
+    def facts(self, weights: bool) -> dict[str, float]:
+        """What must be equal in all workers, by name; counts are of the turn that ends. Empty: nothing is compared.
+
+        ``weights``: a digest of these, too.
+        """
+        ...
+
+    def take_over(self, backend: CollectiveBackend) -> float:
+        """All ranks of a group: as `broadcast`. Returns how far this rank's weights were from the leader's; up to 1 is
+        rounding.
         """
         ...
 

@@ -24,7 +24,7 @@ class GradientReducer:
 
     def __init__(self, group: GroupView) -> None:
         self._group = group
-        self._parameters: list[torch.Tensor] = []
+        self.parameters: list[torch.Tensor] = []
         self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
@@ -47,7 +47,7 @@ class GradientReducer:
         if id(parameter) in self._known:
             return False
         self._known.add(id(parameter))
-        self._parameters.append(parameter)
+        self.parameters.append(parameter)
         frozen = not parameter.requires_grad
         parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
         parameter.register_post_accumulate_grad_hook(self._on_gradient)
@@ -64,11 +64,11 @@ class GradientReducer:
 
     def view(self) -> list[tuple[bool, torch.Tensor | None]]:
         """For each parameter: whether it learns, and its gradient if that is being accumulated."""
-        return [(p.requires_grad, p.grad if id(p) in self._unfinished else None) for p in self._parameters]
+        return [(p.requires_grad, p.grad if id(p) in self._unfinished else None) for p in self.parameters]
 
     def load(self, view: list[tuple[bool, torch.Tensor | None]]) -> None:
         """Put back what `view` returned in this worker or another one."""
-        for parameter, (learns, gradient) in zip(self._parameters, view, strict=True):
+        for parameter, (learns, gradient) in zip(self.parameters, view, strict=True):
             parameter.requires_grad_(learns)
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
             if gradient is not None:
@@ -97,7 +97,7 @@ class GradientReducer:
         share = self._group.batches.gradients.use()
         weight = 1.0 / self._group.width if share is None else share.weight
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             if parameter.requires_grad:  # the same on all workers: they run the same code
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for parameters in kinds.values():

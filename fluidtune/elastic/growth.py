@@ -15,11 +15,20 @@ class Growth:
     """What the leader of a trial knows of its growth; see `LeaderSession` for the first two.
 
     ``difference``: what differed between the workers at a boundary, not yet told to the host.
+    ``differences``: how often something did.
     """
 
     ungrowable: str | None = None
     refused: float | None = None
     difference: str | None = None
+    differences: int = 0
+
+    def note_difference(self, what: str, most: int) -> None:
+        """The workers differed at a boundary; after ``most`` times the trial must have one worker."""
+        self.difference = what
+        self.differences += 1
+        if self.differences >= most:
+            self.end(f"its workers drift apart: {what}")
 
     def end(self, why: str) -> None:
         """From now on the trial must have one worker."""

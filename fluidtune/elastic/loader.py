@@ -46,6 +46,8 @@ class ElasticLoader:
         self._group = group
         #: The number of iterators that were made in the trial.
         self.begun = 0
+        #: Batches that the loop has got in this turn.
+        self.read = 0
         #: The loop has gone on, in a later turn, with an iterator that it had made before.
         self.kept = False
         #: The loop has made a new iterator although it still had one of an earlier turn: it keeps none.
@@ -170,6 +172,7 @@ class _Batches:
             self.finished = True
             self._end()
             raise
+        self._loader.read += 1
         if self._shares is not None:
             self._reading.note(batch)
             self._group.batches.fetched(self._reading, self._shares.next_share())

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from .backends.base import CollectiveBackend
 from .batchnorm import GlobalBatchStatistics
+from .comparison import digest_of, digest_of_tensors, distance_between, plain_leaves
 from .gradients import GradientReducer
 from .group_view import GroupView
 from .loader import ElasticLoader, generators_of
@@ -40,6 +41,7 @@ class TrialState:
         self._stateful: list[Any] = []
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[ElasticLoader] = []
+        self._steps = 0  # of all optimizers, in this turn
         self._begun_as: dict[str, str] = {}  # `_make_up` when the loop began
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
@@ -67,6 +69,7 @@ class TrialState:
         if isinstance(obj, torch.optim.Optimizer):
             parameters = [p for group in obj.param_groups for p in group["params"]]
             self._gradients.watch_steps(obj)
+            obj.register_step_post_hook(self._step_taken)
             self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
         return obj
@@ -109,8 +112,53 @@ class TrialState:
                 found[f"module {number}"] = f"{len(parameters)} parameters of {elements} elements"
         return found
 
+    def facts(self, weights: bool) -> dict[str, float]:
+        """See `CommittableState`."""
+        optimizers = [obj for obj in self._stateful if isinstance(obj, torch.optim.Optimizer)]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        plain = [
+            [len(group["params"]), *plain_leaves({name: v for name, v in group.items() if name != "params"})]
+            for group in groups
+        ]
+        found = {
+            "optimizer steps": float(self._steps),
+            "batches": float(sum(loader.read for loader in self._loaders)),
+            "learning rate": float(groups[0]["lr"]) if groups and "lr" in groups[0] else 0.0,
+            "param groups": digest_of(plain),
+            "schedulers": digest_of(plain_leaves([obj.state_dict() for obj in self._stateful if _steers(obj)])),
+        }
+        self._forget_turn()
+        if weights:
+            found["parameters"] = digest_of_tensors(self._gradients.parameters)
+            found["buffers"] = digest_of_tensors(self._buffers())
+        return found
+
+    def take_over(self, backend: CollectiveBackend) -> float:
+        """See `CommittableState`."""
+        weights = [*self._gradients.parameters, *self._buffers()]
+        before = [tensor.detach().clone() for tensor in weights]
+        self.broadcast(backend)
+        return distance_between(before, [tensor.detach() for tensor in weights])
+
+    def _buffers(self) -> list[torch.Tensor]:
+        """Those that a module saves; the others are nobody's state."""
+        found = []
+        for module in (obj for obj in self._stateful if isinstance(obj, torch.nn.Module)):
+            saved = module.state_dict(keep_vars=True)
+            found += [buffer for name, buffer in module.named_buffers() if name in saved]
+        return found
+
+    def _forget_turn(self) -> None:
+        self._steps = 0
+        for loader in self._loaders:
+            loader.read = 0
+
+    def _step_taken(self, *_: Any) -> None:
+        self._steps += 1
+
     def set_width(self, width: int) -> None:
         """See `CommittableState`."""
+        self._forget_turn()
         self._statistics.enable(width > 1)
 
     def capture(self) -> dict[str, Any]:
@@ -163,6 +211,11 @@ class TrialState:
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]
+
+
+def _steers(obj: Any) -> bool:
+    """Whether it steers the training: a learning-rate scheduler or a gradient scaler."""
+    return isinstance(obj, torch.optim.lr_scheduler.LRScheduler) or callable(getattr(obj, "unscale_", None))
 
 
 def _counts(state: dict[str, Any]) -> dict[str, Any]:

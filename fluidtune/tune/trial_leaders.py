@@ -7,6 +7,7 @@ workers, and `resizer` the further workers of a trial.
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from fluidtune.tune.resizer import Resizer
 from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import Task, TrialRun
 from fluidtune.tune.worker_dispatch import WorkerRequest
+
+log = logging.getLogger(__name__)
 
 
 class TrialLeaders:
@@ -171,6 +174,7 @@ class TrialLeaders:
         if reply.reformed is not None:
             self._resizer.group_reformed(run, *reply.reformed)
         if reply.differed is not None:
+            log.warning("trial %s: %s", run.id, reply.differed)
             self._job.log.write("workers_differed", trial=run.id, reason=reply.differed[:REASON_LENGTH])
         if reply.ungrowable is not None:
             self._resizer.end_growth(run, reply.ungrowable)

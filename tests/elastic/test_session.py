@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
@@ -268,6 +269,41 @@ def test_a_step_that_one_worker_leaves_out_is_an_error_within_seconds(pool, conf
         kind, error = worker.call(trials.outcome, 20)
         assert kind == "lost" and "CannotDivide" in error and "stands at" in error, error
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("warm-up", r"learning rate \(0\.01, leader 0\.02\), param groups, parameters"),
+        ("buffer", "in: buffers;"),
+        ("scheduler", "in: schedulers;"),
+        ("step", r"optimizer steps \(5, leader 4\)"),
+        ("rounding", None),
+        ("nothing", None),
+    ],
+)
+def test_workers_that_differ_get_the_leaders_state_and_it_is_said(pool, what, said):
+    config = {"what": what, "stop": 6}
+    driver = Driver(pool, trials.warming, config)
+    driver.turn(1)
+    driver.resize(2)
+    found = []
+    for turn in range(2, 7):
+        pool[0].call(trials.allow)
+        driver.turn(turn)
+        found.append(pool[0].call(trials.difference))
+    pool[0].call(trials.allow)
+    leader, follower = (worker.call(trials.outcome) for worker in pool)
+    assert leader[0] == follower[0] == "returned"
+    ends = pool[0].call(trials.refused)[1]
+    if said is None:
+        assert found == [None] * 5 and ends is None
+    else:
+        assert found[0] is None and re.search(said, found[1]), found
+        assert sum(each is not None for each in found) >= 2 and "drift apart" in ends
+    if said is None:
+        for name, value in leader[1].items():
+            torch.testing.assert_close(follower[1][name], value)
 
 
 def test_nested_loops_have_all_their_turns():

@@ -101,6 +101,39 @@ def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor
     return dict(model.state_dict())
 
 
+def warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
+    """A warm-up that counts its steps itself; or ``what`` else a worker can have for itself."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1))
+    model.register_buffer("seen", torch.zeros(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(data(40), batch_size=10)
+    steps, what = 0, config.get("what", "warm-up")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+    model, optimizer, scheduler, loader = elastic.prepare(model, optimizer, scheduler, loader)
+    follows = Hosted.now is not None and not Hosted.now.session.leader
+    for _ in elastic.epochs(0, config["stop"]):
+        for x, y in loader:
+            steps += 1
+            if what == "warm-up":
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.05 * min(1.0, steps / 20)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        if what == "buffer":
+            model.seen += x.sum().detach()
+        if what == "scheduler" and follows:
+            scheduler.step()
+        if what == "rounding" and follows:
+            with torch.no_grad():
+                model[0].weight *= 1 + 1e-7
+        if what == "step" and follows:
+            optimizer.step()
+        report(0.0)
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
 def skipping(config: dict[str, Any], report: Report) -> None:
     """Leaves out what has fewer than two samples; its last batch has three, of which the second worker gets one."""
     torch.manual_seed(2)
@@ -261,6 +294,12 @@ class Count:
     def obstacle(self, lasting: bool = False) -> str | None:
         return None
 
+    def facts(self, weights: bool) -> dict[str, float]:
+        return {}
+
+    def take_over(self, backend: CollectiveBackend) -> float:
+        return 0.0
+
     def set_width(self, width: int) -> None: ...
 
 
@@ -392,6 +431,10 @@ def refused() -> tuple[float | None, str | None]:
     """(the generation that the leader has refused, why the trial cannot grow)."""
     session = here().session
     return session.refused, session.ungrowable
+
+
+def difference() -> str | None:
+    return here().session.take_difference()
 
 
 def leave() -> None:
