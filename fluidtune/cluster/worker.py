@@ -25,6 +25,7 @@ from fluidtune.cluster import emulated
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, follower_commit_store
 from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
 from fluidtune.cluster.gpu_probe import GpuProbe, memory_needed
+from fluidtune.cluster.kept_trainable import KeptTrainable, can_stay
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import ProcessBaseline
@@ -204,6 +205,7 @@ class Worker:
         self._name = name
         self._baseline = ProcessBaseline(watch=True)
         self._trainable: Trainable | None = None
+        self._kept = KeptTrainable()
         #: The hosted trial: its session in a leader, its host in a follower.
         self._session: LeaderSession | None = None
         self._follower: FollowerHost | None = None
@@ -264,7 +266,7 @@ class Worker:
             if lack is not None:
                 return lack
         try:
-            self._trainable = reports.trainable = trainable_cls(**kwargs)
+            self._trainable = reports.trainable = self._kept.reset_for(trainable_cls, kwargs) or trainable_cls(**kwargs)
         except Exception as error:
             lack = self._lack_behind(error)
             if lack is None:
@@ -405,6 +407,7 @@ class Worker:
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
         """Run the trial's code here up to where it can enter the group. Returns what `FollowerHost.join` does."""
         assert self._follower is None, f"{self._name} is still hosting a trial"
+        self._kept.stop()
         startup.imported()
         self._baseline.note_imports()
         self._spec = spec
@@ -426,23 +429,24 @@ class Worker:
 
     # --- both
 
-    def unload(self, fresh: str | None = None) -> str | None:
+    def unload(self, fresh: str | None = None, keep: bool = False) -> str | None:
         """End the trial here, with its threads and its group; the leader of an elastic trial commits.
 
         ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
-        Returns None if the worker may serve other trials, else why it must be replaced.
+        ``keep``: the trainable stays for the next trial if its class can be reset, see `kept_trainable`. Returns None
+        if the worker may serve other trials, else why it must be replaced.
         """
         if self._lane is not None:
             self._lane.lift()
         try:
-            return self._unload(fresh)
+            return self._unload(fresh, keep and self._lane is None)
         finally:
             # The trial's memory is free by now, or this process is about to be replaced.
             lane, self._lane = self._lane, None
             if lane is not None:
                 lane.leave()
 
-    def _unload(self, fresh: str | None) -> str | None:
+    def _unload(self, fresh: str | None, keep: bool) -> str | None:
         trainable, leading, follower = self._trainable, self._session, self._follower
         self._session = self._follower = self._reports = trouble = None
         if follower is not None:
@@ -451,9 +455,10 @@ class Worker:
             if leading is not None and leading.is_elastic:
                 _leave_in_order(trainable, leading)  # the last commit also has the results that were reported
             self._trainable = None
+            keep = keep and can_stay(trainable) and leading is not None and not leading.is_elastic
             runner = ray_trainable.training_thread()
             try:
-                trainable.stop()
+                self._kept.keep(trainable) if keep else trainable.stop()
             except Exception as error:
                 trouble = trouble or f"stop() raised {type(error).__name__}: {error}"
             if runner is not None and runner.is_alive():
@@ -468,8 +473,9 @@ class Worker:
         if self._spec is not None:
             _drop_session(self._spec.emulation is not None)
         self._spec = None
+        kept = keep and trainable is not None
         del trainable, session, leading, follower
-        return trouble or fresh or self._baseline.restore()
+        return trouble or fresh or (None if kept else self._baseline.restore())
 
     def end(self, within: float) -> None:
         """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.
@@ -478,6 +484,8 @@ class Worker:
         """
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(within, 1e-3))
+        with contextlib.suppress(Exception):
+            self._kept.stop()
         ray.actor.exit_actor()
 
 

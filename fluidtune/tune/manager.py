@@ -155,6 +155,7 @@ class FluidActorManager(ActorManager):
     def release_trial(self, ticket: TrackedActor) -> bool:
         run = self._runs[ticket]
         was_live = self.unset_live(ticket)
+        run.failed = run.trial.status == Trial.ERROR  # Tune may set it to PENDING at once, for a retry
         self._recovery.forget_trial(run)
         self._released.append(run)
         if was_live:
@@ -256,7 +257,8 @@ class FluidActorManager(ActorManager):
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
-            self._recovery.unload_workers(run, cleanup_patience())
+            keep = self._job.keeps_trainables and not run.failed
+            self._recovery.unload_workers(run, cleanup_patience(), keep=keep)
             self._job.trial_ended(run.trial, ending)
             self._emit(m.TrialEnded(run.id, ending))
         self._released.clear()

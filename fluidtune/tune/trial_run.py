@@ -109,6 +109,8 @@ class TrialRun:
     loss: str = ""
     #: The engine wants it on another device; it goes at its next own checkpoint.
     suspend: bool = False
+    #: Tune let go of it because it failed.
+    failed: bool = False
     #: The trainable's own count of iterations at the newest result that Tune has seen.
     delivered: int = 0
     #: How many results Tune has seen. More than ``delivered`` where iterations were reported again after a failure.

@@ -76,7 +76,10 @@ class TuningJob:
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
         self.devices = hold_devices(self.setup, settings, app, self.engine, self.trials, self.is_in_use)
-        fresh = _why_fresh(settings, asked_reuse(controller))
+        reuse = asked_reuse(controller)
+        #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
+        self.keeps_trainables = reuse is True and not settings.fresh_workers
+        fresh = _why_fresh(settings, reuse)
         self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps, fresh)
         self.log = JobLog(self.name, _log_directory(controller), self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)

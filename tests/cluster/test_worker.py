@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyarrow.fs import LocalFileSystem
@@ -399,3 +399,42 @@ def test_a_new_worker_rehearses_a_step_and_stays_out_if_it_differs(in_a_process:
     kinds, reasons = zip(*in_a_process(rehearsing), strict=True)
     assert kinds == ("same", "differs") * 2
     assert "gradient of" in reasons[1] and "gradient of" in reasons[3]
+
+
+class Keeping(Trainable):
+    """A class that can be reset, and keeps what its first trial has read."""
+
+    told: ClassVar[list[str]] = []
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.told.append("read")
+        self.x = config["x"]
+
+    def step(self) -> dict[str, Any]:
+        return {"x": self.x}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.told.append("reset")
+        self.x = new_config["x"]
+        return bool(self.x < 3)
+
+    def cleanup(self) -> None:
+        self.told.append(f"cleanup {self.x}")
+
+
+def kept_between_trials(folder: str) -> list[str]:
+    worker = fresh(folder, "w")
+    for x in (1, 2, 3):
+        assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}})) is None
+        result = worker.train().result
+        assert (result["x"], result["training_iteration"]) == (x, 1)
+        assert worker.unload(keep=True) is None
+    assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}})) is None
+    assert worker.unload() is None
+    return Keeping.told
+
+
+def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(in_a_process: Any) -> None:
+    told = in_a_process(kept_between_trials)
+    # The reset to 3 is refused, and that to 4 too: these trials get an object of their own.
+    assert told == ["read", "reset", "reset", "cleanup 3", "read", "reset", "cleanup 4", "read", "cleanup 4"]

@@ -37,10 +37,13 @@ class Actor:
 
     def __init__(self) -> None:
         self.called: list[str] = []
+        #: The arguments of each call.
+        self.args: list[tuple[Any, ...]] = []
 
     def __getattr__(self, method: str) -> Any:
         def remote(*args: Any) -> object:
             self.called.append(method)
+            self.args.append(args)
             return object()
 
         return SimpleNamespace(remote=remote)
@@ -428,3 +431,19 @@ def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.Mo
     tried.manager._emit(m.Result(run.id, 1.0, 1.0))
     tried.manager._advance()
     assert not sorts and tried.job.engine.waiting == () and sorts == [0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "keeps"), [(True, "TERMINATED", True), (True, "ERROR", False), (False, "TERMINATED", False)]
+)
+def test_a_trainable_may_stay_if_that_is_asked_for_and_it_has_not_failed(
+    tried: Tried, asked: bool, status: str, keeps: bool
+) -> None:
+    tried.job.keeps_trainables = asked
+    run = tried.placed(1.0)
+    leader: Any = run.leader
+    run.trial.status = status
+    tried.manager.remove_actor(run.ticket)
+    run.trial.status = "PENDING"  # Tune retries it
+    tried.manager._advance()
+    assert (leader.actor.called[-1], leader.actor.args[-1]) == ("unload", (None, keeps))

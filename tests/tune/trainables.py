@@ -73,7 +73,7 @@ class Stepper(Trainable):
         self.at = 0
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        # Only stock Tune with `reuse_actors` calls this.
+        # It is called only with `reuse_actors=True`.
         self.setup(new_config)
         return True
 
