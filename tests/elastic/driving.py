@@ -47,10 +47,14 @@ class Driver:
 
 
 def run(
-    pool: list[PeerProcess], trial: Callable[..., Any], config: dict[str, Any], widths: Sequence[int]
+    pool: list[PeerProcess],
+    trial: Callable[..., Any],
+    config: dict[str, Any],
+    widths: Sequence[int],
+    drives: Callable[..., Driver] = Driver,
 ) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     """The trial with widths[k] workers in turn k + 1, and one in turn 0: (reports, final weights of each)."""
-    driver = Driver(pool, trial, config)
+    driver = drives(pool, trial, config)
     for turn, width in enumerate(widths, start=1):
         driver.turn(turn)
         if width != driver.width:

@@ -7,10 +7,11 @@ from itertools import product
 import pytest
 import torch
 
+from fluidtune.testing.collective_backends import write_into_store
 from fluidtune.testing.processes import peer_processes
 
 from . import trials
-from .driving import run
+from .driving import Driver, run
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +57,17 @@ def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):
 def test_a_loader_that_keeps_its_processes_gives_the_same_order_at_every_width(pool):
     config = {"processes": True}
     same(run(pool, trials.mlp, config, (2, 1, 2)), *trials.plain(trials.mlp, config))
+
+
+def test_a_stranger_that_reaches_the_store_runs_no_code_and_changes_no_result(pool, tmp_path):
+    class Attacked(Driver):
+        """Before each resize, what its members will read is there already, written by a process of another trial."""
+
+        def resize(self, width: int) -> None:
+            address = pool[0].call(trials.address)
+            for key in ("call", "ready/1", "here/0", "here/1", "off"):
+                pool[2].call(write_into_store, address, f"{self.generation + 1}/{key}", str(tmp_path / "created"))
+            super().resize(width)
+
+    same(run(pool, trials.mlp, {}, (2, 1, 2), Attacked), *trials.plain(trials.mlp, {}))
+    assert not (tmp_path / "created").exists()
