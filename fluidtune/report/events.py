@@ -201,8 +201,8 @@ SCHEMA: dict[str, EventSchema] = {
         {"trial": "the trial that the worker worked for"},
     ),
     "worker_replaced": EventSchema(
-        "The worker serves no further trial, because of what a trial has left in its process (docs/workers.md) or because"
-        " it did not clean up in time. A new process takes its place when its device is needed.",
+        "The worker serves no further trial, because of what a trial has left in its process (docs/workers.md) or"
+        " because it did not clean up in time. A new process takes its place when its device is needed.",
         {"worker": "the worker's id", "device": "device number", "reason": "why, in words"},
     ),
     "recovered": EventSchema(
