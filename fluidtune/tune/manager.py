@@ -192,14 +192,14 @@ class FluidActorManager(ActorManager):
     def count_pending(self) -> int:
         # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would
         # be planned one by one; only new ones count, because each of these takes a suggestion from the searcher.
-        return sum(1 for run in self._runs if not run.delivered and not run.live)
+        return self._runs.count_pending()
 
     def count_unfinished(self) -> int:
         # Workers that clean up count, so that Tune gives them time to before it calls cleanup().
         return len(self._runs) + len(self._callbacks) + self._dispatch.cleaning
 
     def count_calls(self) -> int:
-        return sum(len(run.tasks) for run in self._runs)
+        return sum(len(run.tasks) for run in self._runs.begun())
 
     def answer_call(self, future: Any) -> None:
         """Wait for one task and tell Tune now (it does so for a trial's export, and then stops the trial)."""
@@ -245,7 +245,7 @@ class FluidActorManager(ActorManager):
             for instruction in self._job.decide(events):
                 self._carry_out(instruction)
         self._dispatch.serve_requests()
-        starting = (run for run in self._runs if run.placement is not None and not run.live)
+        starting = (run for run in self._runs.begun() if run.placement is not None and not run.live)
         self._job.ask_ahead(sum(1 for run in starting if not run.delivered))
         self._dispatch.kill_overdue_workers()
         self._job.do_periodic_work(cleaning=self._dispatch.cleaning > 0)

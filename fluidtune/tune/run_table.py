@@ -15,6 +15,10 @@ class RunTable:
         self._by_ticket: dict[TrackedActor, TrialRun] = {}
         #: Trial id -> its newest run.
         self._by_trial: dict[str, TrialRun] = {}
+        #: Runs that have had a place at least once: not many more than there are devices.
+        self._begun: dict[TrackedActor, TrialRun] = {}
+        #: Number of the other runs of which Tune has seen no iteration.
+        self._untried = 0
 
     def __len__(self) -> int:
         return len(self._by_ticket)
@@ -29,10 +33,19 @@ class RunTable:
         """Tune asks for the trial's actor."""
         self._by_ticket[run.ticket] = run
         self._by_trial[run.id] = run
+        self._untried += not run.delivered
+
+    def begin_run(self, run: TrialRun) -> None:
+        """The engine has given the trial devices."""
+        if run.ticket not in self._begun:
+            self._begun[run.ticket] = run
+            self._untried -= not run.delivered
 
     def drop_run(self, run: TrialRun) -> None:
         """Tune let go of the trial, or it failed."""
-        self._by_ticket.pop(run.ticket, None)
+        dropped = self._by_ticket.pop(run.ticket, None)
+        if self._begun.pop(run.ticket, None) is None and dropped is not None:
+            self._untried -= not run.delivered
         if self._by_trial.get(run.id) is run:
             del self._by_trial[run.id]
 
@@ -55,6 +68,14 @@ class RunTable:
     def trials(self) -> Collection[str]:
         """The ids of all trials that Tune wants to run."""
         return self._by_trial.keys()
+
+    def begun(self) -> Collection[TrialRun]:
+        """Runs that have had a place at least once, in that order. Only these may be asked for anything."""
+        return self._begun.values()
+
+    def count_pending(self) -> int:
+        """Runs of which Tune has seen no iteration and that are not live."""
+        return self._untried + sum(1 for run in self._begun.values() if not run.delivered and not run.live)
 
     def unknown_alike(self, run: TrialRun) -> list[TrialRun]:
         """Runs of the same trainable that wait for devices and whose kind nobody knows yet."""

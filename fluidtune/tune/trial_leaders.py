@@ -43,6 +43,7 @@ class TrialLeaders:
 
     def place_trial(self, run: TrialRun) -> None:
         """Load the trial into a worker of its first device, as soon as there is one."""
+        self._runs.begin_run(run)
         placement = run.placement = object()
         first = run.devices[0]
 
