@@ -56,6 +56,9 @@ def prepare(*objects: Any) -> Any:
 def epochs(start: int, stop: int) -> Iterable[int]:
     """Yield start .. stop-1 as `range` does. Before each of them is a boundary, at which the trial can be resized.
 
+    Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. Nor is a
+    trial whose loop keeps an iterator over a DataLoader from one turn to the next, or changes what it has prepared.
+
     After a restart it goes on from the epoch of the last commit. If ``start`` is beyond that epoch, the user's own
     checkpoint, from which ``start`` comes, is the newer one, and the commit is not used.
     """

@@ -49,9 +49,11 @@ APART = [
 #: Wrong at present, with the reason; mixed with nothing else.
 PENDING = {
     "short batches left out": pytest.mark.xfail(
-        run=False, reason="its mates wait for a worker that has left a batch out"
+        strict=False, reason="a batch is left out on all workers if each one's part of it is short"
     ),
-    "warm-up by its own count": pytest.mark.xfail(strict=True, reason="nobody compares the workers' learning rates"),
+    "warm-up by its own count": pytest.mark.xfail(
+        strict=True, reason="the turns before the second difference are of other learning rates; it is said"
+    ),
 }
 
 
