@@ -65,7 +65,7 @@ def test_a_stranger_that_reaches_the_store_runs_no_code_and_changes_no_result(po
 
         def resize(self, width: int) -> None:
             address = pool[0].call(trials.address)
-            for key in ("call", "ready/1", "here/0", "here/1", "off"):
+            for key in ("call", "ready/1", "off"):
                 pool[2].call(write_into_store, address, f"{self.generation + 1}/{key}", str(tmp_path / "created"))
             super().resize(width)
 
