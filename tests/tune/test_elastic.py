@@ -182,3 +182,66 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
     events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
     assert [len(e["devices"]) for e in events if e["event"] == "trial_started"] == [1, 1]
     assert all(len(e["devices"]) == 2 for e in events if e["event"] == "resized")
+
+
+def outside_the_contract(config: dict[str, Any]) -> None:
+    """Fetches a batch ahead, the last of another size; or weights its samples. Neither can be divided among workers."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from fluidtune import elastic
+
+    torch.manual_seed(1)
+    inputs = torch.linspace(-1, 1, 27, dtype=torch.float64).reshape(-1, 1)
+    model = torch.nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=8, shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(0, 2000):
+        time.sleep(config["step"])
+        batches = iter(loader)
+        coming = next(batches, None)
+        while coming is not None:
+            x, y = coming
+            if config["x"] == "ahead":
+                coming = next(batches, None)
+            optimizer.zero_grad()
+            weights = torch.ones_like(x) if config["x"] == "ahead" else x.abs()
+            ((model(x) - y).square() * weights / weights.sum()).sum().backward()
+            optimizer.step()
+            if config["x"] != "ahead":
+                coming = next(batches, None)
+        tune.report({"value": model.weight.item()})
+
+
+def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUIDTUNE_CHECK", "1")
+
+    def events() -> list[dict[str, Any]]:
+        return list(read_events(tmp_path / "fluid" / EVENT_LOG_NAME))
+
+    def found_out(trial: str, result: dict[str, Any]) -> bool:
+        return result["training_iteration"] % 10 == 0 and any(
+            e["event"] == "growth_ended" and e["trial"] == trial for e in events()
+        )
+
+    space = {"x": tune.grid_search(["ahead", "weighted"]), "step": 0.02}
+    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1}
+    results = fit("fluid", outside_the_contract, space, tmp_path, run={"stop": found_out}, **one)
+    done = max(result.metrics["training_iteration"] for result in results)
+    stock = fit(
+        "stock",
+        outside_the_contract,
+        {**space, "step": 0.0},
+        tmp_path,
+        run={"stop": {"training_iteration": done}},
+        **one,
+    )
+    for result, alone in zip(results, stock, strict=True):
+        got, expected = list(result.metrics_dataframe["value"]), list(alone.metrics_dataframe["value"])
+        assert got == pytest.approx(expected[: len(got)], abs=1e-12)
+    ended = {e["trial"]: e["reason"] for e in events() if e["event"] == "growth_ended"}
+    assert len(ended) == 2
+    assert [e["verdict"] for e in events() if e["event"] == "growth_checked"] == ["same", "differs"]
+    first, second = ended.values()
+    assert "drop_last=True" in first and "off by" in second
