@@ -39,6 +39,11 @@ _WORKERS = 2
 #: Batches without an optimizer step, after which the gradients accumulated so far are compared. Judgement: more than
 #: most loops accumulate, and a small part of an epoch.
 _MOST_BATCHES = 16
+#: Steps of each optimizer that are compared, at the same weights. Judgement: where the samples of one batch happen to
+#: divide evenly (as many of each class on both sides), a loss that is no mean shows at the next.
+_STEPS = 3
+#: Bytes of gradients that a run may keep for that; one step is compared always. Judgement: small beside a worker.
+_KEPT = 2**28
 #: The functions of torch.nn.functional that do nothing meanwhile.
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
@@ -70,8 +75,8 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
             return _compare(alone, first, precision.spacing)
     finally:
         restore_streams(begun)
-        gc.collect()
         if torch.cuda.is_initialized():
+            gc.collect()
             torch.cuda.empty_cache()  # the memory of another process, in which the trial trains
 
 
@@ -80,7 +85,7 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
 
 @dataclass
 class _Record:
-    """What one worker has computed: for each optimizer's first step its gradients, by the parameters' names."""
+    """What one worker has computed: for each optimizer's first steps the gradients, by number and parameter's name."""
 
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     streams: Streams | None = None
@@ -107,6 +112,11 @@ class _Recorder:
         self._start: dict[str, torch.Tensor] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         self._batches = 0
+        self._kept = 0
+        #: By optimizer: steps so far; and, while one steps, its learning rates.
+        self._steps: dict[int, int] = {}
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._begun: set[str] = set()
         self._gpu_stream: torch.Tensor | None = None
 
     def add(self, part: Any) -> None:
@@ -117,6 +127,7 @@ class _Recorder:
         if isinstance(part, torch.optim.Optimizer) and all(part is not known for known in self._optimizers):
             self._optimizers.append(part)
             part.register_step_pre_hook(self._stepping)
+            part.register_step_post_hook(self._stepped)
 
     def _know(self, name: str, parameter: torch.Tensor) -> str:
         if id(parameter) not in self._names:
@@ -126,7 +137,9 @@ class _Recorder:
         return self._names[id(parameter)]
 
     def fetching(self, *, learns: bool) -> None:
-        if self.record.gradients or self._batches >= _MOST_BATCHES:
+        if self._steps and (not learns or self._kept >= _KEPT or min(self._steps.values()) >= _STEPS):
+            raise Enough
+        if self._batches >= _MOST_BATCHES:
             raise Enough
         if not learns:
             return
@@ -137,13 +150,32 @@ class _Recorder:
                 self._start = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A step begins: its gradients are kept, and it gets a learning rate of 0, so that the next is comparable."""
         number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
-        if any(name.startswith(f"{number}:") for name in self.record.gradients):
+        self._rates = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        for group, rate in self._rates:
+            group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            self._keep(number, optimizer)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
+        for group, rate in self._rates:
+            group["lr"] = rate
+        if f"{number}.{self._steps.get(number, 0)}" not in self._begun:  # a closure has computed the gradients
+            self._keep(number, optimizer)
+        self._steps[number] = self._steps.get(number, 0) + 1
+
+    def _keep(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        step = self._steps.get(number, 0)
+        self._begun.add(f"{number}.{step}")
+        if step >= _STEPS or (step and self._kept >= _KEPT):
             return
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             name = self._know(f"number {i} of optimizer {number}", parameter)
-            gradient = None if parameter.grad is None else parameter.grad.detach().clone()
-            self.record.gradients[f"{number}:{name}"] = gradient
+            gradient = None if parameter.grad is None else parameter.grad.detach().to("cpu", copy=True)
+            self.record.gradients[f"{number}.{step}:{name}"] = gradient
+            self._kept += 0 if gradient is None else gradient.nbytes
         self._note_streams()
 
     def finish(self) -> _Record:
@@ -159,10 +191,9 @@ class _Recorder:
         return self.record
 
     def _note_streams(self) -> None:
-        if self.record.streams is None:
-            self.record.streams = capture_streams()
-            before, now = self._gpu_stream, _gpu_stream()
-            self.record.drew_on_gpu = now is not None and (before is None or not torch.equal(before, now))
+        self.record.streams = capture_streams()
+        before, now = self._gpu_stream, _gpu_stream()
+        self.record.drew_on_gpu = now is not None and (before is None or not torch.equal(before, now))
 
 
 class _Session(ElasticSession):

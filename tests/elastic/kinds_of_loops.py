@@ -460,6 +460,59 @@ def frozen_statistics(run: Run) -> None:
     run.model.train()
 
 
+# -- what the contract does not cover --
+
+
+def class_weights(run: Run) -> None:
+    for x, y in run.batches():
+        weights = torch.where(y > 0.5, 5.0, 1.0).double()
+        run.step((weights * (run.model(x) - y).square()).sum() / weights.sum())
+        run.loss(x, y)
+
+
+def ignored_samples(run: Run) -> None:
+    for x, y in run.batches():
+        counted = (y > 0.5).double()
+        run.step((counted * (run.model(x) - y).square()).sum() / counted.sum().clamp(min=1.0))
+        run.loss(x, y)
+
+
+def token_means(run: Run) -> None:
+    for x, y in run.batches():
+        there = (x > 0.3).double()
+        run.step((there * (run.model(x) - x).square()).sum() / there.sum().clamp(min=1.0))
+        run.loss(x, y)
+
+
+def contrastive(run: Run) -> None:
+    for x, y in run.batches():
+        out = run.model(x)
+        run.step(((out - out.T) - (y - y.T)).square().mean())
+        run.loss(x, y)
+
+
+def gradients_by_hand(run: Run) -> None:
+    for x, y in run.batches():
+        learning = [p for p in run.model.parameters() if p.requires_grad]
+        found = torch.autograd.grad(run.loss(x, y), learning, allow_unused=True)
+        run.optimizer.zero_grad()
+        for p, gradient in zip(learning, found, strict=True):
+            p.grad = gradient
+        run.stepped()
+
+
+def clipped_in_a_hook(run: Run) -> None:
+    if "hooked" not in run.more:
+        run.more["hooked"] = True
+        for p in run.model.parameters():
+            if p.requires_grad:
+                p.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    plain(run)
+
+
+#: Of these, `rehearsal` finds what is wrong.
+OUTSIDE = (class_weights, ignored_samples, token_means, contrastive, gradients_by_hand, clipped_in_a_hook)
+
 STEPS: dict[str, Callable[[Run], None]] = {
     step.__name__.replace("_", " "): step
     for step in (
@@ -488,6 +541,7 @@ STEPS: dict[str, Callable[[Run], None]] = {
         short_batches_left_out,
         evaluated,
         frozen_statistics,
+        *OUTSIDE,
     )
 }
 
