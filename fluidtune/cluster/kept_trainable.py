@@ -38,7 +38,8 @@ class KeptTrainable:
         kept, self._kept = self._kept, None
         if kept is None:
             return None
-        if type(kept) is trainable_cls and kept.reset(dict(kwargs["config"]), storage=kwargs.get("storage")):
+        others = {name: value for name, value in kwargs.items() if name != "config"}
+        if type(kept) is trainable_cls and kept.reset(dict(kwargs["config"]), **others):
             return kept
         kept.stop()
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from collections.abc import Callable
@@ -422,14 +423,26 @@ class Keeping(Trainable):
         self.told.append(f"cleanup {self.x}")
 
 
+class NoLogger:
+    """What Tune gives a trainable in Ray's older versions."""
+
+    def __init__(self, folder: str) -> None:
+        self.logdir = folder
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
 def kept_between_trials(folder: str) -> list[str]:
     worker = fresh(folder, "w")
+    older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
+    more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
     for x in (1, 2, 3):
-        assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}})) is None
+        assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}, **more})) is None
         result = worker.train().result
         assert (result["x"], result["training_iteration"]) == (x, 1)
         assert worker.unload(keep=True) is None
-    assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}})) is None
+    assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}, **more})) is None
     assert worker.unload() is None
     return Keeping.told
 
