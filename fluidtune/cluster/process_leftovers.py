@@ -71,13 +71,14 @@ class Leftovers:
 
     def _ports_left(self) -> str | None:
         new = _sockets() - self._sockets
-        ports = _ports(new)
-        if ports:
-            return f"ports left open: {', '.join(ports)}"
-        # Ray opens sockets of its own all the time; Python knows only those of Python code.
+        # Ray opens sockets of its own all the time, and gloo keeps a port for later groups of an elastic trial. Python
+        # knows only those of Python code.
         objects = gc.get_objects() if new else ()
         sockets = [each.fileno() for each in objects if issubclass(type(each), socket.socket)]
         left = {_target(each) for each in sockets if each >= 0} & new
+        ports = _ports(left)
+        if ports:
+            return f"ports left open: {', '.join(ports)}"
         return f"sockets left open: {len(left)}" if left else None
 
     def _files_left(self) -> str | None:
