@@ -172,7 +172,7 @@ def _plan_batch(state: State) -> None:
 
 def _widest_of(state: State, trials: list[Trial]) -> int:
     """The largest d of any of these trials; 1 without trials."""
-    elastic = [trial for trial in trials if trial.kind == "elastic"]
+    elastic = [trial for trial in trials if trial.kind == "elastic" and not trial.growth_ended]
     # The beta of trials that have not run is their group's: one trial for each group is enough.
     fresh = {trial.group: trial for trial in elastic if not trial.has_run}
     run = [trial for trial in elastic if trial.has_run]
