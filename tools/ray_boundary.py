@@ -39,6 +39,7 @@ PUBLIC_MODULES = frozenset(
         "ray.actor",
         "ray.cloudpickle",
         "ray.cluster_utils",
+        "ray.data",
         "ray.exceptions",
         "ray.tune",
         "ray.tune.experiment",

@@ -1,13 +1,14 @@
 """The protocol of what holds a job's devices.
 
-A job asks one `DeviceSource` which devices it has. `fluidtune.cluster.devices.Reservation` holds devices of the job's
-own for the whole run; `fluidtune.tune.leased_devices.LeasedDevices` holds leases of the arbiter, which come and go.
+A job asks one `DeviceSource` which devices it has. `fluidtune.cluster.on_demand_devices.OnDemandDevices` holds devices
+of the job's own while its trials use them, `fluidtune.cluster.devices.Reservation` for the whole run.
+`fluidtune.tune.leased_devices.LeasedDevices` holds leases of the arbiter, which come and go.
 `fluidtune.testing.device_sources` is this contract as tests: the test file of a new source is a fixture and an import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 
@@ -31,6 +32,11 @@ class DeviceSource(Protocol):
         """Whether no device can come until a worker dies; `poll`, which may cost calls to Ray, can wait until then."""
         ...
 
+    @property
+    def urgent(self) -> bool:
+        """Whether a `poll` may find a device at this moment, so that it should not wait until half a second is over."""
+        ...
+
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         """What changed since the last call: the devices that came, each with its node, and those that are gone.
 
@@ -40,6 +46,14 @@ class DeviceSource(Protocol):
 
         Raises:
             FluidTuneError: the job cannot go on, because whoever lends the devices has refused it.
+        """
+        ...
+
+    @property
+    def given_back(self) -> Collection[int]:
+        """Of the devices that the last `poll` called gone: those that the source gave back because they were of no use.
+
+        All others were lost.
         """
         ...
 
@@ -59,7 +73,14 @@ class DeviceSource(Protocol):
         ...
 
     def group(self, device: int) -> Any:
-        """The placement group of a device that is there. Workers on the device start in its bundle 0."""
+        """The placement group of a device that is there."""
+        ...
+
+    def bundle(self, device: int) -> int:
+        """The index of the bundle in the device's placement group in which workers on the device start.
+
+        It is 0, except where a trial asked for several devices of one node: these are bundles of one group.
+        """
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a device is for a job (`layout`), and how a job without arbiter holds its devices (`Reservation`).
+"""What a device is for a job (`layout`), and how a job holds all its devices for the whole run (`Reservation`).
 
 A job has `gpu` devices (whole GPUs), `cpu` devices (one worker's cores each) or `emulated` ones. Every device is a
 placement group with one bundle: other Ray jobs see it taken, its workers run inside it, and removing it kills them.
@@ -67,17 +67,20 @@ class DeviceSpec:
 class Layout:
     """How a job's trials sit on its devices, derived from what the script asks for one trial.
 
-    ``kind``: see `DeviceSpec`. ``count``: the number of devices. ``bundle``: Ray's resources of one device.
-    ``share``: what one trial asks for, in devices: a part of one, 1.0, or several whole ones. ``packing``: how many
-    workers one device may hold. ``worker``: Ray's resources of one worker.
+    ``kind``: see `DeviceSpec`. ``most``: the most devices that the job may have; None: any number, as many as its
+    trials can use. ``bundle``: Ray's resources of one device. ``share``: what one trial asks for, in devices: a part of
+    one, 1.0, or several whole ones. ``packing``: how many workers one device may hold. ``worker``: Ray's resources of
+    one worker. ``threads``: how many threads a worker's libraries are to use, where Ray would derive another number
+    from the worker's part of the device's cores; None: what Ray says.
     """
 
     kind: str
-    count: int
+    most: int | None
     bundle: dict[str, float]
     share: float
     packing: int
     worker: dict[str, float]
+    threads: int | None = None
 
     def share_of(self, request: Mapping[str, float]) -> float:
         """What a trial with this request asks for, in devices.
@@ -102,6 +105,8 @@ def layout(
     max_packing: int,
     concurrency: int | None = None,
     leased: bool = False,
+    on_demand: bool = False,
+    searched: bool = False,
     nodes: Sequence[Mapping[str, float]] = (),
 ) -> Layout:
     """Work out a job's devices from its trials' request.
@@ -113,59 +118,103 @@ def layout(
         max_packing: the most trials that may share a device, the packing limit c.
         concurrency: how many trials the script wants to run at the same time; None: it does not say.
         leased: devices are leases of whole GPUs or cores. An emulated device then takes a GPU of the Ray cluster.
+        on_demand: devices are asked for when trials need them. The cluster may get further nodes, so that only ``spec``
+            limits the devices, and a trial that no node can hold waits.
+        searched: ``max_packing`` is how far the engine may search for the packing limit. A device on demand then holds
+            what its trials ask for without it; trials that are packed share that.
         nodes: the total resources of every node; (): the cluster is one node. Where the nodes could not hold all
             devices otherwise, fewer workers share a device.
 
     Raises:
-        FluidTuneError: the cluster cannot hold the devices or one trial.
+        FluidTuneError: the cluster cannot hold the devices or one trial; with ``on_demand``, no cluster could.
     """
-    if spec is None:
-        spec = DeviceSpec("gpu" if request.get("GPU", 0.0) > 0 else "cpu")
-    extra = _custom_resources(request, cluster)
-    if spec.kind == "cpu":
-        count, share = _cpu_devices(spec, request, cluster)
-    else:
-        count, share = _gpu_devices(spec, request, cluster, leased)
-    packing = max(max_packing, int(1 / share) if share < 1 else 1)
-    if concurrency is not None:
+    spec = spec or DeviceSpec("gpu" if request.get("GPU", 0.0) > 0 else "cpu")
+    extra = {name: float(amount) for name, amount in request.items() if name not in ("CPU", "GPU") and amount}
+    if not on_demand:
+        _check_custom_resources(extra, cluster)
+    unlimited = on_demand or (spec.kind == "emulated" and not leased)
+    there = math.inf if unlimited else int(cluster.get("CPU" if spec.kind == "cpu" else "GPU", 0))
+    devices, share = (_cpu_devices if spec.kind == "cpu" else _gpu_devices)(spec, request, there)
+    per_worker, per_device = _division(spec, request, extra, share, leased)
+    asked = int(1 / share) if share < 1 else 1
+    threads = None
+    if on_demand and searched:
+        max_packing = asked if extra else max_packing  # trials that ask for a custom resource each cannot share it
+        threads = _share_cores(per_worker, per_device, asked)
+    room = [devices_held(_bundle(1, per_worker, per_device), node) for node in nodes or [cluster]]
+    packing = max(max_packing, asked)
+    # On demand, the devices that the cluster has now are those that a script's concurrency is spread over.
+    count = int(min(devices, sum(room) if on_demand else math.inf))
+    if concurrency is not None and count:
         packing = max(packing, -(-concurrency // count))
     if share > 1:
         packing = 1
-    per_worker, per_device = _division(spec, request, extra, share, leased)
-    nodes = nodes or [cluster]
-    packing = _packing_with_room(packing, count, share, request, nodes, per_worker, per_device)
-    if share < 1:
-        share = max(share, 1 / packing)
+    if max(room) >= max(share, 1.0):
+        packing = _packing_with_room(packing, min(count, sum(room)), nodes or [cluster], per_worker, per_device)
+    elif on_demand:
+        # Nothing is known of the nodes that are to come, but that they can hold one trial.
+        packing = packing if searched else min(packing, asked)
+    else:
+        raise FluidTuneError(f"{_lacking(request)}; ask for less, or start Ray with it")
+    return _layout(spec, devices, share, packing, per_worker, per_device, threads)
+
+
+def _layout(
+    spec: DeviceSpec,
+    devices: float,
+    share: float,
+    packing: int,
+    per_worker: Mapping[str, float],
+    per_device: Mapping[str, float],
+    threads: int | None,
+) -> Layout:
+    """The layout of at most this many devices, each for ``packing`` workers. ``share``: what a trial asks for."""
     # Emulated workers compute nothing: what the device has is not divided among them.
     of_device = {} if spec.kind == "emulated" else {name: amount / packing for name, amount in per_device.items()}
     return Layout(
         kind=spec.kind,
-        count=count,
+        most=None if devices == math.inf else int(devices),
         bundle=_bundle(packing, per_worker, per_device),
-        share=share,
+        share=max(share, 1 / packing) if share < 1 else share,
         packing=packing,
         worker={name: amount for name, amount in {**per_worker, **of_device}.items() if amount},
+        threads=threads,
     )
 
 
-def _custom_resources(request: Mapping[str, float], cluster: Mapping[str, float]) -> dict[str, float]:
-    """What one trial asks for besides CPUs and GPUs. FluidTuneError if the whole cluster has less."""
-    extra = {name: float(amount) for name, amount in request.items() if name not in ("CPU", "GPU") and amount}
+def _share_cores(per_worker: dict[str, float], per_device: dict[str, float], asked: int) -> int:
+    """Give a device the cores of ``asked`` trials, whatever number is packed. Returns the whole cores of one trial."""
+    cpus = per_worker.pop("CPU", 0.0)
+    per_device["CPU"] = cpus * asked
+    return max(1, int(cpus))
+
+
+def lack(request: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str | None:
+    """Say that no node has what one trial needs; None: a node has it."""
+    fits = any(all(node.get(name, 0.0) >= amount for name, amount in request.items()) for node in nodes)
+    return None if fits else _lacking(request)
+
+
+def _lacking(request: Mapping[str, float]) -> str:
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in request.items() if amount)
+    return f"a trial asks for {asked}, and no node of the Ray cluster has that"
+
+
+def _check_custom_resources(extra: Mapping[str, float], cluster: Mapping[str, float]) -> None:
+    """FluidTuneError if the whole cluster has less of a custom resource than one trial asks for."""
     for name, amount in extra.items():
         if amount > cluster.get(name, 0.0):
             raise FluidTuneError(
                 f"a trial asks for {amount:g} of the resource {name!r}, the Ray cluster has {cluster.get(name, 0):g}; "
                 "ask for less, or start Ray with it"
             )
-    return extra
 
 
-def _gpu_devices(
-    spec: DeviceSpec, request: Mapping[str, float], cluster: Mapping[str, float], leased: bool
-) -> tuple[int, float]:
-    """The number of GPU or emulated devices, and how many of them (or what part of one) a trial asks for."""
-    unlimited = spec.count if spec.kind == "emulated" and not leased else None
-    there = unlimited or int(cluster.get("GPU", 0))
+def _gpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
+    """The most GPU or emulated devices, and how many of them (or what part of one) a trial asks for.
+
+    ``there``: the cluster's GPUs, or infinity where it does not matter what the cluster has.
+    """
     _check_enough(spec, there, "GPU")
     gpus = float(request.get("GPU", 0.0))
     if 1 < gpus != int(gpus):
@@ -174,18 +223,17 @@ def _gpu_devices(
     count = spec.count or there
     if share > count:
         raise FluidTuneError(
-            f"a trial asks for {gpus:g} GPUs, the job has {count}; "
+            f"a trial asks for {gpus:g} GPUs, the job has {count:g}; "
             "ask for fewer GPUs per trial or give the job more devices"
         )
     return count, share
 
 
-def _cpu_devices(spec: DeviceSpec, request: Mapping[str, float], cluster: Mapping[str, float]) -> tuple[int, float]:
-    """The number of CPU devices, and what part of one a trial asks for."""
-    there = int(cluster.get("CPU", 0))
+def _cpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
+    """The most CPU devices, and what part of one a trial asks for. ``there``: as in `_gpu_devices`, of CPUs."""
     _check_enough(spec, there, "CPU")
     cpus = float(request.get("CPU", 0.0))
-    count = int((spec.count or there) // max(1.0, cpus))
+    count = (spec.count or there) // max(1.0, cpus) if spec.count or there < math.inf else math.inf
     if count < 1:
         raise FluidTuneError(
             f"a trial asks for {cpus:g} CPUs, the job has {spec.count or there}; "
@@ -212,25 +260,16 @@ def _division(
 
 def _packing_with_room(
     packing: int,
-    count: int,
-    share: float,
-    request: Mapping[str, float],
+    wanted: int,
     nodes: Sequence[Mapping[str, float]],
     per_worker: Mapping[str, float],
     per_device: Mapping[str, float],
 ) -> int:
-    """The most workers per device, at most ``packing``, with which the nodes hold as many devices as with one each.
+    """The most workers per device, at most ``packing``, with which the nodes hold ``wanted`` devices.
 
-    A device that no node can hold would wait for ever. FluidTuneError if no node holds one trial's devices.
+    A device that no node can hold would wait for ever.
     """
-    room = [_devices_held(_bundle(1, per_worker, per_device), node) for node in nodes]
-    if max(room) < max(share, 1.0):
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in request.items() if amount)
-        raise FluidTuneError(
-            f"a trial asks for {asked}, and no node of the Ray cluster has that; ask for less, or start Ray with it"
-        )
-    wanted = min(count, sum(room))
-    while sum(_devices_held(_bundle(packing, per_worker, per_device), node) for node in nodes) < wanted:
+    while sum(devices_held(_bundle(packing, per_worker, per_device), node) for node in nodes) < wanted:
         packing -= 1
     return packing
 
@@ -241,39 +280,53 @@ def _bundle(workers: int, per_worker: Mapping[str, float], per_device: Mapping[s
     return {name: amount for name, amount in bundle.items() if amount}
 
 
-def _devices_held(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
+def devices_held(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
     """How many devices with this bundle a node can hold."""
     return int(min(node.get(name, 0.0) / amount + ROUNDING for name, amount in bundle.items()))
 
 
-def _check_enough(spec: DeviceSpec, there: int, name: str) -> None:
+def _check_enough(spec: DeviceSpec, there: float, name: str) -> None:
     """FluidTuneError if the user's setting asks for more CPUs or GPUs than there are."""
     if (spec.count or 1) > there:
         wanted = f'devices="{spec.kind}:{spec.count}"' if spec.count else f'devices="{spec.kind}"'
         raise FluidTuneError(
-            f"{wanted} asks for {spec.count or 1} {name}s, the Ray cluster has {there}; "
-            f"ask for at most {there}" + ("" if there else f" (start Ray where it sees {name}s)")
+            f"{wanted} asks for {spec.count or 1} {name}s, the Ray cluster has {there:g}; "
+            f"ask for at most {there:g}" + ("" if there else f" (start Ray where it sees {name}s)")
         )
 
 
 class Reservation:
     """A `DeviceSource` of the job's own: it reserves every device with a placement group for the whole run.
 
+    ``job``: the job's name. ``plan.most`` must be known.
+
     A device is there when its group has been created on a living node.
     """
 
-    def __init__(self, plan: Layout):
-        #: Every device's placement group, whether the device is there or not.
+    def __init__(self, job: str, plan: Layout):
+        assert plan.most is not None, "a job that reserves its devices knows how many they are"
+        #: Every device's placement group, whether the device is there or not. Ray wants a name of its own for each.
         self._groups: dict[int, PlacementGroup] = {
-            device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-device-{device}")
-            for device in range(plan.count)
+            device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-{job}-{device}")
+            for device in range(plan.most)
         }
         #: The devices that are there, each with its node's id.
         self.nodes: dict[int, str] = {}
+        #: See `DeviceSource`: none, all are held to the end.
+        self.given_back: frozenset[int] = frozenset()
 
     def group(self, device: int) -> PlacementGroup:
         """See `DeviceSource.group`."""
         return self._groups[device]
+
+    @property
+    def urgent(self) -> bool:
+        """False: nothing says when a device comes."""
+        return False
+
+    def bundle(self, device: int) -> int:
+        """See `DeviceSource`: a device is a group of one bundle."""
+        return 0
 
     @property
     def complete(self) -> bool:

@@ -118,6 +118,8 @@ class WorkerPool:
         self._starting: defaultdict[str, list[PooledWorker]] = defaultdict(list)
         environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
         environment.setdefault("PL_DISABLE_FORK", "1")
+        if plan.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(plan.threads)
         self._environment = environment
         #: What Ray must give to a process before it starts, empty: nothing; None before the first process.
         self._before_start: dict[str, Any] | None = None
@@ -217,7 +219,9 @@ class WorkerPool:
             resources=resources or None,
             max_restarts=0,
             runtime_env=self._before_start or None,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=self._devices.bundle(device)
+            ),
         ).remote(name, environment, self._mps if visible is None else None)
         return PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
 
@@ -258,10 +262,14 @@ class WorkerPool:
         process = self._local_process(worker) if worker.busy else None
         if process is not None:
             self._ending = [*(each for each in self._ending if each.is_running()), process]
+        self._note_ends()
+        self._leaving[worker.actor.end.remote(cleanup_patience())] = worker
+
+    def _note_ends(self) -> None:
+        """Forget the workers that have ended."""
         if self._leaving:
             for future in ray.wait(list(self._leaving), num_returns=len(self._leaving), timeout=0)[0]:
                 del self._leaving[future]
-        self._leaving[worker.actor.end.remote(cleanup_patience())] = worker
 
     def _local_process(self, worker: PooledWorker) -> psutil.Process | None:
         """The worker's process, if it is known and on this machine."""
@@ -285,8 +293,17 @@ class WorkerPool:
         return worker.name in self.workers
 
     def has_busy_worker(self, device: int) -> bool:
-        """Whether a worker of the device serves a trial or cleans up after one."""
-        return any(worker.busy for worker in self._on_device[device].values())
+        """Whether a worker of the device serves a trial, cleans up after one, or ends after one."""
+        busy = any(worker.busy for worker in self._on_device[device].values())
+        return busy or any(worker.busy for worker in self._ending_on(device))
+
+    def has_worker(self, device: int) -> bool:
+        """Whether a worker of the device lives, be it idle, busy or ending."""
+        return bool(self._on_device[device]) or bool(self._ending_on(device))
+
+    def _ending_on(self, device: int) -> list[PooledWorker]:
+        self._note_ends()
+        return [worker for worker in self._leaving.values() if worker.device == device]
 
     def close(self) -> None:
         """Let all workers end, and kill those that do not come to it.

@@ -14,6 +14,7 @@ It does not decide which trials there are (Tune does), how a resize is done (the
 (themis_bridge does). The formulas of the paper are in `fluidtune.planning`.
 """
 
+from fluidtune.engine.device_demand import DeviceDemand, with_arrivals
 from fluidtune.engine.engine import Engine
 from fluidtune.engine.messages import (
     BudgetChanged,
@@ -44,6 +45,7 @@ from fluidtune.engine.trial import EngineError, Status, TrialView, TrialWork
 
 __all__ = [
     "BudgetChanged",
+    "DeviceDemand",
     "DeviceGained",
     "DeviceLeaving",
     "DeviceLost",
@@ -71,4 +73,5 @@ __all__ = [
     "TrialView",
     "TrialWork",
     "WorkerLost",
+    "with_arrivals",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fluidtune.engine.device_demand import DeviceDemand, device_demand
 from fluidtune.engine.estimates import base_seconds, current_width, height, iterations_left
 from fluidtune.engine.event_handlers import apply_event, known_group, known_trial
 from fluidtune.engine.messages import Event, Instruction
@@ -146,6 +147,24 @@ class Engine:
     def running(self) -> tuple[str, ...]:
         """Trials that hold devices, in the order in which they started."""
         return tuple(self._state.running)
+
+    def has_device(self, device: int) -> bool:
+        """Whether the engine has heard that ``device`` is there."""
+        return device in self._state.devices.tenants
+
+    def demand(self, room: int) -> DeviceDemand:
+        """The devices that the job could use beyond those that its trials hold; at most ``room`` for growth."""
+        return device_demand(self._state, room)
+
+    @property
+    def knows_trials(self) -> bool:
+        """Whether a trial was ever added."""
+        return bool(self._state.trials)
+
+    @property
+    def trials_waiting(self) -> int:
+        """How many trials wait."""
+        return len(self._state.waiting)
 
     @property
     def waiting(self) -> tuple[str, ...]:

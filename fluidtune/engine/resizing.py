@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import heapq
 
-from fluidtune.engine.estimates import current_width, height, knows_scaling, planning_load, seconds_left
+from fluidtune.engine.estimates import (
+    current_width,
+    height,
+    knows_scaling,
+    planning_load,
+    scaling_overhead,
+    seconds_left,
+)
 from fluidtune.engine.messages import Instruction, Resize, Suspend
-from fluidtune.engine.speed import TRUSTED
+from fluidtune.engine.speed import TRUSTED, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 from fluidtune.engine.width_rules import change_pays, shrink_pays, widest
@@ -190,26 +197,56 @@ def _hand_out(state: State, trials: list[Trial], limits: dict[str, int], targets
 def _suspend_sharing(state: State, idle: int, now: float) -> list[Instruction]:
     """Suspends trials that share a device and can be moved, at most one for every idle device, where it pays."""
     out: list[Instruction] = []
+    for trial in worth_a_device(state, idle):
+        state.suspend(trial, now)
+        out.append(Suspend(trial.name))
+    return out
+
+
+def worth_a_device(state: State, idle: int) -> list[Trial]:
+    """Trials that share a device and can be moved, and for which a device of their own pays; at most ``idle``.
+
+    Of the trials of one device, at most one leaves it at a time.
+    """
+    out: list[Trial] = []
     devices = state.devices
     if not devices.any_shared:
         return out
+    left: set[int] = set()
     sharing = [trial for name in state.running if len(devices.tenants[(trial := state.trials[name]).devices[0]]) > 1]
     for trial in sharing:
         if len(out) >= idle:
             break
         if trial.kind == "plain" or not _at_rest(trial) or trial.gang > 1 or not trial.worth_growing:
             continue
+        device = trial.devices[0]
         width = current_width(state, trial)
-        tenants = [state.trials[name] for name in devices.tenants[trial.devices[0]]]
-        if width >= 1 or any(other.status == "suspending" for other in tenants):
+        tenants = [state.trials[name] for name in devices.tenants[device]]
+        if width >= 1 or device in left or any(other.status == "suspending" for other in tenants):
             continue
         # On a device of its own it may also grow.
         reach = min(widest(state, trial), idle) if knows_scaling(trial) else 1
         saved = seconds_left(state, trial, width) - seconds_left(state, trial, reach)
         if saved > SUSPEND_FACTOR * state.epsilon:
-            state.suspend(trial, now)
-            out.append(Suspend(trial.name))
+            out.append(trial)
+            left.add(device)
     return out
+
+
+def next_width(state: State, trial: Trial, most: int) -> int:
+    """The width to which it would grow next if there were idle devices enough; its own if it does not grow.
+
+    ``most``: the largest width to think of.
+    """
+    width = len(trial.devices)
+    if trial.kind != "elastic" or trial.gang > 1 or not _may_grow(state, trial) or not _may_want(state, trial):
+        return width
+    if width == 1 and not state.is_alone(trial):
+        return width
+    limit = min(most, state.max_workers or most, widest_paying(scaling_overhead(trial)))
+    if not knows_scaling(trial):
+        limit = min(limit, _reach(state, trial))
+    return max(width, int(limit))
 
 
 def _reach(state: State, trial: Trial) -> int:

@@ -71,6 +71,11 @@ The GPUs of a process (`accelerators`):
   whose placement group has one of them.
 - ``worker.global_worker``: the process' ``Worker``.
 
+The cluster (`cluster_state`):
+
+- ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
+- ``Worker.gcs_client``: the connection to ask it by.
+
 Tune's entry points (`entry_points`):
 
 - ``Tuner._local_tuner``, ``TunerInternal._tune_config``: where a restored Tuner keeps its `TuneConfig`.

@@ -70,6 +70,11 @@ SCHEMA: dict[str, EventSchema] = {
         {"device": "device number"},
         {"reason": "why, in words"},
     ),
+    "device_returned": EventSchema(
+        "The job has given this device back, because it had no use for it or because others waited for it. The job no"
+        " longer has it, as after a `device_lost`.",
+        {"device": "device number"},
+    ),
     "device_sample": EventSchema(
         "NVML's measurements of a GPU, taken every few seconds while trials iterate on it. Without NVIDIA's driver"
         " there are none.",

@@ -157,7 +157,7 @@ class _Replay:
             self.release(event["trial"], self.now)
         elif name == "device_gained":
             self.gain(int(event["device"]), self.now)
-        elif name == "device_lost":
+        elif name in ("device_lost", "device_returned"):
             device = int(event["device"])
             for trial in self.holders(device):
                 self.release(trial, self.now)

@@ -100,9 +100,9 @@ def _ready(executor: FluidExecutor) -> None:
     if not ray.is_initialized():
         ray.init()
     spec = DeviceSpec.parse(executor.devices)
-    if spec is not None:
-        there = layout(spec, {}, ray.cluster_resources(), max_packing=1).count
-        if executor.max_workers and executor.max_workers > there:
+    if spec is not None and not executor.on_demand:
+        there = layout(spec, {}, ray.cluster_resources(), max_packing=1).most
+        if executor.max_workers and there is not None and executor.max_workers > there:
             raise FluidTuneError(
                 f"max_workers={executor.max_workers} is more than the {there} devices that "
                 f"devices={executor.devices!r} means here; use at most {there}, or leave it out"

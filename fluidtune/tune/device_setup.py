@@ -5,22 +5,25 @@ Decided once, when the job begins, from the settings and from what the job's fir
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ray
 
 from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import DeviceSpec, Layout, Reservation, layout
+from fluidtune.cluster.devices import DeviceSpec, Layout, Reservation, devices_held, lack, layout
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.cluster.lanes import LaneSettings
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.engine import Engine
+from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.engine import DeviceDemand, Engine, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.profiles import DEVICES_PER_NODE
 from salus_share.seat_table import home
@@ -28,6 +31,12 @@ from salus_share.seat_table import home
 if TYPE_CHECKING:
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.trial_registry import TrialRegistry
+
+logger = logging.getLogger(__name__)
+
+#: The most placement groups of a job that wait at a time, unless TUNE_MAX_PENDING_TRIALS_PG or the size of the cluster
+#: says otherwise: the least that Ray Tune's TuneController lets wait (``min_autoscaling_rate``, Ray 2.44 to 2.60).
+PENDING_GROUPS = 200
 
 
 @dataclass(frozen=True)
@@ -79,16 +88,20 @@ class DeviceSetup:
         return LaneSettings(self._lanes_of(device), self.lanes, self.device_memory, cores, self.layout.packing)
 
     def _lanes_of(self, device: int) -> str:
-        return f"fluidtune-{self.job}-{device}"
+        return f"{self._lanes_of_all()}{device}"
+
+    def _lanes_of_all(self) -> str:
+        return f"fluidtune-{self.job}-"
 
     def remove_files(self) -> None:
         """Remove what the emulation and the lane services left on this node's disk."""
         if self.emulation is not None:
             os.unlink(self.emulation.board)
         if self.lanes is not None:
-            for device in range(self.layout.count):
+            every = home(self._lanes_of(0)).parent
+            for path in every.glob(glob.escape(self._lanes_of_all()) + "*"):
                 # On other nodes the lane services leave a log and two empty lock files.
-                shutil.rmtree(home(self._lanes_of(device)), ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def set_up_devices(
@@ -104,7 +117,7 @@ def set_up_devices(
         synchronous: the algorithm's groups are batches whose makespan counts.
 
     Raises:
-        FluidTuneError: the cluster cannot hold such a device.
+        FluidTuneError: no cluster could hold such a device; or this one cannot, and the devices are to be reserved.
     """
     spec = DeviceSpec.parse(settings.devices)
     on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
@@ -121,19 +134,46 @@ def set_up_devices(
         max_packing=SEARCH_LIMIT if search else settings.max_packing or 1,
         concurrency=concurrency if packs else None,
         leased=settings.arbiter is not None,
+        on_demand=settings.on_demand,
+        searched=search,
         nodes=nodes,
     )
+    if settings.on_demand:
+        _warn_of_waiting(plan, request, nodes)
     return DeviceSetup(
         job=job,
         layout=plan,
         max_packing=None if search else min(settings.max_packing or 1, plan.packing),
         concurrent_packing=plan.packing if packs else 1,
-        most_devices=plan.count if spec and spec.count else None,
+        most_devices=plan.most if spec and spec.count else None,
         lanes=settings.lanes if plan.packing > 1 else None,
         device_memory=settings.device_memory,
-        emulation=_emulation(settings, plan.count) if plan.kind == "emulated" else None,
+        emulation=_emulation(settings, plan.most or 0) if plan.kind == "emulated" else None,
         one_node=len(nodes) == 1,
     )
+
+
+def _warn_of_waiting(plan: Layout, request: dict[str, float], nodes: list[dict[str, float]]) -> None:
+    """Say what the job waits for, as Ray does where an autoscaler may bring it."""
+    lacking = lack(request if plan.share > 1 else plan.bundle, nodes)
+    there = sum(devices_held(plan.bundle, node) for node in nodes)
+    if lacking is not None:
+        logger.warning("FluidTune: %s; its trials wait until the cluster gets such a node", lacking)
+    elif plan.most is not None and plan.most > there:
+        logger.warning(
+            "FluidTune: the job may have %d devices, and the Ray cluster has %d; it uses these, and others that come",
+            plan.most,
+            there,
+        )
+
+
+def most_pending_groups(pending: int) -> int:
+    """How many placement groups of the job may wait at a time. ``pending``: how many trials Tune lets be pending.
+
+    A searcher that suggests trials one by one has ``pending`` 1, and FluidTune raises that while processes start. So
+    the number of trials that wait limits the groups in such a job; this is only the limit for a whole rung that waits.
+    """
+    return pending if os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto" else max(pending, PENDING_GROUPS)
 
 
 def hold_devices(
@@ -143,16 +183,32 @@ def hold_devices(
     engine: Engine,
     trials: TrialRegistry,
     in_use: Callable[[int], bool],
+    has_workers: Callable[[int], bool],
+    arriving: Callable[[], Sequence[float]],
+    pending: int,
 ) -> DeviceSource:
-    """Reserve the job's devices, or ask the arbiter for leases under the name ``app``.
+    """Get the job's devices on demand, reserve them, or ask the arbiter for leases under the name ``app``.
 
-    ``engine`` and ``trials`` say what work is left, ``in_use`` whether anything of the job runs on a device.
+    ``engine`` and ``trials`` say what work is left, ``in_use`` whether anything of the job runs on a device,
+    ``has_workers`` whether a process of the job lives there, idle or not. ``arriving``: what the trials ask for of
+    which the engine has not heard yet, and for which no device becomes free with the same events. ``pending``: how many
+    trials Tune lets be pending, and so how many placement groups wait at a time at most.
 
     Raises:
         FluidTuneError: the arbiter cannot lease such a device, or has an app of that name.
     """
+    if settings.on_demand:
+        gang = max(1, int(setup.layout.share))
+
+        def demand(room: int) -> DeviceDemand:
+            if not engine.knows_trials and not arriving():
+                return DeviceDemand({gang: 1})  # Tune is about to ask for the first trial
+            return with_arrivals(engine.demand(room), arriving())
+
+        uses = Uses(demand, lambda: engine.trials_waiting + len(arriving()), in_use, engine.has_device, has_workers)
+        return OnDemandDevices(setup.job, setup.layout, uses, pending)
     if settings.arbiter is None:
-        return Reservation(setup.layout)
+        return Reservation(setup.job, setup.layout)
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.tune.leased_devices import LeasedDevices, Progress
 

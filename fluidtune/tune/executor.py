@@ -27,7 +27,11 @@ class FluidExecutor:
         max_workers: the scaling limit d, the most devices that one trial may train on. None: all of them.
         backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
         arbiter: "auto": the job shares the Ray cluster with other jobs and leases its devices from the cluster's
-            arbiter, which is started if there is none. None: the job holds its devices as long as it runs.
+            arbiter, which is started if there is none. None: the job has devices of its own.
+        reserve: for a job without arbiter. True: it holds all its devices from its start to its end, and is refused if
+            the cluster does not have them. False: it holds devices while its trials use them or wait for them
+            (docs/architecture.md, "Devices"), so that other work in the cluster goes on: tasks that a trial starts, Ray
+            Data and Ray Train in a trial, other jobs. Emulated devices are always reserved.
         lanes: how trials share a device, see docs/salus.md. A policy ("FAIR", "HPT", "PACK", "SRTF", "FIFO", or
             "module:Class" of your own): memory limits packing, too, no trial may exceed its part of it, and a trial
             passes a gate before each iteration; on GPUs the trials' processes are clients of MPS where MPS is
@@ -54,6 +58,7 @@ class FluidExecutor:
     lanes: str | None = None
     device_memory: int | None = None
     fresh_workers: bool = False
+    reserve: bool = True
 
     def __post_init__(self) -> None:
         check_ray_version()
@@ -70,7 +75,7 @@ class FluidExecutor:
             require_horovod()
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
-        emulated = spec is not None and spec.kind == "emulated"
+        emulated = self._emulated
         if self.profile is not None and not emulated:
             raise FluidTuneError(
                 f"profile={self.profile!r} is for emulated devices and devices={self.devices!r} are none; "
@@ -95,6 +100,16 @@ class FluidExecutor:
                 f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "
                 f"use at most {spec.count}, or leave it out"
             )
+
+    @property
+    def _emulated(self) -> bool:
+        spec = DeviceSpec.parse(self.devices)
+        return spec is not None and spec.kind == "emulated"
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether the job holds devices only while its trials use them or wait for them."""
+        return self.arbiter is None and not self.reserve and not self._emulated
 
     def emulated_profile(self) -> Profile:
         """Return the profile that the emulated devices take their times from.

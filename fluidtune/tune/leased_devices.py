@@ -13,6 +13,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.holding import SPARE_S
 from fluidtune.engine import Engine
 from fluidtune.engine.speed import widest_paying
 from fluidtune.errors import FluidTuneError
@@ -28,9 +29,6 @@ from themis_bridge.shell.tenant import Tenant
 UNKNOWN_S = 60.0
 #: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
 UPDATE_S = 0.5
-#: Seconds after which a device that the job has no use for is given back. Judgement: an algorithm that decides about
-#: its next trials takes less time.
-SPARE_S = 3.0
 
 
 class Progress:
@@ -157,6 +155,8 @@ class LeasedDevices:
             raise FluidTuneError(str(error)) from error
         #: See `DeviceSource`.
         self.nodes: dict[int, str] = {}
+        #: See `DeviceSource`: none; every lease that is over counts as lost.
+        self.given_back: frozenset[int] = frozenset()
         #: Device -> its lease; the same keys as `nodes`.
         self._leases: dict[int, Gained] = {}
         #: GPU -> its device number, which it keeps: the same GPU may come back under another lease.
@@ -174,6 +174,15 @@ class LeasedDevices:
     def complete(self) -> bool:
         """False: leases come and go."""
         return False
+
+    @property
+    def urgent(self) -> bool:
+        """False: nothing says when a device comes."""
+        return False
+
+    def bundle(self, device: int) -> int:
+        """See `DeviceSource`: a lease is a group of one bundle."""
+        return 0
 
     def group(self, device: int) -> Any:
         """See `DeviceSource`."""

@@ -151,6 +151,7 @@ class FluidActorManager(ActorManager):
         self._tell_released()
         self._runs.add_run(run)
         self._events += trials.arrival_events(run, self._job.log)
+        self._job.arriving.append(trials.share_of(trial))
 
     def release_trial(self, ticket: TrackedActor) -> bool:
         run = self._runs[ticket]
@@ -244,6 +245,8 @@ class FluidActorManager(ActorManager):
             events, self._events = self._events, []
             for instruction in self._job.decide(events):
                 self._carry_out(instruction)
+            # Trials that could not start may need a device that is only asked for now.
+            self._dispatch.poll_devices()
         self._dispatch.serve_requests()
         starting = (run for run in self._runs.begun() if run.placement is not None and not run.live)
         self._job.ask_ahead(sum(1 for run in starting if not run.delivered))
@@ -257,6 +260,7 @@ class FluidActorManager(ActorManager):
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
+            self._job.departing += run.placement is not None
             keep = self._job.keeps_trainables and not run.failed
             self._recovery.unload_workers(run, cleanup_patience(), keep=keep)
             self._job.trial_ended(run.trial, ending)

@@ -26,7 +26,7 @@ from fluidtune.engine import messages as m
 from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, pending_trials_said, storage
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
-from fluidtune.tune.device_setup import hold_devices, set_up_devices
+from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.stall_detector import StallDetector
@@ -75,7 +75,23 @@ class TuningJob:
         )
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
-        self.devices = hold_devices(self.setup, settings, app, self.engine, self.trials, self.is_in_use)
+        #: How many trials Tune lets be pending by itself, and by how many we raised that.
+        self._pending, self._ahead = max_pending_trials(controller), 0
+        #: What the trials ask for of which the engine hears with the next batch of events, in devices each.
+        self.arriving: list[float] = []
+        #: How many trials leave their devices with that batch; so many of those that arrive need no further device.
+        self.departing = 0
+        self.devices = hold_devices(
+            self.setup,
+            settings,
+            app,
+            self.engine,
+            self.trials,
+            self.is_in_use,
+            lambda device: self.pool.has_worker(device),
+            lambda: self.arriving[self.departing :],
+            most_pending_groups(self._pending),
+        )
         reuse = asked_reuse(controller)
         #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
         self.keeps_trainables = reuse is True and not settings.fresh_workers
@@ -85,8 +101,6 @@ class TuningJob:
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
         self._commit_cleanup = CommitCleanup(lambda: controller.checkpoint(force=True, wait=True), self._delete_commits)
-        #: How many trials Tune lets be pending by itself, and by how many we raised that.
-        self._pending, self._ahead = max_pending_trials(controller), 0
         #: Trials that are known to have ended for good.
         self._ended: set[str] = set()
         #: Trials whose log files this driver writes.
@@ -120,6 +134,8 @@ class TuningJob:
     def decide(self, events: list[m.Event]) -> list[m.Instruction]:
         """Hand a batch of events to the engine and return its instructions; both are written down."""
         self.log.events_heard(events)
+        self.arriving.clear()
+        self.departing = 0
         for event in events:
             if isinstance(event, m.TrialEnded) or (isinstance(event, m.WorkerLost) and not event.left):
                 self.stall_detector.stop_watching(event.trial)

@@ -180,18 +180,19 @@ class WorkerDispatch:
 
     def poll_devices(self, force: bool = False) -> None:
         """Look for devices that came or went, and tell the engine. Unless ``force``, only now and then while one is
-        missing: a look costs calls to Ray.
+        missing, or when the source says that it is urgent: a look costs calls to Ray.
 
         Requests for a worker of a lost device are dropped: the engine gives the trial another device.
         """
         now = time.monotonic()
-        if not force and (self._job.devices.complete or now - self._polled < POLL_S):
+        devices = self._job.devices
+        if not force and (devices.complete or (now - self._polled < POLL_S and not devices.urgent)):
             return
         self._polled = now
-        came, gone = self._job.devices.poll()
+        came, gone = devices.poll()
         for device in gone:
             self._job.pool.discard_idle_workers(device)
-            self._job.log.write("device_lost", device=device)
+            self._job.log.write("device_returned" if device in devices.given_back else "device_lost", device=device)
             self._emit(m.DeviceLost(device))
         for device, node in self._job.setup.shown_nodes(came).items():
             self._job.log.write("device_gained", device=device, node=node)

@@ -166,8 +166,8 @@ def test_an_emulated_worker_imports_no_torch():
 
 def test_emulated_devices_take_next_to_nothing_of_the_cluster():
     found = layout(DeviceSpec.parse("emulated:64"), {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}, max_packing=2)
-    assert (found.kind, found.count, found.packing, found.share) == ("emulated", 64, 2, 1.0)
-    assert found.count * found.bundle["CPU"] < 0.2
+    assert (found.kind, found.most, found.packing, found.share) == ("emulated", 64, 2, 1.0)
+    assert found.most * found.bundle["CPU"] < 0.2
     half = layout(DeviceSpec.parse("emulated:2"), {"GPU": 0.5}, {"CPU": 2.0}, max_packing=1)
     assert (half.share, half.packing) == (0.5, 2)
 

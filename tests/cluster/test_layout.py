@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.devices import DeviceSpec, Layout, layout
+from fluidtune.cluster.devices import DeviceSpec, Layout, lack, layout
 from fluidtune.errors import FluidTuneError
 
 
@@ -16,24 +16,24 @@ def made(devices: str | None, request: dict[str, float], cluster: dict[str, floa
 
 def test_a_core_each() -> None:
     plan = made(None, {"CPU": 1}, {"CPU": 4})
-    assert (plan.kind, plan.count, plan.share, plan.packing) == ("cpu", 4, 1.0, 1)
+    assert (plan.kind, plan.most, plan.share, plan.packing) == ("cpu", 4, 1.0, 1)
     assert plan.bundle == plan.worker == {"CPU": 1}
 
 
 def test_several_cores_are_one_device() -> None:
     plan = made("cpu:5", {"CPU": 2}, {"CPU": 8})
-    assert (plan.count, plan.bundle, plan.worker) == (2, {"CPU": 2}, {"CPU": 2})
+    assert (plan.most, plan.bundle, plan.worker) == (2, {"CPU": 2}, {"CPU": 2})
 
 
 def test_a_part_of_a_core_is_packing() -> None:
     plan = made("cpu:2", {"CPU": 0.5}, {"CPU": 2})
-    assert (plan.count, plan.share, plan.packing) == (2, 0.5, 2)
+    assert (plan.most, plan.share, plan.packing) == (2, 0.5, 2)
     assert plan.worker == {"CPU": 0.5}
 
 
 def test_a_gpu_with_its_cores() -> None:
     plan = made(None, {"CPU": 3, "GPU": 1}, {"CPU": 8, "GPU": 2})
-    assert (plan.kind, plan.count, plan.packing) == ("gpu", 2, 1)
+    assert (plan.kind, plan.most, plan.packing) == ("gpu", 2, 1)
     assert plan.bundle == {"CPU": 3, "GPU": 1}
 
 
@@ -69,7 +69,7 @@ def test_a_share_that_no_node_has_room_for_becomes_a_larger_one() -> None:
 
 def test_cores_are_packed_though_not_all_can_be_held() -> None:
     plan = made(None, {"CPU": 2}, {"CPU": 6}, concurrency=6, nodes=[{"CPU": 3}, {"CPU": 3}])
-    assert (plan.count, plan.packing) == (3, 2)
+    assert (plan.most, plan.packing) == (3, 2)
 
 
 def test_what_a_trial_over_several_gpus_asks_for_is_divided() -> None:
@@ -89,7 +89,7 @@ def test_what_no_node_has_is_refused(request_: dict[str, float]) -> None:
 
 def test_several_gpus_are_whole_devices() -> None:
     plan = made(None, {"CPU": 4, "GPU": 2}, {"CPU": 8, "GPU": 4}, max_packing=3)
-    assert (plan.count, plan.share, plan.packing) == (4, 2.0, 1)
+    assert (plan.most, plan.share, plan.packing) == (4, 2.0, 1)
     assert plan.bundle == {"CPU": 2, "GPU": 1}
 
 
@@ -125,3 +125,88 @@ def test_what_cannot_be_held(
     with pytest.raises(FluidTuneError) as raised:
         made(devices, request_, cluster)
     assert mentions in str(raised.value) and "\n" not in str(raised.value)
+
+
+class TestOnDemand:
+    """Devices that are asked for when trials need them: the cluster may grow."""
+
+    def test_any_number_of_devices(self) -> None:
+        plan = made(None, {"CPU": 2}, {"CPU": 4}, on_demand=True)
+        assert (plan.kind, plan.most, plan.bundle) == ("cpu", None, {"CPU": 2})
+
+    @pytest.mark.parametrize("devices, request_, most", [("gpu:4", {"GPU": 1}, 4), ("cpu:5", {"CPU": 2}, 2)])
+    def test_the_setting_is_the_limit_whatever_the_cluster_has(
+        self, devices: str, request_: dict[str, float], most: int
+    ) -> None:
+        for has in (0, 1, 64):
+            assert made(devices, request_, {"CPU": has, "GPU": has}, on_demand=True).most == most
+
+    @pytest.mark.parametrize(
+        "request_, bundle, share",
+        [
+            ({"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}, 1.0),
+            ({"CPU": 1, "GPU": 0.5}, {"CPU": 2, "GPU": 1}, 0.5),
+            ({"CPU": 4, "GPU": 2}, {"CPU": 2, "GPU": 1}, 2.0),
+            ({"CPU": 8}, {"CPU": 8}, 1.0),
+            ({"CPU": 1, "licence": 1}, {"CPU": 1, "licence": 1}, 1.0),
+        ],
+    )
+    def test_what_no_node_has_is_asked_for(
+        self, request_: dict[str, float], bundle: dict[str, float], share: float
+    ) -> None:
+        plan = made(None, request_, {"CPU": 2}, max_packing=1, concurrency=7, on_demand=True)
+        assert (plan.bundle, plan.share) == (bundle, share)
+        assert lack(request_, [{"CPU": 2.0}]) and not lack(request_, [{"CPU": 2.0}, {**request_}])
+
+    def test_packing_is_as_much_as_the_nodes_that_are_there_hold(self) -> None:
+        nodes = [{"CPU": 4, "GPU": 1}, {"CPU": 4}]
+        plan = made(None, {"CPU": 2, "GPU": 1}, {"CPU": 8, "GPU": 1}, max_packing=4, on_demand=True, nodes=nodes)
+        assert (plan.most, plan.packing) == (None, 2)
+
+    @pytest.mark.parametrize(
+        "request_, nodes, packing, bundle, worker, threads",
+        [
+            ({"CPU": 4, "GPU": 1}, [{"CPU": 16, "GPU": 1}], 4, {"CPU": 4, "GPU": 1}, {"CPU": 1, "GPU": 0.25}, 4),
+            ({"CPU": 4, "GPU": 1}, [{"CPU": 2}], 4, {"CPU": 4, "GPU": 1}, {"CPU": 1, "GPU": 0.25}, 4),
+            ({"CPU": 2, "GPU": 0.5}, [{"CPU": 16, "GPU": 1}], 4, {"CPU": 4, "GPU": 1}, {"CPU": 1, "GPU": 0.25}, 2),
+            ({"GPU": 1}, [{"CPU": 16, "GPU": 1}], 4, {"GPU": 1}, {"GPU": 0.25}, 1),
+            (
+                {"GPU": 1, "licence": 1},
+                [{"GPU": 1, "licence": 4}],
+                1,
+                {"GPU": 1, "licence": 1},
+                {"GPU": 1, "licence": 1},
+                1,
+            ),
+        ],
+    )
+    def test_a_search_for_the_packing_limit_holds_no_more_than_one_trial_asks_for(
+        self,
+        request_: dict[str, float],
+        nodes: list[dict[str, float]],
+        packing: int,
+        bundle: dict[str, float],
+        worker: dict[str, float],
+        threads: int,
+    ) -> None:
+        plan = made(None, request_, nodes[0], max_packing=4, on_demand=True, searched=True, nodes=nodes)
+        assert (plan.packing, plan.bundle, plan.worker, plan.threads) == (packing, bundle, worker, threads)
+
+    def test_a_concurrency_is_spread_over_the_devices_that_are_there(self) -> None:
+        assert made("cpu:8", {"CPU": 1}, {"CPU": 2}, concurrency=5, on_demand=True).packing == 3
+        assert made("cpu:2", {"CPU": 1}, {"CPU": 8}, concurrency=5, on_demand=True).packing == 3
+        assert made(None, {"CPU": 1}, {"CPU": 8}, concurrency=5, on_demand=True).packing == 1
+
+    @pytest.mark.parametrize(
+        "devices, request_, mentions",
+        [
+            (None, {"CPU": 1, "GPU": 1.5}, "1.5 GPUs"),
+            ("gpu:1", {"CPU": 1, "GPU": 2}, "2 GPUs"),
+            ("cpu:2", {"CPU": 3}, "3 CPUs"),
+        ],
+    )
+    def test_what_no_cluster_could_hold_is_refused(
+        self, devices: str, request_: dict[str, float], mentions: str
+    ) -> None:
+        with pytest.raises(FluidTuneError, match=mentions):
+            made(devices, request_, {"CPU": 64, "GPU": 8}, on_demand=True)

@@ -177,7 +177,7 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
     monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
     monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda pool: {})
-    holding = SimpleNamespace(group=lambda device: None, nodes={})
+    holding = SimpleNamespace(group=lambda device: None, nodes={}, bundle=lambda device: 0)
     plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
     pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
     for device in (0, 1):

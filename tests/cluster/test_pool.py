@@ -188,8 +188,47 @@ def test_the_class_of_the_workers_is_handed_to_ray_once(monkeypatch):
     monkeypatch.setattr(pool_module.ray, "remote", lambda cls: made.append(cls) or actor)
     monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda pool: {})
-    there = SimpleNamespace(nodes={}, group=lambda device: None)
+    there = SimpleNamespace(nodes={}, group=lambda device: None, bundle=lambda device: 0)
     pool = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
     for device in range(3):
         pool.start_worker(device)
     assert made == [pool_module.Worker]
+
+
+def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threads_as_its_trial_has_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handed: list[tuple[Any, ...]] = []
+    actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
+    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
+    monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda self: {})
+    placed: list[tuple[Any, int]] = []
+    monkeypatch.setattr(
+        pool_module,
+        "PlacementGroupSchedulingStrategy",
+        lambda group, placement_group_bundle_index: placed.append((group, placement_group_bundle_index)),
+    )
+    holding = SimpleNamespace(nodes={}, group=lambda device: "g", bundle=lambda device: device)
+    bundle, worker = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 0.25}
+    WorkerPool(Layout("gpu", None, bundle, 1.0, 4, worker, 4), holding, "job").start_worker(1)
+    WorkerPool(Layout("gpu", None, bundle, 1.0, 4, worker), holding, "job").start_worker(0)
+    assert [args[1].get("OMP_NUM_THREADS") for args in handed] == ["4", None]
+    assert placed == [("g", 1), ("g", 0)]
+
+
+def test_a_worker_that_ends_after_a_trial_keeps_its_device_in_use(pool) -> None:
+    worker = pool.start_worker(1)
+    worker.actor.hangs = True
+    assert pool.has_busy_worker(1) and pool.has_worker(1) and not pool.has_worker(0)
+    pool.discard_worker(worker)
+    assert pool.has_busy_worker(1), "its exit handlers may still run"
+    worker.actor.hangs = False
+    assert not pool.has_worker(1) and not pool.has_busy_worker(1)
+
+
+def test_an_idle_worker_that_ends_does_not_keep_its_device_in_use(pool) -> None:
+    worker = pool.start_worker(1)
+    pool.return_worker(worker)
+    worker.actor.hangs = True
+    pool.discard_idle_workers(1)
+    assert pool.has_worker(1) and not pool.has_busy_worker(1)

@@ -34,7 +34,7 @@ class ReservationCase(DeviceSourceCase):
         }.items():
             monkeypatch.setattr(devices_module, name, stand_in)
         monkeypatch.setattr(devices_module.ray, "nodes", lambda: self._nodes)
-        self.source = Reservation(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}))
+        self.source = Reservation("job", Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}))
 
     def _make(self, bundles: Any, strategy: str, name: str) -> Group:
         self._groups.append(Group())

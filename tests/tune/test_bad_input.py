@@ -117,15 +117,14 @@ class TestWhatOnlyTheClusterKnows:
             ("cpu:64", ['devices="cpu:64"', "has 2", "at most 2"]),
         ],
     )
-    def test_devices_that_are_not_there(self, devices: str, mentions: list[str], tmp_path: Path) -> None:
+    def test_devices_to_reserve_that_are_not_there(self, devices: str, mentions: list[str], tmp_path: Path) -> None:
         run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
-        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=FluidExecutor(devices=devices))
+        executor = FluidExecutor(devices=devices, reserve=True)
+        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=executor)
         refused(tuner.fit, *mentions)
         assert not list(tmp_path.glob("*/*/result.json"))
         refused(
-            lambda: fluidtune.run(
-                without_checkpoints, storage_path=str(tmp_path), executor=FluidExecutor(devices=devices)
-            ),
+            lambda: fluidtune.run(without_checkpoints, storage_path=str(tmp_path), executor=executor),
             *mentions,
         )
 
@@ -133,11 +132,24 @@ class TestWhatOnlyTheClusterKnows:
         tuner = tune.Tuner(
             without_checkpoints,
             param_space={"x": 1},
-            tune_config=TuneConfig(scheduler=FluidScheduler(executor=FluidExecutor(devices="cpu:64"))),
+            tune_config=TuneConfig(scheduler=FluidScheduler(executor=FluidExecutor(devices="cpu:64", reserve=True))),
             run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
         )
         with pytest.raises(Exception, match=r'devices="cpu:64" asks for 64 CPUs, the Ray cluster has 2'):
             tuner.fit()
+
+    def test_more_devices_than_there_are_are_a_limit_and_the_job_says_what_it_has(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tuner = fluidtune.Tuner(
+            without_checkpoints,
+            param_space={"x": 1},
+            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+            executor=FluidExecutor(devices="cpu:64", reserve=False),
+        )
+        with caplog.at_level("WARNING", logger="fluidtune"):
+            assert not tuner.fit().errors
+        assert "may have 64 devices, and the Ray cluster has 2" in caplog.text
 
     def test_a_trial_larger_than_the_job(self, tmp_path: Path) -> None:
         tuner = fluidtune.Tuner(
@@ -151,7 +163,7 @@ class TestWhatOnlyTheClusterKnows:
 
     def test_more_workers_than_the_cluster_has(self, tmp_path: Path) -> None:
         run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
-        executor = FluidExecutor(devices="cpu", max_workers=3)
+        executor = FluidExecutor(devices="cpu", max_workers=3, reserve=True)
         tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=executor)
         refused(tuner.fit, "max_workers=3", "at most 2")
 

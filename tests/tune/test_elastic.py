@@ -137,7 +137,7 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
         run_config=tune.RunConfig(
             name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": ITERATIONS}
         ),
-        executor=fluidtune.FluidExecutor(devices="cpu:2", backend=backend),
+        executor=fluidtune.FluidExecutor(devices="cpu:2", backend=backend, reserve=True),
     )
     result = tuner.fit()[0]
     values = list(result.metrics_dataframe["value"])

@@ -210,7 +210,7 @@ def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
 
 def test_an_emulated_device_is_one_that_ray_believes_in():
     plan = layout(DeviceSpec("emulated", 3), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
-    assert plan.bundle["GPU"] == 1.0 and plan.count == 3
+    assert plan.bundle["GPU"] == 1.0 and plan.most == 3
     with pytest.raises(FluidTuneError, match="emulated:8"):
         layout(DeviceSpec("emulated", 8), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
 

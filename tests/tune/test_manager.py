@@ -86,7 +86,7 @@ class Pool:
 class Devices:
     """Two devices of one node."""
 
-    complete = True
+    complete, urgent, given_back = True, False, ()
 
     def __init__(self) -> None:
         self.nodes = {0: "n", 1: "n"}

@@ -76,6 +76,8 @@ class Desk:
         self.revoked: list[tuple[int, Any]] = []
         devices = SimpleNamespace(
             complete=True,
+            urgent=False,
+            given_back=set(),
             poll=lambda: self.news,
             leaving=lambda: [],
             revoked=lambda *device_and_group: self.revoked.append(device_and_group),

@@ -1,0 +1,410 @@
+"""Devices on demand keep the contract of a device source, and are asked of Ray and given back as `holding` decides."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster import on_demand_devices
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.holding import LEAVE_S, SPARE_S, YIELD_AFTER_S
+from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.engine import DeviceDemand
+from fluidtune.ray_compat.cluster_state import ClusterState
+from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
+
+PLAN = Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
+
+
+class Group:
+    """A placement group: its bundles, and on which node Ray has made it, "" while it is asked for."""
+
+    def __init__(self, bundles: list[dict[str, float]], strategy: str, name: str) -> None:
+        self.bundles, self.strategy, self.name = bundles, strategy, name
+        self.node, self.removed = "", False
+        self.id = SimpleNamespace(hex=lambda: name)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        return bool(self.node) and not self.removed
+
+
+class Cluster:
+    """A stand-in for Ray. ``free``: names of nodes on which the next groups are made, one each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: list[Group] = []
+        self.free: list[str] = []
+        self.nodes: dict[str, bool] = {}
+        self.now = 0.0
+        self.state = ClusterState([], [])
+        self.waited: list[float] = []
+        for name, stand_in in {
+            "placement_group": self._make,
+            "placement_group_table": self._table,
+            "remove_placement_group": self._remove,
+            "cluster_state": lambda but: self.state,
+            "time": SimpleNamespace(monotonic=lambda: self.now),
+        }.items():
+            monkeypatch.setattr(on_demand_devices, name, stand_in)
+        monkeypatch.setattr(
+            on_demand_devices.ray,
+            "nodes",
+            lambda: [{"NodeID": node, "Alive": alive} for node, alive in self.nodes.items()],
+        )
+
+    def _make(self, bundles: Any, strategy: str, name: str) -> Group:
+        assert name not in [group.name for group in self.groups], "Ray wants a name of its own for each group"
+        self.groups.append(Group(bundles, strategy, name))
+        self.place()
+        return self.groups[-1]
+
+    def place(self) -> None:
+        """Make the groups that there are free nodes for."""
+        for group in self.asked():
+            if self.free:
+                group.node = self.free.pop(0)
+                self.nodes[group.node] = True
+
+    def _table(self, group: Group) -> dict[str, Any]:
+        state = "REMOVED" if group.removed else "CREATED" if group.node else "PENDING"
+        return {"state": state, "bundles_to_node_id": {0: group.node} if group.node else {}}
+
+    def _remove(self, group: Group) -> None:
+        group.removed = True
+
+    def asked(self) -> list[Group]:
+        return [group for group in self.groups if not group.node and not group.removed]
+
+    def held(self) -> list[Group]:
+        return [group for group in self.groups if not group.removed]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+class Job:
+    """What a job would do with its devices: ``waiting`` trials, and the devices in ``used``."""
+
+    def __init__(self, plan: Layout = PLAN, most_asked: int = 100) -> None:
+        self.demand = DeviceDemand()
+        self.waiting = 0
+        self.used: set[int] = set()
+        self.heard: set[int] = set()
+        self.workers: set[int] = set()
+        uses = Uses(
+            lambda room: self.demand,
+            lambda: self.waiting,
+            self.used.__contains__,
+            self.heard.__contains__,
+            self.workers.__contains__,
+        )
+        self.source = OnDemandDevices("job", plan, uses, most_asked)
+
+    def poll(self) -> tuple[dict[int, str], list[int]]:
+        came, gone = self.source.poll()
+        self.heard -= set(gone)
+        self.heard |= set(came)
+        return came, gone
+
+    def wait(self, trials: int, size: int = 1) -> None:
+        self.waiting = trials
+        self.demand = DeviceDemand({size: trials} if trials else {})
+
+
+class OnDemandCase(DeviceSourceCase):
+    """Two trials wait all the time. Device 0 is the first group's, and so on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._brought = cluster, 0
+        self._job = Job()
+        self._job.wait(2)
+        self.source = self._job.source
+
+    def bring(self, device: int) -> None:
+        self._brought += 1
+        node = f"node-{self._brought}"
+        groups = self._cluster.held()
+        self._cluster.nodes[node] = True
+        if device < len(groups):
+            groups[device].node = node
+        else:
+            self._cluster.free.append(node)
+
+    def take_away(self, device: int) -> None:
+        groups = self._cluster.held()
+        node = groups[device].node if device < len(groups) else self._cluster.free[device]
+        self._cluster.nodes[node] = False
+        self._cluster.place = lambda: self._dead(node)  # type: ignore[method-assign]
+
+    def _dead(self, node: str) -> None:
+        """Ray has made the group just before the node died."""
+        for group in self._cluster.asked():
+            group.node = node
+
+    def remove_group(self, device: int) -> None:
+        self._cluster.held()[device].removed = True
+
+    def held(self) -> int:
+        return len(self._cluster.held())
+
+
+class TestOnDemandDevices(DeviceSourceContract):
+    @pytest.fixture
+    def case(self, cluster: Cluster) -> OnDemandCase:
+        return OnDemandCase(cluster)
+
+
+def test_a_job_without_waiting_trials_asks_for_nothing(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 4
+    job = Job()
+    assert job.poll() == ({}, []) and cluster.groups == []
+
+
+def test_every_waiting_trial_asks_for_one_device_and_no_more(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 4
+    job = Job()
+    job.wait(3)
+    assert job.poll() == ({0: "n", 1: "n", 2: "n"}, [])
+    job.used |= {0, 1, 2}
+    job.wait(0)
+    assert job.poll() == ({}, []) and len(cluster.held()) == 3
+
+
+def test_what_the_cluster_has_not_waits_in_ray_s_queue_and_is_withdrawn_with_its_trial(cluster: Cluster) -> None:
+    job = Job()
+    cluster.free = ["n"]
+    job.wait(3)
+    job.poll()
+    job.used.add(0)
+    job.wait(2)
+    job.poll()
+    assert len(cluster.asked()) == 2
+    job.wait(0)
+    job.poll()
+    assert cluster.asked() == [] and len(cluster.held()) == 1
+
+
+def test_a_device_that_comes_late_is_used(cluster: Cluster) -> None:
+    job = Job()
+    job.wait(1)
+    assert job.poll() == ({}, [])
+    cluster.free = ["new"]
+    cluster.place()
+    assert job.poll() == ({0: "new"}, [])
+
+
+def test_a_device_without_use_is_given_back_and_is_not_lost(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 2
+    job = Job()
+    job.wait(2)
+    job.poll()
+    job.wait(0)
+    job.used.add(0)
+    assert job.poll() == ({}, [])
+    cluster.now += SPARE_S
+    assert job.poll() == ({}, [1])
+    assert set(job.source.given_back) == {1}
+    assert [group.removed for group in cluster.groups] == [False, True]
+    assert job.poll() == ({}, []) and not job.source.given_back
+
+
+def test_the_group_of_a_device_that_is_given_back_stays_until_its_worker_has_ended(cluster: Cluster) -> None:
+    cluster.free = ["n", "m"]
+    job = Job()
+    job.wait(1)
+    job.poll()
+    job.workers.add(0)
+    job.wait(0)
+    job.poll()
+    cluster.now += SPARE_S
+    assert job.poll() == ({}, [0]) and len(cluster.held()) == 1
+    job.wait(1)
+    assert job.poll() == ({1: "m"}, []), "the number is not free before"
+    job.workers.clear()
+    job.poll()
+    assert [group.node for group in cluster.held()] == ["m"]
+
+
+def test_a_worker_that_does_not_end_is_killed_with_its_group(cluster: Cluster) -> None:
+    cluster.free = ["n"]
+    job = Job()
+    job.wait(1)
+    job.poll()
+    job.workers.add(0)
+    job.wait(0)
+    job.poll()
+    cluster.now += SPARE_S
+    job.poll()
+    cluster.now += on_demand_devices.END_S - 0.1
+    job.poll()
+    assert len(cluster.held()) == 1
+    cluster.now += 0.1
+    job.poll()
+    assert cluster.held() == []
+
+
+def test_the_job_never_holds_or_asks_for_more_than_its_limit(cluster: Cluster) -> None:
+    job = Job(Layout("gpu", 2, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}))
+    job.wait(5)
+    job.poll()
+    assert len(cluster.held()) == 2
+
+
+def test_as_many_groups_wait_as_tune_lets_trials_wait(cluster: Cluster) -> None:
+    job = Job(most_asked=16)
+    job.wait(1000)
+    job.poll()
+    assert len(cluster.asked()) == 16
+
+
+def test_all_groups_that_wait_are_looked_at_in_turn(cluster: Cluster) -> None:
+    job = Job()
+    job.wait(100)
+    job.poll()
+    cluster.free = ["n"] * 100
+    cluster.place()
+    came = [len(job.poll()[0]) for _ in range(8)]
+    assert sum(came) == 100 and max(came) == on_demand_devices.LOOKS
+
+
+def test_a_trial_of_several_devices_gets_them_on_one_node(cluster: Cluster) -> None:
+    cluster.free = ["n"]
+    job = Job(Layout("gpu", None, {"GPU": 1.0}, 2.0, 1, {"GPU": 1.0}))
+    job.wait(1, size=2)
+    assert job.poll() == ({0: "n", 1: "n"}, [])
+    assert cluster.groups[0].strategy == "STRICT_PACK" and len(cluster.groups[0].bundles) == 2
+    assert [job.source.bundle(device) for device in (0, 1)] == [0, 1]
+    job.wait(0)
+    job.poll()
+    cluster.now += SPARE_S
+    assert job.poll() == ({}, [0, 1]) and cluster.held() == []
+
+
+def test_a_poll_is_urgent_when_further_trials_wait_and_while_a_new_group_may_come(cluster: Cluster) -> None:
+    job = Job()
+    job.poll()
+    assert not job.source.urgent
+    job.wait(1)
+    assert job.source.urgent
+    job.poll()
+    assert not job.source.urgent, "Ray has just been asked"
+    cluster.now += on_demand_devices.SOON_S
+    assert job.source.urgent
+    cluster.now += on_demand_devices.MOMENT_S
+    assert not job.source.urgent, "there is no room for the group now"
+    job.wait(2)
+    assert not job.source.urgent, "nor for another one"
+    cluster.free = ["n"] * 2
+    cluster.place()
+    job.poll()
+    job.poll()
+    job.wait(3)
+    assert job.source.urgent
+
+
+def test_trials_that_come_after_others_have_started_are_urgent(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 3
+    job = Job()
+    job.wait(2)
+    job.poll()
+    job.waiting = 0
+    assert not job.source.urgent
+    job.waiting = 1
+    assert job.source.urgent
+
+
+def test_a_group_that_was_removed_is_asked_for_again(cluster: Cluster) -> None:
+    cluster.free = ["n"]
+    job = Job()
+    job.wait(1)
+    job.poll()
+    cluster.nodes["n"] = False
+    group = job.source.group(0)
+    cluster.groups[0].removed = True
+    job.source.revoked(0, group)
+    assert job.poll() == ({}, [0])
+    cluster.free = ["m"]
+    cluster.place()
+    assert job.poll() == ({0: "m"}, [])
+
+
+def test_growth_takes_what_is_free_and_never_waits(cluster: Cluster) -> None:
+    job = Job()
+    job.demand = DeviceDemand({}, growing=5)
+    cluster.state = ClusterState([({"CPU": 4.0}, {"CPU": 2.5})], [])
+    cluster.free = ["n"]
+    assert job.poll() == ({0: "n"}, [])
+    assert len(cluster.asked()) == 1, "two were free a moment ago, and one is not any more"
+    job.used.add(0)
+    cluster.state = ClusterState([({"CPU": 4.0}, {"CPU": 0.0})], [])
+    cluster.now += 2.0
+    job.poll()
+    assert cluster.asked() == []
+
+
+@pytest.mark.parametrize(
+    "request_, held",
+    [({"CPU": 1.0}, 0), ({"CPU": 0.5, "GPU": 0.0}, 0), ({"GPU": 1.0}, 2), ({"CPU": 64.0}, 2), ({}, 2)],
+)
+def test_nothing_grows_while_others_wait_for_what_it_would_take(
+    cluster: Cluster, request_: dict[str, float], held: int
+) -> None:
+    job = Job()
+    job.demand = DeviceDemand({}, growing=2)
+    cluster.free = ["n"] * 2
+    cluster.state = ClusterState([({"CPU": 4.0}, {"CPU": 2.0})], [request_])
+    job.poll()
+    assert len(cluster.held()) == held
+
+
+def test_what_trials_have_grown_to_is_given_back_to_others_that_wait(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 3
+    job = Job()
+    job.wait(3)
+    job.poll()
+    job.used |= {0, 1, 2}
+    job.waiting, job.demand = 0, DeviceDemand({}, growing=1, grown=(1, 2))
+    cluster.state = ClusterState([({"CPU": 3.0}, {})], [{"CPU": 1.0}])
+    job.poll()
+    assert job.source.leaving() == [], "a task may just be about to start"
+    cluster.now += YIELD_AFTER_S
+    assert job.poll() == ({}, [])
+    assert job.source.leaving() == [2] and job.source.leaving() == []
+    job.used.remove(2)
+    job.demand = DeviceDemand({}, growing=1, grown=(1,))
+    assert job.poll() == ({}, [2])
+    cluster.state = ClusterState([({"CPU": 3.0}, {"CPU": 1.0})], [])
+    cluster.now += 1.0
+    job.poll()
+    assert len(cluster.held()) == 2, "no growth for a while"
+
+
+def test_a_trial_that_does_not_shrink_for_others_loses_the_device_after_a_while(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 2
+    job = Job()
+    job.wait(2)
+    job.poll()
+    job.used |= {0, 1}
+    job.waiting, job.demand = 0, DeviceDemand({}, grown=(1,))
+    cluster.state = ClusterState([({"CPU": 2.0}, {})], [{"CPU": 1.0}])
+    job.poll()
+    cluster.now += YIELD_AFTER_S
+    job.poll()
+    assert job.source.leaving() == [1]
+    cluster.now += LEAVE_S - 0.1
+    assert job.poll() == ({}, [])
+    cluster.now += 0.1
+    assert job.poll() == ({}, [1])
+
+
+def test_a_job_whose_ray_cannot_be_asked_does_not_grow(cluster: Cluster) -> None:
+    cluster.free = ["n"]
+    cluster.state = None  # type: ignore[assignment]
+    job = Job()
+    job.demand = DeviceDemand({}, growing=2)
+    job.poll()
+    assert cluster.groups == []

@@ -1,0 +1,139 @@
+"""What the engine could use beyond what its trials hold. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fluidtune.engine import (
+    DeviceDemand,
+    DeviceGained,
+    Engine,
+    GroupAnnounced,
+    Kind,
+    KindFound,
+    Resize,
+    Resized,
+    Result,
+    TrialAdded,
+    TrialEnded,
+    with_arrivals,
+)
+
+
+def engine_with(devices: int, *trials: TrialAdded, **group: Any) -> Engine:
+    engine = Engine()
+    engine.handle(*(DeviceGained(device) for device in range(devices)), GroupAnnounced("g", **group), now=0.0)
+    engine.handle(*trials, now=0.0)
+    return engine
+
+
+def added(*names: str, kind: Kind = "plain", share: float = 1.0, iterations: float = 100.0) -> list[TrialAdded]:
+    return [TrialAdded(name, "g", kind, iterations, share) for name in names]
+
+
+def test_a_job_without_trials_could_use_nothing() -> None:
+    engine = Engine()
+    assert engine.demand(8) == DeviceDemand() and not engine.knows_trials and engine.trials_waiting == 0
+
+
+def test_every_trial_that_waits_could_use_a_device() -> None:
+    engine = engine_with(1, *added("a", "b", "c"))
+    assert engine.demand(8) == DeviceDemand({1: 2}) and engine.trials_waiting == 2
+
+
+def test_trials_that_run_and_have_ended_need_none() -> None:
+    engine = engine_with(2, *added("a", "b"))
+    assert engine.demand(8) == DeviceDemand()
+    engine.handle(TrialEnded("a", "stopped"), now=1.0)
+    assert engine.demand(8) == DeviceDemand()
+
+
+def test_trials_that_share_a_device_by_what_they_ask_for_count_as_one() -> None:
+    assert engine_with(0, *added("a", "b", "c", share=0.5)).demand(8).starting == {1: 2}
+
+
+def test_trials_of_several_devices_are_counted_by_their_number() -> None:
+    engine = engine_with(1, *added("a", "b", share=2.0), *added("c", "d"))
+    assert engine.demand(8).starting == {2: 2, 1: 1}
+
+
+@pytest.mark.parametrize("concurrency, there, wanted", [(3, 0, 3), (3, 1, 2), (1, 1, 0), (None, 1, 4)])
+def test_trials_beyond_their_group_s_concurrency_do_not_count(concurrency: int | None, there: int, wanted: int) -> None:
+    engine = engine_with(there, *added(*"abcde"), synchronous=False, concurrency=concurrency)
+    assert sum(engine.demand(8).starting.values()) == wanted
+
+
+def measured(engine: Engine, trial: str, seconds: float = 10.0, width: float = 1.0, results: int = 4) -> None:
+    for _ in range(results):
+        engine.handle(Result(trial, seconds, width), now=1.0)
+
+
+def test_a_plain_trial_never_grows() -> None:
+    engine = engine_with(1, *added("a"))
+    measured(engine, "a")
+    assert engine.demand(8).growing == 0
+
+
+def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -> None:
+    engine = engine_with(1, *added("a", kind="elastic"))
+    assert engine.demand(8).growing == 0, "nothing is known of it"
+    measured(engine, "a")
+    assert engine.demand(8).growing == 1
+    assert engine.demand(0).growing == 0
+
+
+def test_what_the_demand_says_is_what_the_engine_does_with_it() -> None:
+    engine = engine_with(1, *added("a", kind="elastic"))
+    measured(engine, "a")
+    devices = 1
+    for _ in range(3):
+        growing = engine.demand(4).growing
+        out = engine.handle(*(DeviceGained(devices + k) for k in range(growing)), now=2.0)
+        (resize,) = [each for each in out if isinstance(each, Resize)]
+        devices += growing
+        assert growing and len(resize.devices) == devices, "every device that was asked for is used"
+        assert engine.demand(4).grown == tuple(range(1, devices)), "promised devices count"
+        engine.handle(Resized("a", resize.devices, 0.1), now=3.0)
+        measured(engine, "a", 10.0 / devices, float(devices))
+    assert engine.demand(4).grown == tuple(range(1, devices))
+
+
+def test_nothing_grows_while_a_trial_waits() -> None:
+    engine = engine_with(1, *added("a", kind="elastic"))
+    measured(engine, "a")
+    engine.handle(*added("b"), now=2.0)
+    assert engine.demand(8) == DeviceDemand({1: 1})
+
+
+def test_max_workers_limits_growth() -> None:
+    engine = Engine(max_workers=2)
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), *added("a", kind="elastic"), now=0.0)
+    measured(engine, "a")
+    out = engine.handle(DeviceGained(1), now=1.0)
+    assert out == [Resize("a", (0, 1))]
+    engine.handle(Resized("a", (0, 1), 0.1), now=1.0)
+    measured(engine, "a", 5.0, 2.0)
+    assert engine.demand(8).growing == 0
+
+
+def test_a_packed_trial_that_can_be_moved_could_use_a_device() -> None:
+    engine = Engine(max_packing=2)
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), *added("a"), now=0.0)
+    measured(engine, "a")
+    engine.handle(*added("b"), now=1.0)
+    assert len(engine.tenants(0)) == 2
+    measured(engine, "a", 20.0, 0.5)
+    measured(engine, "b", 20.0, 0.5)
+    assert engine.demand(8).growing == 0, "neither can be moved"
+    engine.handle(KindFound("a", "checkpointing"), now=1.0)
+    assert engine.demand(8).growing == 1
+
+
+def test_trials_that_arrive_are_counted_before_the_engine_hears_of_them() -> None:
+    demand = DeviceDemand({1: 1}, 0, (3,))
+    assert with_arrivals(demand, []) is demand
+    assert with_arrivals(demand, [1.0, 1.0, 2.0]) == DeviceDemand({1: 3, 2: 1}, 0, (3,))
+    assert with_arrivals(DeviceDemand({}, growing=2), [0.5, 0.5, 0.5]) == DeviceDemand({1: 2})
+    assert with_arrivals(DeviceDemand(), [1 / 3] * 3) == DeviceDemand({1: 1})

@@ -1,0 +1,139 @@
+"""Other work in the cluster goes on beside a job: what a trial starts itself, other jobs, and nodes that come later."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import tune
+
+from fluidtune import FluidExecutor
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.conftest import placement_groups
+from tests.tune.running import fit, outcome
+
+pytestmark = pytest.mark.ray
+
+ON_DEMAND = FluidExecutor(reserve=False)
+
+
+@ray.remote(num_cpus=1, scheduling_strategy="DEFAULT")
+def double(x: int) -> int:
+    return 2 * x
+
+
+def nesting(config: dict[str, Any]) -> None:
+    """Starts tasks of its own on the cluster's cores and waits for them."""
+    values = ray.get([double.remote(x) for x in range(config["x"] + 2)])
+    tune.report({"score": float(sum(values)), "groups": len(placement_groups())})
+
+
+def mapping(config: dict[str, Any]) -> None:
+    """Maps with Ray Data, which needs a core beside the trial's."""
+    rows = ray.data.range(10).map_batches(lambda batch: {"id": batch["id"] * 2}).take_all()
+    tune.report({"score": float(sum(row["id"] for row in rows))})
+
+
+def lasting(config: dict[str, Any]) -> None:
+    """Trial 0 takes long, and says how many placement groups there were, and what was free, when it had a while."""
+    for iteration in range(8 if config["x"] == 0 else 1):
+        time.sleep(0.7)
+        free = ray.available_resources().get("CPU", 0.0)
+        tune.report({"score": float(iteration), "groups": len(placement_groups()), "free": free})
+
+
+def several(config: dict[str, Any]) -> None:
+    for iteration in range(3):
+        tune.report({"score": float(iteration)})
+
+
+def on_a_gpu(config: dict[str, Any]) -> None:
+    """`with_resources` marks the function itself."""
+    lasting(config)
+
+
+@ray.remote(num_cpus=0)
+def tune_in_a_task(path: str, name: str) -> list[Any]:
+    def trainable(config: dict[str, Any]) -> None:
+        tune.report({"score": float(config["x"])})
+
+    space = {"x": tune.grid_search([0, 1])}
+    return outcome(fit("fluid", trainable, space, Path(path) / name, executor=ON_DEMAND))
+
+
+@pytest.mark.usefixtures("ray4", "no_loggers")
+class TestBesideTrials:
+    def test_tasks_of_a_trial_find_the_cores_that_trials_do_not_use(self, tmp_path: Path) -> None:
+        results = fit("fluid", nesting, {"x": tune.grid_search([0, 1])}, tmp_path, executor=ON_DEMAND)
+        assert [result.metrics["score"] for result in results] == [2.0, 6.0]
+
+    def test_a_job_never_holds_more_devices_than_it_has_trials(self, tmp_path: Path) -> None:
+        results = fit("fluid", nesting, {"x": tune.grid_search([0, 1])}, tmp_path, executor=ON_DEMAND)
+        assert max(result.metrics["groups"] for result in results) <= 2
+
+    def test_devices_of_trials_that_have_ended_are_given_back(self, tmp_path: Path) -> None:
+        results = fit("fluid", lasting, {"x": tune.grid_search([0, 1, 2])}, tmp_path, executor=ON_DEMAND)
+        last = results[0].metrics
+        assert (last["groups"], last["free"]) == (1, 3.0)
+        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        names = [event["event"] for event in events]
+        assert names.count("device_returned") == 2 and "device_lost" not in names and "worker_lost" not in names
+
+    def test_a_trial_that_follows_another_takes_its_device(self, tmp_path: Path) -> None:
+        space = {"x": tune.grid_search([1, 2, 3, 4])}
+        fit("fluid", several, space, tmp_path, executor=ON_DEMAND, max_concurrent_trials=1)
+        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        started = [event["devices"] for event in events if event["event"] == "trial_started"]
+        gained = [event for event in events if event["event"] == "device_gained"]
+        assert started == [[0]] * 4 and len(events[0]["devices"]) + len(gained) == 1
+
+    def test_a_reserved_job_holds_all_devices(self, tmp_path: Path) -> None:
+        space = {"x": tune.grid_search([1])}
+        results = fit("fluid", lasting, space, tmp_path, executor=FluidExecutor(reserve=True))
+        assert (results[0].metrics["groups"], results[0].metrics["free"]) == (4, 0.0)
+
+    def test_two_tuners_in_two_tasks_of_one_job(self, tmp_path: Path) -> None:
+        tasks = [tune_in_a_task.remote(str(tmp_path), name) for name in "ab"]
+        assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
+
+
+@pytest.mark.usefixtures("no_ray", "no_loggers")
+def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None:
+    # A Ray of its own: Ray Data leaves actors behind.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    results = fit("fluid", mapping, {"x": tune.grid_search([0])}, tmp_path, executor=ON_DEMAND)
+    assert [result.metrics["score"] for result in results] == [90.0]
+
+
+@pytest.mark.usefixtures("no_ray", "no_loggers")
+def test_a_job_of_gpus_starts_on_a_cluster_that_gets_them_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        # Ray's Cluster starts nodes in the main thread only.
+        with ThreadPoolExecutor(1) as thread:
+            job = thread.submit(
+                fit,
+                "fluid",
+                tune.with_resources(on_a_gpu, {"cpu": 1, "gpu": 1}),
+                {"x": tune.grid_search([1, 2])},
+                tmp_path,
+                executor=ON_DEMAND,
+            )
+            while len(placement_groups()) < 2 and not job.done():
+                time.sleep(0.05)  # what waits is what an autoscaler sees
+            cluster.add_node(num_cpus=1, num_gpus=1)
+            results = job.result()
+        assert not results.errors and [result.metrics["groups"] for result in results] == [2, 1]
+        assert "no node of the Ray cluster has that; its trials wait" in caplog.text
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
