@@ -37,12 +37,13 @@ def prepare(*objects: Any) -> Any:
     - a hook on a parameter's gradient that is not linear, such as clipping: it sees the gradient of the share;
     - a parameter or layer that is made or replaced after `prepare`; prepare the new one too.
 
-    Give such a trial one worker (``max_workers=1``). Most of these are found: before the first growth of a job, the new
-    worker computes one step whole and divided (`rehearsal`). If the gradients differ, an event names the parameter, the
-    trial keeps one worker, and from then on every growth in the job is checked. With the environment variable
-    ``FLUIDTUNE_CHECK=1`` in the driver every growth is. A check takes the new worker three runs of the code up to its
-    first optimizer step, with the memory of two models; the trial trains on meanwhile. It cannot tell where the loop
-    itself draws random numbers for each sample, and it does not see what begins after the first step.
+    Give such a trial one worker (``max_workers=1``). Most of these are found: before the first growth of a job, the
+    new worker computes three steps whole and divided (`rehearsal`). If the gradients differ, an event names the
+    parameter, the trial keeps one worker, and from then on every growth in the job is checked. With the environment
+    variable ``FLUIDTUNE_CHECK=1`` in the driver every growth is. A check takes the new worker three runs of the code
+    up to its first three optimizer steps, with the memory of two models; the trial trains on meanwhile. It cannot
+    tell where the loop itself draws random numbers for each sample, and it does not see what begins after the first
+    step.
 
     Raises:
         TypeError: an object has no ``state_dict`` and ``load_state_dict``; the data of a DataLoader cannot be divided,

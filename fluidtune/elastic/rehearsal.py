@@ -1,4 +1,4 @@
-"""One step of a trial's loop, computed both ways before the trial grows: whole by one worker, and divided among two.
+"""Steps of a trial's loop, computed both ways before the trial grows: whole by one worker, and divided among two.
 
 A new worker does it, before it enters the group, so the trial trains on meanwhile. It runs the trial's code three times
 up to its first optimizer steps: once alone, and once as each of two workers, which take turns in this process
