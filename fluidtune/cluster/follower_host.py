@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import shutil
 import sys
@@ -77,6 +78,10 @@ class FollowerHost:
         os.environ.update(_ENVIRONMENT)  # the process' baseline is restored when the worker is unloaded
         if kwargs.get("storage") is not None:
             kwargs = dict(kwargs, storage=_storage_in(folder, kwargs["storage"]))
+        creator = kwargs.get("logger_creator")
+        if isinstance(creator, functools.partial):  # older versions of Ray name the working directory there
+            creator = functools.partial(creator.func, *creator.args, **{**creator.keywords, "logdir": folder})
+            kwargs = dict(kwargs, logger_creator=creator)
         if streams is not None:
             restore_streams(streams)
         verdict = None

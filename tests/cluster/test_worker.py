@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shutil
@@ -262,10 +263,28 @@ class WorkingStorage(Storage):
         shutil.copytree(self.trial_working_directory, os.path.join(self.trial_fs_path, "kept"), dirs_exist_ok=True)
 
 
+class WorkingLogger:
+    """What older versions of Ray make a trial's directory with."""
+
+    def __init__(self, config: dict[str, Any], logdir: str) -> None:
+        self.logdir = logdir
+        os.makedirs(logdir, exist_ok=True)
+        os.chdir(logdir)
+
+    def on_result(self, result: dict[str, Any]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def sided_spec(folder: str) -> LoadSpec:
     """Both log files asked for, as by ``RunConfig(log_to_file=True)``."""
     config = {"__stdout_file__": "stdout", "__stderr_file__": "stderr"}
-    return LoadSpec("trial", {"config": config, "storage": WorkingStorage(folder)})
+    kwargs: dict[str, Any] = {"config": config, "storage": WorkingStorage(folder)}
+    if "logger_creator" in inspect.signature(Trainable.__init__).parameters:
+        kwargs["logger_creator"] = functools.partial(WorkingLogger, logdir=kwargs["storage"].trial_working_directory)
+    return LoadSpec("trial", kwargs)
 
 
 def sided_leader(folder: str) -> Any:
