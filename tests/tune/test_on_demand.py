@@ -96,10 +96,6 @@ class TestBesideTrials:
         results = fit("fluid", lasting, space, tmp_path, executor=FluidExecutor(reserve=True))
         assert (results[0].metrics["groups"], results[0].metrics["free"]) == (4, 0.0)
 
-    def test_two_tuners_in_two_tasks_of_one_job(self, tmp_path: Path) -> None:
-        tasks = [tune_in_a_task.remote(str(tmp_path), name) for name in "ab"]
-        assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
-
 
 @pytest.mark.usefixtures("no_ray", "no_loggers")
 def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None:
@@ -107,6 +103,14 @@ def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     results = fit("fluid", mapping, {"x": tune.grid_search([0])}, tmp_path, executor=ON_DEMAND)
     assert [result.metrics["score"] for result in results] == [90.0]
+
+
+@pytest.mark.usefixtures("no_ray", "no_loggers")
+def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
+    # A Ray of its own: the processes of the two tasks stay, with the objects that Tune has put there.
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    tasks = [tune_in_a_task.remote(str(tmp_path), name) for name in "ab"]
+    assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
 
 
 @pytest.mark.usefixtures("no_ray", "no_loggers")
