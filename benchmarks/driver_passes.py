@@ -57,6 +57,7 @@ class _Devices:
     """Devices that are all there, `PER_NODE` on each node."""
 
     complete = True
+    urgent = False
 
     def __init__(self, count: int) -> None:
         self.nodes = {device: f"node{device // PER_NODE}" for device in range(count)}
@@ -67,8 +68,14 @@ class _Devices:
     def leaving(self) -> list[int]:
         return []
 
+    def given_back(self) -> list[int]:
+        return []
+
     def group(self, device: int) -> Any:
         return None
+
+    def bundle(self, device: int) -> int:
+        return 0
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import pytest
 
 from tests.cluster.process_properties import DIRTY, PROPERTIES
 
+pytestmark = pytest.mark.slow
+
 #: A module of the user's own, whose state a trial changes.
 MODULE = "STATE = []\n\n\ndef answer():\n    return 42\n"
 

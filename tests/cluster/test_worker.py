@@ -21,6 +21,8 @@ from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until
 
+pytestmark = pytest.mark.slow
+
 
 class Storage:
     """A trial's directory."""

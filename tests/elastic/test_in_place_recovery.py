@@ -104,6 +104,7 @@ def test_a_follower_that_died_before_it_came_to_the_new_group_is_not_waited_for(
     assert again == dict.fromkeys([0, 3], ("w0", "w3"))
 
 
+@pytest.mark.slow
 def test_followers_without_their_leader_are_lost(group):
     group.backends[0].close()
     lost = group.together(group.agree, [1, 2, 3])

@@ -21,6 +21,8 @@ from . import trials
 from .driving import Driver
 from .kinds_of_loops import DATA, EXTRAS, MODELS, OPTIMIZERS, OUTSIDE, SCHEDULES, STEPS, Mix, trial
 
+pytestmark = pytest.mark.slow
+
 #: The widths of the turns, of which the first is always alone: 1, 2, 3, 1-2-1 and 2-1-3.
 WIDTHS = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (2, 1, 1), (2, 1, 3)]
 AXES = {

@@ -13,6 +13,8 @@ from fluidtune.testing.processes import peer_processes
 from . import trials
 from .driving import Driver, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool():
@@ -53,7 +55,6 @@ def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):
         assert all(torch.equal(weights[name], value) for name, value in plain[1].items())
 
 
-@pytest.mark.slow
 def test_a_loader_that_keeps_its_processes_gives_the_same_order_at_every_width(pool):
     config = {"processes": True}
     same(run(pool, trials.mlp, config, (2, 1, 2)), *trials.plain(trials.mlp, config))

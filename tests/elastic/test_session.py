@@ -16,6 +16,8 @@ from fluidtune.testing.processes import peer_processes, until
 from . import trials
 from .driving import Driver
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pool():

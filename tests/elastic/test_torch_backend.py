@@ -8,6 +8,8 @@ from fluidtune.elastic.backends import TorchBackend
 from fluidtune.elastic.backends.torch_backend import interface_of
 from fluidtune.testing.collective_backends import CollectiveBackendContract
 
+pytestmark = pytest.mark.slow
+
 
 def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> TorchBackend:
     return TorchBackend(host, form_timeout=form_timeout)

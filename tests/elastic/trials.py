@@ -6,9 +6,11 @@ leader that call waits until the test allows the next turn. So a test decides wh
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo  # the first optimizer would: seconds, which the fork server spares each worker
@@ -16,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform
+from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform, comparison
 from fluidtune.elastic.backends import CollectiveBackend, backend_class
 from fluidtune.testing.collective_backends import SECRET
 
@@ -102,7 +104,15 @@ def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor
 
 
 def warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
-    """A warm-up that counts its steps itself; or ``what`` else a worker can have for itself."""
+    """A warm-up that counts its steps itself; or ``what`` else a worker can have for itself.
+
+    The workers' weights are compared at every boundary, however short its turns are.
+    """
+    with mock.patch.object(comparison, "SHARE", math.inf):
+        return _warming(config, report)
+
+
+def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1))
     model.register_buffer("seen", torch.zeros(1))

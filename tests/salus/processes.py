@@ -46,6 +46,11 @@ def home() -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             kill_service(directory)
+        for pid in _services(directory):
+            # It was about to start, and would make the directory again.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: not _lives(pid))
         shutil.rmtree(directory)
 
 
@@ -54,6 +59,17 @@ def kill_service(directory: Path) -> None:
     pid = service.status(directory)["pid"]
     os.kill(pid, signal.SIGKILL)
     until(lambda: not _lives(pid))
+
+
+def _services(directory: Path) -> list[int]:
+    """The process ids of the device's services, whether they answer or not."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if b"salus_share.service" in command and os.fsencode(directory) in command:
+                found.append(int(process.name))
+    return found
 
 
 def _lives(pid: int) -> bool:

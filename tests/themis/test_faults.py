@@ -9,6 +9,8 @@ import pytest
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.twin.faults import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("first", range(0, 80, 20))
 def test_seeded_faults(first):

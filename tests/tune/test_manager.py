@@ -389,9 +389,7 @@ def test_a_trial_that_is_not_elastic_gives_back_the_devices_that_it_was_promised
     assert run.wanted == run.devices == (0,)
 
 
-def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     controller: Any = tried.job._controller
     controller.update_max_pending_trials = asked.append
