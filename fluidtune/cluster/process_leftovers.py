@@ -44,8 +44,9 @@ class Leftovers:
         self._threads = {t.ident for t in threading.enumerate()}
         self._children = {p.pid for p in psutil.Process().children()}
         self._rss: int | None = None
-        self._sockets = _sockets()
-        self._files = set(_files_open_for_writing())
+        open_now = dict(_descriptors())
+        self._sockets = _sockets(open_now)
+        self._files = set(_files_open_for_writing(open_now))
         #: Folders of the process' own output: Ray opens further log files there.
         self._logs = {os.path.dirname(target) for fd in (1, 2) if (target := _target(fd)).startswith("/")}
         self._gpu = GpuProbe()
@@ -57,7 +58,14 @@ class Leftovers:
 
     def found(self) -> str | None:
         """What a trial has left, in words; None: nothing. Threads that are ending are waited for."""
-        for look in (self._children_left, self._ports_left, self._files_left, self._memory_left, self._threads_left):
+        open_now = dict(_descriptors())
+        for look in (
+            self._children_left,
+            lambda: self._ports_left(open_now),
+            lambda: self._files_left(open_now),
+            self._memory_left,
+            self._threads_left,
+        ):
             reason = look()
             if reason is not None:
                 return reason
@@ -69,8 +77,8 @@ class Leftovers:
             return f"processes left running: {', '.join(str(p.pid) for p in children)}"
         return None
 
-    def _ports_left(self) -> str | None:
-        new = _sockets() - self._sockets
+    def _ports_left(self, open_now: dict[int, str]) -> str | None:
+        new = _sockets(open_now) - self._sockets
         # Ray opens sockets of its own all the time, and gloo keeps a port for later groups of an elastic trial. Python
         # knows only those of Python code.
         objects = gc.get_objects() if new else ()
@@ -81,10 +89,10 @@ class Leftovers:
             return f"ports left open: {', '.join(ports)}"
         return f"sockets left open: {len(left)}" if left else None
 
-    def _files_left(self) -> str | None:
+    def _files_left(self, open_now: dict[int, str]) -> str | None:
         left = [
             path
-            for path in set(_files_open_for_writing()) - self._files
+            for path in set(_files_open_for_writing(open_now)) - self._files
             if os.path.dirname(path) not in self._logs and os.path.isfile(path)
         ]
         return f"files left open: {', '.join(sorted(left)[:3])}" if left else None
@@ -134,14 +142,15 @@ def _target(descriptor: int) -> str:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
+    """The file descriptors of this process, each with its `_target`."""
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
             yield int(name), _target(int(name))
 
 
-def _sockets() -> set[str]:
-    """The sockets of this process, as "socket:[inode]"."""
-    return {target for _, target in _descriptors() if target.startswith("socket:[")}
+def _sockets(descriptors: dict[int, str]) -> set[str]:
+    """The sockets among these, as "socket:[inode]"."""
+    return {target for target in descriptors.values() if target.startswith("socket:[")}
 
 
 def _ports(sockets: set[str]) -> list[str]:
@@ -156,10 +165,10 @@ def _ports(sockets: set[str]) -> list[str]:
     return sorted(found)
 
 
-def _files_open_for_writing() -> list[str]:
-    """The paths of regular files that this process has open for writing."""
+def _files_open_for_writing(descriptors: dict[int, str]) -> list[str]:
+    """The paths of regular files among these that are open for writing."""
     found = []
-    for descriptor, target in _descriptors():
+    for descriptor, target in descriptors.items():
         if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/memfd:")):
             with suppress(OSError, ValueError, StopIteration):
                 lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
