@@ -168,7 +168,8 @@ SCHEMA: dict[str, EventSchema] = {
         {"trial": _TRIAL, "reason": "what differed, in words"},
     ),
     "growth_checked": EventSchema(
-        "Before the trial grew, a new worker has computed a step of its loop whole and divided among two workers.",
+        "Before the trial grew, a new worker has computed up to three steps of its loop whole and divided among two"
+        " workers.",
         {
             "trial": _TRIAL,
             "verdict": '"same", "differs" (the trial does not grow) or "unknown" (it could not be compared)',
