@@ -5,8 +5,9 @@ the checkout is changed: Ray's wheel has no tests, so a directory is made that l
 checkout's tests in it. The tests need packages that FluidTune does not need (``boto3``, ``moto``, ``mock``). A file
 that cannot be collected is named.
 
-Each file of tests runs in one process per side. The tests that pass under stock and not under FluidTune run again on
-both sides. One that fails again and does not stand in the table of docs/ray-suite.md makes the command fail.
+Each file of tests runs in one process under FluidTune. Only the tests that do not pass there run under stock too, and
+those that pass under stock run under FluidTune a second time. One that fails again and does not stand in the table of
+docs/ray-suite.md makes the command fail.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -34,7 +35,8 @@ DIFFERENCES = ROOT / "docs" / "ray-suite.md"
 TEST_DIRECTORIES = ("ray/tune/tests", "ray/train/tests", "ray/train/v2/tests", "ray/tests")
 #: Seconds for one file of tests. Judgement: the slowest one, `test_api.py`, takes 400 s on two cores.
 FILE_LIMIT_S = 1800.0
-SIDES = ("stock", "fluid")
+#: The keys of the result that count tests.
+COUNTS = [f"{group}_pass_{where}" for group in ("all", "with_executor") for where in ("fluidtune", "stock", "neither")]
 #: What an outcome is called, by its tag in pytest's report.
 WORDS = {"error": "error", "failure": "failed", "skipped": "skipped"}
 
@@ -72,10 +74,11 @@ class Outcome(NamedTuple):
     took_part: bool
 
 
-def run_tests(place: Path, side: str, tests: Sequence[str]) -> dict[str, Outcome]:
+def run_tests(place: Path, side: str, tests: Sequence[str], logs: Path | None = None) -> dict[str, Outcome]:
     """Run tests in one process. Returns their outcomes by test id: "passed", "failed", "error" or "skipped".
 
-    ``place``: the directory of `overlay`. ``side``: one of `SIDES`. ``tests``: files or test ids below ``place``.
+    ``place``: the directory of `overlay`. ``side``: "stock" or "fluid". ``tests``: files or test ids below ``place``.
+    ``logs``: a directory that keeps the output. Without a report, as after a crash, the result is empty.
     """
     with tempfile.TemporaryDirectory(prefix="rs-", ignore_cleanup_errors=True) as temporary:
         report, log = Path(temporary, "report.xml"), Path(temporary, "log")
@@ -103,6 +106,10 @@ def run_tests(place: Path, side: str, tests: Sequence[str]) -> dict[str, Outcome
         # A file that cannot be collected is one outcome without a test's name.
         if all("::" not in test for test in outcomes):
             print(f"no test of {tests} ran under {side}; the last lines:\n{log.read_text()[-1500:]}", file=sys.stderr)
+        if logs is not None:
+            file = Path(tests[0].partition("::")[0])
+            number = len(list(logs.glob(f"{file.stem}.{side}.*")))
+            shutil.copy(log, logs / f"{file.stem}.{side}.{number}.log")
         return outcomes
 
 
@@ -130,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.ray_suite", description=__doc__.split("\n")[0])
     parser.add_argument("checkout", type=Path, help="a checkout of Ray's repository")
     parser.add_argument("files", nargs="*", help="files of python/ray/tune/tests; all test_*.py if none is given")
+    parser.add_argument("--logs", type=Path, help="a directory that keeps what the tests printed")
     options = parser.parse_args(arguments)
     tests = options.checkout / "python" / TEST_DIRECTORIES[0]
     if not tests.is_dir():
@@ -137,28 +145,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for file in options.files:
         if not (tests / file).is_file():
             parser.error(f"there is no {file} in {tests}")
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
     known = known_differences(DIFFERENCES.read_text())
     files = options.files or sorted(file.name for file in tests.glob("test_*.py"))
     worse: list[str] = []
-    tally: Counter[str] = Counter()
+    tally = dict.fromkeys(COUNTS, 0)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ray-suite-") as directory:
         place = Path(directory)
         overlay(options.checkout, place)
         for file in files:
             started = time.monotonic()
-            stock, fluid = (run_tests(place, side, [f"{TEST_DIRECTORIES[0]}/{file}"]) for side in SIDES)
-            doubtful = lost(stock, fluid)
-            if doubtful:
-                stock.update(run_tests(place, "stock", doubtful))
-                fluid.update(run_tests(place, "fluid", doubtful))
+            fluid, stock = both_sides(place, f"{TEST_DIRECTORIES[0]}/{file}", options.logs)
             names = [test.removeprefix(f"{TEST_DIRECTORIES[0]}/") for test in lost(stock, fluid)]
             worse += names
             count(stock, fluid, tally)
             seconds = time.monotonic() - started
-            print(f"{file}: {len(stock)} tests, {seconds:.0f} s", *names, sep="\n  ", file=sys.stderr)
+            print(f"{file}: {len({*fluid, *stock})} tests, {seconds:.0f} s", *names, sep="\n  ", file=sys.stderr)
     new = [name for name in worse if name not in known]
-    print(json.dumps({**tally, "differences": worse, "not_listed": new}))
+    run = {"ray": version("ray"), "cores": os.cpu_count(), "files": files, "seconds": round(time.monotonic() - began)}
+    print(json.dumps({**run, **tally, "differences": worse, "not_listed": new}))
     return 1 if new else 0
+
+
+def both_sides(place: Path, file: str, logs: Path | None) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
+    """Run a file under FluidTune, and under stock only what did not pass. Returns the outcomes, FluidTune's first."""
+    fluid = run_tests(place, "fluid", [file], logs)
+    # After a crash nothing is known of any test.
+    doubtful = [test for test, each in fluid.items() if each.word != "passed"] if fluid else [file]
+    stock = run_tests(place, "stock", doubtful, logs) if doubtful else {}
+    again = lost(stock, fluid)
+    if again:
+        fluid.update(run_tests(place, "fluid", again, logs))
+    return fluid, stock
 
 
 def lost(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome]) -> list[str]:
@@ -166,16 +186,14 @@ def lost(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome]) -> list[str
     return [test for test, each in stock.items() if each.word == "passed" and _word(fluid, test) != "passed"]
 
 
-def count(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome], tally: Counter[str]) -> None:
-    """Count the tests that pass under stock, those in which the executor took part, and how many pass with it."""
-    for test, each in stock.items():
-        if each.word != "passed":
-            tally["not_passed_under_stock"] += 1
-            continue
+def count(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome], tally: dict[str, int]) -> None:
+    """Count the tests that pass under FluidTune, under stock only ("stock") and under neither."""
+    for test in {*fluid, *stock}:
+        sides = {"fluidtune": fluid, "stock": stock}
+        where = next((side for side, outcomes in sides.items() if _word(outcomes, test) == "passed"), "neither")
         took_part = test in fluid and fluid[test].took_part
         for group in ("all", *["with_executor"] * took_part):
-            tally[f"{group}_pass_under_stock"] += 1
-            tally[f"{group}_pass_under_fluidtune"] += _word(fluid, test) == "passed"
+            tally[f"{group}_pass_{where}"] += 1
 
 
 def _word(outcomes: Mapping[str, Outcome], test: str) -> str:

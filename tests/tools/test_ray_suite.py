@@ -46,7 +46,7 @@ def checkout(directory: Path) -> Path:
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Outcome]]]:
     """What each run of the tests gives, by side; the tests themselves are not run."""
     outcomes: dict[str, list[dict[str, Outcome]]] = {"stock": [], "fluid": []}
-    monkeypatch.setattr(ray_suite, "run_tests", lambda place, side, tests: outcomes[side].pop(0))
+    monkeypatch.setattr(ray_suite, "run_tests", lambda place, side, tests, logs: outcomes[side].pop(0))
     monkeypatch.setattr(ray_suite, "overlay", lambda *_: None)
     return outcomes
 
@@ -55,22 +55,51 @@ def passed(*tests: str) -> dict[str, Outcome]:
     return {test: Outcome("passed", True) for test in tests}
 
 
+def failed(*tests: str) -> dict[str, Outcome]:
+    return {test: Outcome("failed", True) for test in tests}
+
+
+def test_stock_runs_only_what_did_not_pass_under_fluidtune(tmp_path, monkeypatch, capsys) -> None:
+    runs = []
+
+    def run_tests(place, side, tests, logs):
+        runs.append((side, tests))
+        return {**passed(GOOD, LEFT), **failed(BAD)} if side == "fluid" else failed(*tests)
+
+    monkeypatch.setattr(ray_suite, "run_tests", run_tests)
+    monkeypatch.setattr(ray_suite, "overlay", lambda *_: None)
+    assert ray_suite.main([str(checkout(tmp_path))]) == 0
+    # What fails under stock, too, runs no second time.
+    assert runs == [("fluid", ["ray/tune/tests/test_api.py"]), ("stock", [BAD])]
+    said = json.loads(capsys.readouterr().out)
+    assert said["all_pass_fluidtune"] == 2 and said["all_pass_neither"] == 1 and said["all_pass_stock"] == 0
+
+
 def test_a_test_that_fails_twice_makes_the_command_fail(tmp_path, outcomes, capsys) -> None:
-    outcomes["stock"] = [passed(GOOD, BAD, LEFT), passed(BAD, LEFT)]
-    # One that is missing after a crash has not passed, either; one that passes the second time has.
-    outcomes["fluid"] = [passed(GOOD), {**passed(LEFT), BAD: Outcome("failed", True)}]
+    outcomes["stock"] = [passed(BAD, LEFT)]
+    # A test that passes the second time has passed.
+    outcomes["fluid"] = [{**passed(GOOD), **failed(BAD, LEFT)}, {**passed(LEFT), **failed(BAD)}]
     assert ray_suite.main([str(checkout(tmp_path))]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["not_listed"] == said["differences"] == ["test_api.py::test_bad[1.5]"]
-    assert said["with_executor_pass_under_stock"] == 3 and said["with_executor_pass_under_fluidtune"] == 2
+    assert said["with_executor_pass_fluidtune"] == 2 and said["with_executor_pass_stock"] == 1
+
+
+def test_tests_that_are_missing_after_a_crash_have_not_passed(tmp_path, outcomes, capsys) -> None:
+    outcomes["stock"] = [{**passed(GOOD, LEFT), **failed(BAD)}]
+    outcomes["fluid"] = [{}, passed(LEFT)]
+    assert ray_suite.main([str(checkout(tmp_path))]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["not_listed"] == ["test_api.py::TestRun::test_good"]
+    assert [said[f"all_pass_{where}"] for where in ("fluidtune", "stock", "neither")] == [1, 1, 1]
 
 
 def test_a_listed_difference_does_not(tmp_path, outcomes, capsys, monkeypatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("| test | reason |\n| --- | --- |\n| `test_api.py::test_bad[1.5]` | It reads Ray's internals. |\n")
     monkeypatch.setattr(ray_suite, "DIFFERENCES", page)
-    outcomes["stock"] = [passed(GOOD, BAD), passed(BAD)]
-    outcomes["fluid"] = [passed(GOOD), {}]
+    outcomes["stock"] = [passed(BAD)]
+    outcomes["fluid"] = [{**passed(GOOD), **failed(BAD)}, {}]
     assert ray_suite.main([str(checkout(tmp_path / "ray"))]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["differences"] == ["test_api.py::test_bad[1.5]"] and not said["not_listed"]
