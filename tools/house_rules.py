@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: The packages that users install.
-PACKAGES = ("fluidtune", "themis_bridge", "salus_share")
+PACKAGES = ("fluidtune", "themis_bridge", "salus_share", "symphony_serve")
 #: Where Markdown lies, besides the repository's root.
 DOCS = ("docs", "benchmarks", "tests", "examples")
 #: Judgement, as are the limits below: the width at which two pages fit side by side on a screen.

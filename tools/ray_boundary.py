@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("fluidtune", "themis_bridge", "salus_share", "benchmarks", "examples", "tools", "tests")
+FOLDERS = ("fluidtune", "themis_bridge", "salus_share", "symphony_serve", "benchmarks", "examples", "tools", "tests")
 #: The boundary itself, its tests, and the test of this tool, which names what is forbidden.
 NOT_READ = ("fluidtune/ray_compat/", "tests/ray_compat/", "tests/tools/test_ray_boundary.py")
 

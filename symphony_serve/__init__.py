@@ -1,0 +1,20 @@
+"""Serving: requests to the models that a search found are answered in batches, each before its deadline.
+
+Decided here: which requests form a batch (`batching`), when it starts, and on which GPU. The inputs are profiles, which
+say how long a batch takes, and requests with deadlines. The rules are those of the paper Symphony; docs/serving.md has
+the decisions.
+
+Start reading with `messages`, then `profiles` and `batching`. Everything here is pure: it needs nothing but Python, and
+has no clock but the moments that it is told. This package imports neither fluidtune nor themis_bridge nor salus_share.
+"""
+
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import Reason, Request
+from symphony_serve.profiles import Profile
+
+__all__ = [
+    "Profile",
+    "Reason",
+    "Request",
+    "ServeError",
+]

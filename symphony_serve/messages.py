@@ -1,0 +1,176 @@
+"""All that goes into the serving room and comes out of it, as plain frozen dataclasses. All times are seconds.
+
+Events say what happened, instructions what the shell or the twin must do. A time is a reading of one clock: that of the
+process which decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+#: Two times that differ by less are the same moment, s. Judgement: far above the rounding error of a clock that counts
+#: years in seconds (2e-8 would be one), far below any latency.
+SAME_MOMENT_S = 1e-7
+
+
+class Reason(str, Enum):
+    """Why a request gets no answer. The frontend sends the text with the status 503."""
+
+    #: No batch that holds it could start early enough.
+    LATE = "it could not have been answered before its deadline"
+    #: It came so late that even a batch of 1, started at once, would end too late.
+    LATE_ON_ARRIVAL = "its deadline was too near when it came"
+    #: Its GPU was lost, and it was too late for another one.
+    GPU_LOST = "its GPU was lost and its deadline was too near for another one"
+    #: Whoever sent it does not want the answer any more.
+    CANCELLED = "it was cancelled"
+    #: No model of that name is served.
+    UNKNOWN_MODEL = "no model of that name is served"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a model.
+
+    id: names the request; smaller ids go first among equal deadlines.
+    arrival: when it came. deadline: when its answer must be there (an answer at the deadline is in time).
+    source: the application that it comes from. Requests of one source have times of one distribution (Orloj).
+    cost: what missing its deadline costs, relative to other requests (Orloj).
+    """
+
+    id: int
+    model: str
+    arrival: float
+    deadline: float
+    source: str = ""
+    cost: float = 1.0
+
+
+class Event:
+    """Something that happened."""
+
+    __slots__ = ()
+
+
+class Instruction:
+    """Something that the shell must do."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived(Event):
+    """A request came."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(Event):
+    """The answer to a request is not wanted any more. Once its batch was sent, nothing changes."""
+
+    model: str
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChanged(Event):
+    """A model's batches take other times than was known. Batches that were sent keep their times.
+
+    profile: of the kind that the model's `BatchFormer` was made with, mostly a `profiles.Profile`.
+    """
+
+    model: str
+    profile: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GpuJoined(Event):
+    """A GPU can be used, with all models of its sub-cluster loaded.
+
+    token: names the time for which it is ours. A GPU that comes back has a larger one.
+    free: when it will be idle; None: now.
+    """
+
+    gpu: int
+    token: int
+    free: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBusy(Event):
+    """Somebody else uses the GPU until then, for example a trial's iteration."""
+
+    gpu: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLeaving(Event):
+    """The GPU will be taken away: no batch may end later than ``at``."""
+
+    gpu: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLost(Event):
+    """The GPU is gone, with all that was sent to it."""
+
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone(Event):
+    """A GPU has finished the batch of a `Dispatch`, which ``token`` and ``plan`` name."""
+
+    gpu: int
+    token: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """The moment of a `WakeAt` has come. All other events of that moment were handled before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch(Instruction):
+    """Send a batch to a GPU.
+
+    token: of the GPU; its backend refuses a token that is older than the newest one which it has seen.
+    plan: numbers the batches of the GPU under this token, from 0.
+    start: when the batch will start. seconds: how long it will take.
+    """
+
+    gpu: int
+    token: int
+    plan: int
+    model: str
+    requests: tuple[Request, ...]
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Instruction):
+    """The request gets no answer, for this reason."""
+
+    request: Request
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt(Instruction):
+    """Send `Tick` at this moment. Only the newest `WakeAt` counts."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Want(Instruction):
+    """Advice: with this many GPUs, the load would be served and none of them be idle for long."""
+
+    gpus: int

@@ -1,0 +1,97 @@
+"""How long a batch of a model takes on a GPU, by its number of requests. All times are seconds.
+
+A `Profile` is a table with one entry for each batch size from 1 to the largest. Symphony's linear profile,
+``l(b) = alpha*b + beta``, is such a table (`Profile.linear`), and so are the expected times of a model whose run time
+depends on its input. How a measured time becomes a profile is not decided here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from symphony_serve.errors import ServeError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The latency of a model by batch size.
+
+    table: ``table[b]`` is the seconds of a batch of b requests. It has one entry more at each end: ``table[0]`` is 0,
+        and the last one, a size that is never formed, is infinite. It never falls: so a larger batch never ends
+        sooner, which the rules in `batching` rely on.
+
+    Make one with `linear` or `from_seconds`.
+    """
+
+    table: tuple[float, ...]
+
+    @classmethod
+    def linear(cls, alpha: float, beta: float, max_batch: int) -> Profile:
+        """``l(b) = alpha*b + beta`` for batches of 1 to ``max_batch``.
+
+        ``alpha``: seconds for each request, ``beta``: seconds for each batch. Raises ServeError if one of them is
+        negative or not finite, if both are 0, or if ``max_batch`` is below 1.
+        """
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not (0 <= value < math.inf):
+                raise ServeError(f"{name} is {value}, expected seconds of 0 or more; measure the profile again")
+        return cls.from_seconds(alpha * size + beta for size in range(1, max_batch + 1))
+
+    @classmethod
+    def from_seconds(cls, seconds: Iterable[float]) -> Profile:
+        """The profile of the measured seconds of batches of 1, 2, 3 and so on.
+
+        An entry that is smaller than one before it is raised to that one, with a warning. Raises ServeError if there
+        is no entry, or one that is not positive and finite.
+        """
+        given = [float(value) for value in seconds]
+        if not given:
+            raise ServeError("a profile has no entry, expected the seconds of a batch of 1 at least")
+        table = [0.0]
+        for size, value in enumerate(given, start=1):
+            if not 0 < value < math.inf:
+                raise ServeError(f"a batch of {size} takes {value} s by its profile, expected a positive number")
+            table.append(max(value, table[-1]))
+        lowered = sum(value != raised for value, raised in zip(given, table[1:], strict=True))
+        if lowered:
+            said = "A profile falls at %d of its %d sizes; each was raised to the one before"
+            logger.warning(said, lowered, len(given))
+        return cls((*table, math.inf))
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch that may be formed."""
+        return len(self.table) - 2
+
+    def seconds(self, size: int) -> float:
+        """l(b) in seconds; infinite above `max_batch`."""
+        return self.table[size] if size <= self.max_batch else math.inf
+
+    def largest(self, seconds: float) -> int:
+        """The largest b with l(b) <= ``seconds``; 0 if a batch of 1 takes longer."""
+        return bisect_right(self.table, seconds, 0, len(self.table) - 1) - 1 if seconds >= 0 else 0
+
+    def scaled(self, stretch: float) -> Profile:
+        """The profile on a GPU where every batch takes ``stretch`` times as long, for example beside a trial."""
+        if not 0 < stretch < math.inf:
+            raise ServeError(f"a profile is stretched by {stretch}, expected a positive number")
+        return Profile(tuple(stretch * value for value in self.table))
+
+
+def check_slo(model: str, profile: Profile, slo: float, delay: float = 0.0) -> None:
+    """Raise ServeError if a batch of 1 cannot be answered within ``slo`` seconds.
+
+    ``delay``: seconds of the network on the way to the GPU and back.
+    """
+    needed = profile.table[1] + delay
+    if not needed <= slo < math.inf:
+        raise ServeError(
+            f"model {model} has an SLO of {slo} s, but a batch of 1 takes {profile.table[1]} s "
+            f"and the network {delay} s; give an SLO of at least {needed} s"
+        )
