@@ -20,6 +20,8 @@ class Reason(str, Enum):
 
     #: No batch that holds it could start early enough.
     LATE = "it could not have been answered before its deadline"
+    #: It could have been answered, but only in a batch so small that more requests behind it would have been lost.
+    MAKES_WAY = "it was too late for a batch of the size that the load needs"
     #: It came so late that even a batch of 1, started at once, would end too late.
     LATE_ON_ARRIVAL = "its deadline was too near when it came"
     #: Its GPU was lost, and it was too late for another one.

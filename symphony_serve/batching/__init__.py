@@ -23,9 +23,9 @@ class Candidate(NamedTuple):
     """A batch that a model could run next. (A tuple, because one is made at every arrival.)
 
     size: its requests; at least 1.
-    deadline: the earliest deadline in it.
-    seconds: how long it takes; where times vary, how long it is expected to take. The last moment at which it may
-        start is ``deadline - seconds``.
+    deadline: the earliest deadline in it, less the time that the answer needs on its way (`Delays.margin`).
+    seconds: how long it takes, from the start of fetching its inputs (`Delays.data`) to its end on the GPU; where times
+        vary, how long that is expected to take. The last moment at which it may start is ``deadline - seconds``.
     next_seconds: how long the next larger batch would take. Infinite if there is none, or if waiting for one more
         request is of no use to the former: then the batch may start at once. Symphony starts a batch no earlier than
         ``deadline - next_seconds``.

@@ -1,0 +1,191 @@
+"""The formers fifo and window: the contract, and what tells them apart."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPolicy
+from symphony_serve.batching.window import Window, target_batch
+from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import Reason
+from symphony_serve.profiles import Profile
+from symphony_serve.testing.batch_formers import BatchFormerContract, request
+
+#: The model of Table 2 with the strong batching effect: seconds for each request and each batch, and its SLO.
+TABLE_2 = Profile.linear(1.053e-3, 5.072e-3, 64)
+TABLE_2_SLO = 25e-3
+
+
+class TestFifo(BatchFormerContract):
+    @pytest.fixture
+    def make(self):
+        return lambda seconds: Fifo(Profile.from_seconds(seconds), 12.0, NO_DELAYS)
+
+
+class TestWindow(BatchFormerContract):
+    @pytest.fixture
+    def make(self):
+        return lambda seconds: Window(Profile.from_seconds(seconds), 12.0, NO_DELAYS)
+
+
+def window(target, profile, slo=12.0):
+    """A window former whose target is this one."""
+    former = Window(profile, slo, NO_DELAYS)
+    former._target = target
+    return former
+
+
+def waiting(former, deadlines):
+    """The former, with requests 1, 2, 3 and so on of these deadlines."""
+    for number, deadline in enumerate(deadlines, start=1):
+        former.add(request(number, deadline))
+    return former
+
+
+class TestGathering:
+    """Golden example 5: l = b + 5, now 0."""
+
+    DEADLINES = (6.0, 8.0, 12.0, 12.0, 12.0, 12.0)
+    PROFILE = Profile.linear(1.0, 5.0, 16)
+
+    def test_fifo_serves_two_of_six(self):
+        former = waiting(Fifo(self.PROFILE, 12.0, NO_DELAYS), self.DEADLINES)
+        assert former.form(0.0).size == 1
+        assert [taken.id for taken in former.take()] == [1]
+        assert former.form(6.0).size == 1
+        assert [told.request.id for told in former.refused()] == [2]
+        assert [taken.id for taken in former.take()] == [3]
+        assert former.form(12.0) is None
+
+    def test_window_gives_up_two_heads_for_a_batch_of_four(self):
+        former = waiting(window(4, self.PROFILE), self.DEADLINES)
+        assert former.form(0.0).size == 4
+        assert [(told.request.id, told.reason) for told in former.refused()] == [
+            (1, Reason.MAKES_WAY),
+            (2, Reason.MAKES_WAY),
+        ]
+
+    def test_window_grows_beyond_its_target_if_that_costs_nothing(self):
+        former = waiting(window(2, self.PROFILE), self.DEADLINES)
+        candidate = former.form(0.0)
+        assert (candidate.size, candidate.deadline, candidate.seconds) == (3, 8.0, 8.0)
+        assert [told.request.id for told in former.refused()] == [1]
+
+    def test_window_equals_its_definition(self):
+        """The pointer that never goes back gives what a search from the head gives, whatever comes in between."""
+        for seed in range(30):
+            rng = random.Random(seed)
+            target = rng.randrange(1, 7)
+            fast, now = window(target, Profile.linear(1.0, 5.0, 8)), 0.0
+            plain: list[tuple[float, int]] = []
+            for number in range(200):
+                now += rng.choice([0.0, 0.25, 1.0, 4.0])
+                for extra in range(rng.randrange(4)):
+                    entry = (now + rng.uniform(5.0, 20.0), 10 * number + extra)
+                    fast.add(request(entry[1], entry[0]))
+                    plain.append(entry)
+                plain.sort()
+                size = _window_by_definition(plain, now, target, lambda b: b + 5.0 if b <= 8 else math.inf)
+                candidate = fast.form(now)
+                assert (candidate.size if candidate else 0) == size
+                assert [waiting.id for waiting in fast.waiting()] == [entry[1] for entry in plain]
+                if rng.random() < 0.4:
+                    fast.take()
+                    del plain[:size]
+                elif rng.random() < 0.1 and plain:
+                    fast.remove(plain.pop(rng.randrange(len(plain)))[1])
+
+
+def _window_by_definition(queue, now, target, latency):
+    """The size of the batch; removes the heads that are given up from ``queue``, a sorted list of (deadline, id)."""
+    count = len(queue)
+    first = next((i for i in range(count) if now + latency(count - i) <= queue[i][0]), count)
+    size = min(target, count - first)
+    if size == 0:
+        queue.clear()
+        return 0
+    while queue[0][0] < now + latency(size):
+        del queue[0]
+    while size < len(queue) and now + latency(size + 1) <= queue[0][0]:
+        size += 1
+    return size
+
+
+class TestTarget:
+    def test_table_2_at_its_goodput(self):
+        """Golden example 4: l(16)*(1 + 1/7.21) = 24.96 <= 25 ms; b = 17 takes 26.2 ms."""
+        assert target_batch(TABLE_2, 5264.0, TABLE_2_SLO) == 16
+
+    def test_before_any_rate_is_known(self):
+        assert target_batch(TABLE_2, None, TABLE_2_SLO) == 7
+
+    def test_one_gpu_is_enough(self):
+        """At 100/s two requests need 7.2 + 20 ms, more than 25. At 300/s: 9.3 + 13.3 <= 25 < 10.3 + 16.7."""
+        assert target_batch(TABLE_2, 100.0, TABLE_2_SLO) == 1
+        assert target_batch(TABLE_2, 300.0, TABLE_2_SLO) == 4
+
+    def test_the_inputs_of_a_larger_batch_take_longer(self):
+        assert target_batch(TABLE_2, 5264.0, TABLE_2_SLO, Delays(data=0.2e-3)) == 13
+
+    def test_the_former_follows_the_rate(self):
+        former = Window(TABLE_2, TABLE_2_SLO, NO_DELAYS)
+        assert former.target == 7
+        former.set_rate(5264.0)
+        assert former.target == 16
+
+
+class TestDelays:
+    """l(b) = b + 5, with 0.5 s for each input and a margin of 1 s."""
+
+    @pytest.mark.parametrize("former", [Fifo, Window])
+    def test_a_batch_has_time_for_its_inputs_and_its_answers(self, former):
+        made = former(Profile.linear(1.0, 5.0, 8), 20.0, Delays(data=0.5, response=0.75, jitter=0.25))
+        for number in range(3):
+            made.add(request(number, 13.0))
+        candidate = made.form(2.5)
+        assert candidate == (3, 12.0, 9.5, 11.0, 0.0)
+        assert made.changes_at() == 2.5
+        candidate = made.form(2.6)
+        assert candidate.size == 2
+
+    def test_a_wrong_delay_is_refused(self):
+        with pytest.raises(ServeError, match="delay data is -1"):
+            Delays(data=-1.0)
+
+
+class TestStartTimes:
+    #: A batch of 3 of the model l = b + 5 whose first request came at 2 and must be answered by 14.
+    CANDIDATE = (3, 14.0, 8.0, 9.0, 2.0)
+
+    @pytest.mark.parametrize(
+        ("policy", "earliest"),
+        [
+            (DEFERRED, 5.0),
+            (EAGER, -math.inf),
+            (LATEST, 6.0),
+            (StartPolicy("timeout", 1.5), 3.5),
+            (StartPolicy("timeout", 60.0), 6.0),
+        ],
+    )
+    def test_the_earliest_start(self, policy, earliest):
+        former = waiting(Fifo(Profile.linear(1.0, 5.0, 16), 12.0, NO_DELAYS), ())
+        for number in range(3):
+            former.add(request(number, 14.0, arrival=2.0))
+        candidate = former.form(2.0)
+        assert candidate == self.CANDIDATE
+        assert policy.earliest(candidate) == earliest
+
+    def test_a_full_batch_starts_at_once(self):
+        """Golden example 8."""
+        former = waiting(Fifo(Profile.linear(1.0, 5.0, 2), 12.0, NO_DELAYS), (20.0, 20.0, 20.0))
+        assert DEFERRED.earliest(former.form(0.0)) == -math.inf
+
+    @pytest.mark.parametrize("wrong", [("soon", 0.0), ("eager", 1.0), ("timeout", -1.0), ("timeout", math.nan)])
+    def test_a_wrong_policy_is_refused(self, wrong):
+        with pytest.raises(ServeError, match=f"start policy.*{wrong[0]}"):
+            StartPolicy(*wrong)
