@@ -22,6 +22,7 @@ from weakref import WeakSet
 import torch
 
 from .errors import CannotDivide
+from .left_out import LeftOut
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,13 @@ class Uses:
     """One kind of use (gradients, batch statistics or counts of samples) and the batches that are at hand for it.
 
     ``what`` names the kind in an error. ``alike``: for this use two batches are alike if it returns the same for both.
-    ``again``: a batch may be used again beside a later one of another loader.
+    ``tell``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
     """
 
-    def __init__(self, what: str, alike: Callable[[Share], int], again: bool = True) -> None:
+    def __init__(self, what: str, alike: Callable[[Share], int], tell: Callable[[], None], again: bool = True) -> None:
         self._what = what
         self._alike = alike
+        self._tell = tell
         self._again = again
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
@@ -141,6 +143,7 @@ class Uses:
         Raises:
             CannotDivide: it could be one of several batches that are not divided alike.
         """
+        self._tell()
         if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
             self._readings = {r: f for r, f in self._readings.items() if not self._is_over(r, f)}
         shares: dict[int, Share] = {}
@@ -165,6 +168,7 @@ class BatchesAtHand:
 
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
+        self.left_out = LeftOut()
         self.clear()
 
     def watch(self, module: torch.nn.Module) -> None:
@@ -175,12 +179,15 @@ class BatchesAtHand:
         """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
         for uses in (self.gradients, self.statistics, self.counts):
             uses.forget_ended()
+        self.left_out.clear()
 
     def clear(self) -> None:
         """The trial has another group: no batch is divided now."""
-        self.gradients = Uses("gradients", lambda share: share.division)
-        self.statistics = Uses("batch statistics", lambda share: share.division)
-        self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, again=False)
+        told, counted = self.left_out.used, self.left_out.counted
+        self.left_out.clear()
+        self.gradients = Uses("gradients", lambda share: share.division, told)
+        self.statistics = Uses("batch statistics", lambda share: share.division, counted)
+        self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, counted, again=False)
 
     def fetching(self) -> None:
         """The loop asks for a batch, at any width (see `rehearsal`)."""
@@ -190,12 +197,14 @@ class BatchesAtHand:
         reading.evaluates = reading.evaluates and self.nothing_learns()
         for uses in (self.gradients, self.statistics, self.counts):
             uses.fetched(reading, share)
+        self.left_out.fetched(reading, share)
 
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
         for uses in (self.gradients, self.statistics, self.counts):
             uses.ended(reading)
+        self.left_out.ended(reading)
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

@@ -25,6 +25,7 @@ from .errors import GroupLost, Left
 from .growth import Growth
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
 from .joining import called_in
+from .left_out import refuse_left_out
 from .membership import Address, Reform
 
 #: What a boundary is called in an error.
@@ -91,6 +92,10 @@ class GroupMember:
     def generation(self) -> float:
         """See `GroupView`."""
         return self._group.generation
+
+    def differed(self, worker: int, what: str) -> None:
+        """See `GroupView`."""
+        self._comparison.differed(worker, what)
 
     @property
     def backend(self) -> CollectiveBackend:
@@ -160,6 +165,8 @@ class GroupMember:
         if self._over is not None:
             raise self._over
         self.position.epoch = epoch
+        if self.width > 1:
+            refuse_left_out(self, "boundary")
         self.batches.next_turn()
         order = self._agree()
         if order.kind == "end":

@@ -38,10 +38,16 @@ class Comparison:
         self._growth = growth
         #: When the weights were compared last (monotonic clock), and the seconds that this took; None: not so far.
         self._last: tuple[float, float] | None = None
+        #: What was found to differ since the last boundary, and put right: the worker, and the words.
+        self._within: tuple[int, str] | None = None
 
     def restart(self) -> None:
         """The group is a new one: its weights are compared at its first boundary."""
-        self._last = None
+        self._last = self._within = None
+
+    def differed(self, worker: int, what: str) -> None:
+        """Something differed before this boundary, and was put right."""
+        self._within = (worker, what)
 
     def weights_due(self) -> bool:
         """Leader: whether the weights are worth a comparison now."""
@@ -57,17 +63,25 @@ class Comparison:
             return
         rows = group.exchange(torch.tensor(list(facts.values()), dtype=torch.float64), "the comparison of the workers")
         differing = [i for i in range(rows.shape[1]) if not torch.equal(rows[:, i], rows[:1, i].expand(len(rows)))]
+        within, self._within = self._within, None
         if not differing:
+            if within is not None:
+                self._note(*within)
             return
         distance = state.take_over(group)
         furthest = float(group.exchange(torch.tensor([distance], dtype=torch.float64), "the distance").max())
         names = list(facts)
         if furthest <= 1 and all(names[i] in WEIGHTS for i in differing):
+            if within is not None:
+                self._note(*within)
             return
         worker = next(rank for rank in range(1, len(rows)) if not torch.equal(rows[rank], rows[0]))
-        text = ", ".join(_described(names[i], float(rows[0, i]), float(rows[worker, i])) for i in differing)
+        found = [_described(names[i], float(rows[0, i]), float(rows[worker, i])) for i in differing]
+        self._note(worker, ", ".join(found if within is None else [within[1], *found]))
+
+    def _note(self, worker: int, what: str) -> None:
         self._growth.note_difference(
-            f"worker {worker} differed from the leader in: {text}; a joiner has only what the loop has prepared",
+            f"worker {worker} differed from the leader in: {what}; a joiner has only what the loop has prepared",
             MOST_DIFFERENCES,
         )
 

@@ -56,6 +56,7 @@ class GradientReducer:
 
     def watch_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Note with every step of this optimizer which gradients it has taken."""
+        self._group.batches.left_out.learns = True
 
         def stepped(*_: Any) -> None:
             self._unfinished.difference_update(id(p) for group in optimizer.param_groups for p in group["params"])

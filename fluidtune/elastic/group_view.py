@@ -29,6 +29,9 @@ class GroupView(Protocol):
         """The group's generation; -1 before the first reform."""
         ...
 
+    def differed(self, worker: int, what: str) -> None:
+        """Within this turn, ``worker`` differed from the leader in ``what``, and has the leader's now."""
+
     @property
     def backend(self) -> CollectiveBackend:
         """The group's collectives. Raises again what has ended this loop (`Left`, `GroupLost`)."""

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from .attribution import Reading, Share
 from .errors import CannotDivide
 from .group_view import GroupView
+from .left_out import refuse_left_out
 
 #: Batches whose indices travel in one message, if nobody can see when the sampler draws. Judgement: many
 #: batches then share the delay of one message, and their indices are small.
@@ -137,7 +138,7 @@ class _Batches:
     """An iterator over the batches of a loader; ``shares``: that of its batch sampler, None at width 1.
 
     Raises:
-        CannotDivide: it was made before the trial was resized.
+        CannotDivide: it was made before the trial was resized, or the loop leaves batches out (`left_out`).
     """
 
     def __init__(
@@ -171,6 +172,8 @@ class _Batches:
         except StopIteration:
             self.finished = True
             self._end()
+            if self._shares is not None:
+                refuse_left_out(self._group, "reading")
             raise
         self._loader.read += 1
         if self._shares is not None:

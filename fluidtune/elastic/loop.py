@@ -35,7 +35,9 @@ def prepare(*objects: Any) -> Any:
     - a loss that also has samples of earlier batches: a replay buffer, a memory bank, a queue of negatives;
     - gradients that ``backward()`` does not accumulate: ``torch.autograd.grad`` followed by an update by hand;
     - a hook on a parameter's gradient that is not linear, such as clipping: it sees the gradient of the share;
-    - a parameter or layer that is made or replaced after `prepare`; prepare the new one too.
+    - a parameter or layer that is made or replaced after `prepare`; prepare the new one too;
+    - a decision by the length of a batch, such as ``if len(x) < 2: continue``: it sees this worker's part. A batch that
+      is left out for that is found, and the trial goes on with one worker. Other decisions are not found.
 
     Give such a trial one worker (``max_workers=1``). Most of these are found: before the first growth of a job, the
     new worker computes three steps whole and divided (`rehearsal`). If the gradients differ, an event names the

@@ -352,11 +352,11 @@ def _seed(seed: int) -> None:
 def _steady(loader: DataLoader) -> DataLoader:
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_sampler is None:
         return loader  # `prepare` refuses it
+    batches: dict[str, Any] = {"batch_sampler": loader.batch_sampler}
+    if loader.batch_size is not None:  # the loop may ask for it
+        batches = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
     return DataLoader(
-        _SteadyDataset(loader.dataset),
-        batch_sampler=loader.batch_sampler,
-        collate_fn=loader.collate_fn,
-        generator=loader.generator,
+        _SteadyDataset(loader.dataset), collate_fn=loader.collate_fn, generator=loader.generator, **batches
     )
 
 

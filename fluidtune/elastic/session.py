@@ -18,6 +18,7 @@ from .commit_policy import CommitPolicy
 from .commits import Commit, CommitStore
 from .control_messages import CommittableState, HostRequests
 from .errors import GroupLost, Left
+from .left_out import refuse_left_out
 from .membership import Address, Reform
 from .random_streams import Streams, complete_streams
 from .trial_state import TrialState
@@ -269,6 +270,7 @@ class ElasticSession:
         """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
         if self.width > 1:
+            refuse_left_out(self._member, "mean")
             pair = self.backend.exchange(pair, "elastic.mean()").sum(0)
         return float(pair[0]) / float(pair[1])
 

@@ -24,6 +24,7 @@ from .gradients import GradientReducer
 from .group_view import GroupView
 from .loader import ElasticLoader, generators_of
 from .random_streams import capture_streams, restore_streams
+from .steering import Steering
 
 #: Bytes of the buffers in which tensors are sent. Judgement: large enough that the time of a message does not count,
 #: and the most memory that sending takes at a time.
@@ -45,6 +46,7 @@ class TrialState:
         self._begun_as: dict[str, str] = {}  # `_make_up` when the loop began
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
+        self._steering = Steering(group)
 
     def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add objects to the state, and return what the user works with; see `elastic.prepare`."""
@@ -69,6 +71,7 @@ class TrialState:
         if isinstance(obj, torch.optim.Optimizer):
             parameters = [p for group in obj.param_groups for p in group["params"]]
             self._gradients.watch_steps(obj)
+            self._steering.watch(obj)
             obj.register_step_post_hook(self._step_taken)
             self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
@@ -150,6 +153,7 @@ class TrialState:
 
     def _forget_turn(self) -> None:
         self._steps = 0
+        self._steering.next_turn()
         for loader in self._loaders:
             loader.read = 0
 
@@ -159,6 +163,7 @@ class TrialState:
     def set_width(self, width: int) -> None:
         """See `CommittableState`."""
         self._forget_turn()
+        self._steering.restart()
         self._statistics.enable(width > 1)
 
     def capture(self) -> dict[str, Any]:

@@ -215,6 +215,8 @@ DATA: dict[str, Callable[[], DataLoader]] = {
     "split": lambda: DataLoader(split(seeded(7)), batch_size=6, shuffle=True),
     "unseeded split": lambda: DataLoader(split(None), batch_size=6, shuffle=True),
     "augmented": lambda: DataLoader(Augmented(27), batch_size=8, shuffle=True, generator=seeded(3)),
+    "processes": lambda: DataLoader(Samples(27), batch_size=8, shuffle=True, num_workers=2, persistent_workers=True),
+    "processes of a turn": lambda: DataLoader(Augmented(19), batch_size=8, num_workers=2, generator=seeded(3)),
     "tensors": lambda: DataLoader(
         TensorDataset(*vars(Samples(27)).values()), batch_size=8, sampler=SequentialSampler(range(27))
     ),
@@ -439,6 +441,30 @@ def short_batches_left_out(run: Run) -> None:
         run.step(run.loss(x, y))
 
 
+def short_batches_end_the_turn(run: Run) -> None:
+    """As before a recurrent network whose hidden state has the shape of a whole batch."""
+    for x, y in run.batches():
+        if len(x) != run.loader.batch_size:
+            break
+        run.step(run.loss(x, y))
+
+
+def nested_epochs(run: Run) -> None:
+    for _ in elastic.epochs(0, 2):
+        plain(run)
+
+
+def kept_iterator(run: Run) -> None:
+    """Two batches a turn, from one iterator for all turns, which is made anew at its end."""
+    for _ in range(2):
+        kept = run.more.setdefault("iterator", run.batches())
+        batch = next(kept, None)
+        if batch is None:
+            run.more["iterator"] = run.batches()
+            batch = next(run.more["iterator"])
+        run.step(run.loss(*batch))
+
+
 def evaluated(run: Run) -> None:
     """An evaluation in the middle, as it should be written, and one at the end, as people write it."""
     for i, (x, y) in enumerate(run.batches()):
@@ -539,6 +565,9 @@ STEPS: dict[str, Callable[[Run], None]] = {
         left_early,
         twice,
         short_batches_left_out,
+        short_batches_end_the_turn,
+        nested_epochs,
+        kept_iterator,
         evaluated,
         frozen_statistics,
         *OUTSIDE,

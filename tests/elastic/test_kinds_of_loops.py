@@ -37,10 +37,13 @@ KINDS = [(axis, kind) for axis, kinds in AXES.items() for kind in kinds]
 #: Mixes for each kind. More: FLUIDTUNE_MIXES=20 pytest tests/elastic/test_kinds_of_loops.py
 MIXES = int(os.environ.get("FLUIDTUNE_MIXES", "2"))
 #: A batch may be fetched before the last one is used, or several are at hand: refused where they are divided unlike.
-AHEAD = {"prefetching", "summed", "in step", "in a cycle", "short batches left out"}
+AHEAD = {"prefetching", "summed", "in step", "in a cycle"}
+#: A worker's part of a batch is shorter than the batch.
+BY_LENGTH = {"short batches left out", "short batches end the turn"}
 #: Mixed with a given kind, these say nothing: a part of one does what the other needs undone.
 APART = [
     ({"step": {"scaled", "accumulate", "accumulate over turns", "by gradient", "summed"}}, {"schedule": {"by step"}}),
+    ({"step": {"short batches end the turn"}}, {"data": {"batch sampler", "buckets"}}),  # they have no batch size
     ({"data": {"one by one"}}, {"model": {"batch norm", "image", "frozen"}}),  # one sample has no variance
     ({"step": {"two passes", "recomputed"}}, {"model": {"spectral"}}),  # torch refuses: it changes in each forward
     ({"extra": {"saves its model"}}, {"model": {"parametrised", "spectral"}}),  # torch pickles no such model
@@ -49,15 +52,6 @@ APART = [
         {"schedule": set(SCHEDULES) - {"none", "lr by hand"}},
     ),  # they want all groups at first
 ]
-#: Wrong at present, with the reason; mixed with nothing else.
-PENDING = {
-    "short batches left out": pytest.mark.xfail(
-        strict=False, reason="a batch is left out on all workers if each one's part of it is short"
-    ),
-    "warm-up by its own count": pytest.mark.xfail(
-        strict=True, reason="the turns before the second difference are of other learning rates; it is said"
-    ),
-}
 
 
 class Refused(Exception):
@@ -83,12 +77,14 @@ class Trip(Driver):
 
     def __init__(self, pool: list[PeerProcess], config: dict[str, Any]) -> None:
         pool[0].call(seed)
+        self.joining: list[int] = []
         super().__init__(pool, hosted, config)
 
     def resize(self, width: int) -> None:
+        self.dismiss()
         self.generation += 1
         reform = Reform(self.generation, tuple(f"w{i}" for i in range(width)), self.pool[0].call(trials.address))
-        joining = list(range(self.width, width))
+        joining = self.joining = list(range(self.width, width))
         for i in joining:
             self.pool[i].call(seed)
             self.pool[i].call(trials.start, self.trial, self.config, False, f"w{i}")
@@ -97,15 +93,27 @@ class Trip(Driver):
                 raise Refused(self.pool[i].call(trials.outcome)[1])
         until(lambda: self.pool[0].call(trials.announced, self.generation, joining))
         self.pool[0].call(trials.direct, reform)
-        self.width = width
+
+    def dismiss(self) -> None:
+        """End the joiners that the leader has not taken in so far, and see its width."""
+        self.width = self.pool[0].call(trials.facts)["width"]
+        for i in self.joining:
+            if i >= self.width:
+                self.pool[i].call(trials.leave)
+                assert self.pool[i].call(trials.outcome)[0] == "left"
 
     def go(self, widths: tuple[int, ...]) -> tuple[list[float], list[Any]]:
         leader = self.pool[0]
         for turn, width in enumerate(widths, start=1):
             self.turn(turn)
-            if width != self.width:
+            if leader.call(trials.outcome, 0)[0] != "runs":
+                break
+            if width != leader.call(trials.facts)["width"]:
                 self.resize(width)
             leader.call(trials.allow)
+        self.turn(len(widths) + 1)
+        if leader.call(trials.outcome, 0)[0] == "runs":
+            self.dismiss()
         leader.call(trials.allow, 100)
         endings = [worker.call(trials.outcome) for worker in self.pool[: self.width]]
         if any(kind == "lost" and "CannotDivide(" in text for kind, text in endings):
@@ -172,19 +180,15 @@ def pool():
 
 
 def mixes(axis: str, kind: str) -> st.SearchStrategy[Mix]:
-    others = {
-        name: st.sampled_from([k for k in kinds if k not in PENDING]) for name, kinds in AXES.items() if name != axis
-    }
+    others = {name: st.sampled_from(kinds) for name, kinds in AXES.items() if name != axis}
     return st.builds(Mix, **others, **{axis: st.just(kind)}).filter(sensible)
 
 
 def refusable(mix: Mix) -> bool:
-    return mix.step in AHEAD or STEPS[mix.step] in OUTSIDE
+    return mix.step in AHEAD | BY_LENGTH or STEPS[mix.step] in OUTSIDE
 
 
-@pytest.mark.parametrize(
-    ("axis", "kind"), [pytest.param(axis, kind, marks=PENDING.get(kind, ())) for axis, kind in KINDS]
-)
+@pytest.mark.parametrize(("axis", "kind"), KINDS)
 def test_a_loop_gives_at_every_width_what_it_gives_alone(pool, tmp_path_factory, axis, kind):
     @settings(
         max_examples=MIXES,

@@ -276,3 +276,23 @@ def test_the_trials_code_is_no_leader_there():
 
     rehearse(trial)
     assert seen == [False] * 3
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loop_finds_the_batch_size_that_it_has_given(own):
+    given = {"batch_sampler": [[0, 1], [2, 3]]} if own else {"batch_size": 5, "drop_last": True}
+    found = set()
+
+    def trial():
+        model = model_of()
+        model, optimizer, loader = elastic.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(Samples(), **given)
+        )
+        for _ in elastic.epochs(0, 3):
+            for x, _ in loader:
+                found.add((loader.batch_size, loader.drop_last))
+                model(x).square().mean().backward()
+                optimizer.step()
+
+    assert rehearse(trial).kind == "same"
+    assert found == {(None, False) if own else (5, True)}

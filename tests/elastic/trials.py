@@ -128,6 +128,9 @@ def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
             if what == "warm-up":
                 for group in optimizer.param_groups:
                     group["lr"] = 0.05 * min(1.0, steps / 20)
+            if what == "late" and steps % 4 == 3:
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.01 if follows else 0.02
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
