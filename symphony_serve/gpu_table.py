@@ -1,0 +1,167 @@
+"""The GPUs, when each will be free, and what was sent to each. Which model gets a GPU is not decided here.
+
+A GPU is free from a moment that is predicted: the end of the last batch that was sent to it. What its backend tells
+corrects the prediction. To find the first idle GPU, or the next one that becomes free, takes O(log GPUs): the heaps
+keep outdated entries until these come to the top.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from symphony_serve.messages import Dispatch
+
+#: The order in which idle GPUs are given out.
+ORDERS = {
+    "consolidate": "the smallest id first, so that GPUs with large ids stay idle and can be given back (algorithm 1)",
+    "spread": "the one that has been free for longest first (figure 18 and the public code)",
+}
+#: A batch that is not answered this many times its seconds after its start makes its GPU suspect. Judgement: far
+#: outside of what a batch's time varies, and short compared with the time to start a process.
+PATIENCE = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One GPU.
+
+    token: names the time for which it is ours. free: when it is or will be idle.
+    plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
+    leaving: when it will be taken away. stamp: grows with every change; a heap's entry with another one is outdated.
+    """
+
+    id: int
+    token: int
+    free: float
+    plans: int = 0
+    sent: deque[Dispatch] = field(default_factory=deque)
+    leaving: float = math.inf
+    stamp: int = 0
+    idle: bool = False
+
+
+class GpuTable:
+    """All GPUs of a sub-cluster.
+
+    order: one of `ORDERS`. ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where
+    the way to it takes time, or else it would be idle meanwhile.
+    """
+
+    def __init__(self, order: str = "consolidate", ahead: int = 0):
+        self._spread = order == "spread"
+        self._ahead = ahead
+        self.gpus: dict[int, Gpu] = {}
+        #: (rank, id, stamp) of idle GPUs; (free, id, stamp) of the others that can get a batch.
+        self._idle: list[tuple[float, int, int]] = []
+        self._busy: list[tuple[float, int, int]] = []
+        #: (moment, id, token, plan): a GPU is suspect if it has not answered by then.
+        self._watch: list[tuple[float, int, int, int]] = []
+        #: How often a heap was changed, for tests: time must grow with its logarithm only.
+        self.operations = 0
+
+    def join(self, gpu: int, token: int, free: float) -> None:
+        """A GPU that is not in the table comes."""
+        self.gpus[gpu] = Gpu(gpu, token, free)
+        self._push_busy(self.gpus[gpu])
+
+    def drop(self, gpu: int) -> list[Dispatch]:
+        """The GPU is gone. Returns what it has not answered."""
+        return list(self.gpus.pop(gpu).sent)
+
+    def keep_busy(self, gpu: int, until: float) -> None:
+        """The GPU is not free before ``until``."""
+        record = self.gpus[gpu]
+        self._set_free(record, max(record.free, until))
+
+    def first_idle(self, now: float) -> Gpu | None:
+        """The idle GPU that is next in the order."""
+        busy = self._busy
+        while busy and busy[0][0] <= now:
+            _, gpu, stamp = heapq.heappop(busy)
+            self.operations += 1
+            record = self.gpus.get(gpu)
+            if record is not None and record.stamp == stamp:
+                record.idle = True
+                heapq.heappush(self._idle, (record.free if self._spread else 0.0, gpu, stamp))
+        return self._top(self._idle)
+
+    def next_free(self) -> Gpu | None:
+        """The GPU that becomes free next. Call `first_idle` before."""
+        return self._top(self._busy)
+
+    def _top(self, heap: list[tuple[float, int, int]]) -> Gpu | None:
+        while heap:
+            record = self.gpus.get(heap[0][1])
+            if record is not None and record.stamp == heap[0][2]:
+                return record
+            heapq.heappop(heap)
+            self.operations += 1
+        return None
+
+    def send(self, gpu: Gpu, dispatch: Dispatch) -> None:
+        """The batch was sent to the GPU, which is free after it."""
+        gpu.plans += 1
+        gpu.sent.append(dispatch)
+        heapq.heappush(self._watch, (dispatch.start + PATIENCE * dispatch.seconds, gpu.id, gpu.token, dispatch.plan))
+        self._set_free(gpu, dispatch.start + dispatch.seconds)
+
+    def close(self, gpu: Gpu) -> None:
+        """The GPU gets no batch any more."""
+        gpu.leaving = -math.inf
+        gpu.stamp += 1
+
+    def answer(self, gpu: int, token: int, plan: int, now: float) -> list[Dispatch]:
+        """A GPU has finished a batch. Returns the batches that are over, this one last.
+
+        Those before it were left out, because a GPU runs batches in order. Empty if the answer is outdated.
+        """
+        record = self.gpus.get(gpu)
+        if record is None or record.token != token or plan not in [one.plan for one in record.sent]:
+            return []
+        over = [record.sent.popleft()]
+        while over[-1].plan != plan:
+            over.append(record.sent.popleft())
+        free = now
+        for waiting in record.sent:
+            free = max(free, waiting.start) + waiting.seconds
+        if free != record.free or (not record.idle and len(record.sent) == self._ahead):
+            self._set_free(record, free)
+        return over
+
+    def suspects(self, now: float) -> list[Gpu]:
+        """GPUs that should have answered long ago."""
+        found = []
+        while self._watch and self._watch[0][0] <= now:
+            _, gpu, token, plan = heapq.heappop(self._watch)
+            record = self.gpus.get(gpu)
+            if record is not None and record.token == token and plan in [one.plan for one in record.sent]:
+                found.append(record)
+        return found
+
+    def watch_at(self) -> float:
+        """When `suspects` is to be called next."""
+        return self._watch[0][0] if self._watch else math.inf
+
+    def _set_free(self, gpu: Gpu, free: float) -> None:
+        gpu.free = free
+        gpu.stamp += 1
+        gpu.idle = False
+        if gpu.leaving > -math.inf and len(gpu.sent) <= self._ahead:
+            self._push_busy(gpu)
+
+    def _push_busy(self, gpu: Gpu) -> None:
+        self.operations += 1
+        heapq.heappush(self._busy, (gpu.free, gpu.id, gpu.stamp))
+
+    def validate(self) -> None:
+        """Raise AssertionError if the table is inconsistent."""
+        open_entries = {(gpu, stamp) for _, gpu, stamp in (*self._idle, *self._busy)}
+        for gpu in self.gpus.values():
+            assert len(gpu.sent) <= 1 + self._ahead, f"GPU {gpu.id} has {len(gpu.sent)} batches"
+            can = gpu.leaving > -math.inf and len(gpu.sent) <= self._ahead
+            assert ((gpu.id, gpu.stamp) in open_entries) == can, f"GPU {gpu.id} can get a batch: {can}"
+            plans = [one.plan for one in gpu.sent]
+            assert plans == sorted(set(plans)) and all(plan < gpu.plans for plan in plans), plans

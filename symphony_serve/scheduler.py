@@ -1,0 +1,198 @@
+"""The scheduler of one sub-cluster: all its models and GPUs. Events go in, instructions come out.
+
+It carries messages between the models (`model_side`) and the GPUs (`matching`) and decides nothing else. What a moment
+brings is decided when `Tick` comes: so all requests and answers of a moment are known before a batch is closed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from symphony_serve.errors import ServeError
+from symphony_serve.gpu_table import ORDERS, GpuTable
+from symphony_serve.matching import Expired, Matching
+from symphony_serve.messages import (
+    BatchDone,
+    Cancelled,
+    Dispatch,
+    Event,
+    GpuBusy,
+    GpuJoined,
+    GpuLeaving,
+    GpuLost,
+    Instruction,
+    ProfileChanged,
+    Reason,
+    Refuse,
+    RequestArrived,
+    Suspect,
+    Tick,
+    WakeAt,
+)
+from symphony_serve.model_side import Model, ModelSide
+
+_NONE: frozenset[int] = frozenset()
+
+
+class Scheduler:
+    """Decides for requests to ``models`` which batches run on which GPUs, and when.
+
+    order: in which idle GPUs are given out, see `gpu_table.ORDERS`. Raises ServeError if two models have one name, if
+    the order is unknown, or if the models do not have the same delays: all are reached over one network.
+    """
+
+    def __init__(self, models: Iterable[Model], order: str = "consolidate"):
+        given = list(models)
+        if not given or len({model.name for model in given}) < len(given):
+            names = ", ".join(model.name for model in given)
+            raise ServeError(f"the models are named {names or 'not at all'}, expected one name or more, each once")
+        if len({model.delays for model in given}) > 1:
+            raise ServeError("the models have different delays, expected the same for all models of a scheduler")
+        if order not in ORDERS:
+            raise ServeError(f"order {order!r} is none of {', '.join(ORDERS)}")
+        self._sides = {model.name: ModelSide(model) for model in given}
+        self._matching = Matching(self._sides, GpuTable(order, ahead=1 if given[0].delays.control > 0 else 0))
+        self._gpus = self._matching.gpus
+        #: The ids of all requests that are neither answered nor refused.
+        self._open: set[int] = set()
+        self._now = -math.inf
+        #: The moment of the latest WakeAt.
+        self._wake = math.inf
+        self._handlers = {
+            RequestArrived: self._request_arrived,
+            Cancelled: self._cancelled,
+            ProfileChanged: self._profile_changed,
+            GpuJoined: self._gpu_joined,
+            GpuBusy: self._gpu_busy,
+            GpuLeaving: self._gpu_leaving,
+            GpuLost: self._gpu_lost,
+            BatchDone: self._batch_done,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in what happened at ``now``. A clock that goes back stands still here until it is right again."""
+        if now > self._now:
+            self._now = now
+        else:
+            now = self._now
+        out: list[Instruction] = []
+        self._handlers[type(event)](event, now, out)  # type: ignore[operator]
+        wake = min(self._matching.next_wake(now), self._gpus.watch_at())
+        if wake != self._wake:
+            self._wake = wake
+            if wake < math.inf:
+                out.append(WakeAt(max(wake, now)))
+        return out
+
+    def _request_arrived(self, event: RequestArrived, now: float, out: list[Instruction]) -> None:
+        request = event.request
+        if request.id in self._open:
+            return  # Its frontend has sent it again because the answer takes long.
+        side = self._sides.get(request.model)
+        if side is None:
+            out.append(Refuse(request, Reason.UNKNOWN_MODEL))
+            return
+        self._open.add(request.id)
+        side.add(request, now)
+        self._matching.offer(request.model, side.offer(now), now)
+        self._tell_refused(side, out, frozenset((request.id,)), Reason.LATE_ON_ARRIVAL)
+
+    def _cancelled(self, event: Cancelled, now: float, out: list[Instruction]) -> None:
+        side = self._sides.get(event.model)
+        request = side.former.remove(event.request) if side is not None else None
+        if side is not None and request is not None:
+            self._refuse(Refuse(request, Reason.CANCELLED), out)
+            self._offer(side, now, out)
+
+    def _profile_changed(self, event: ProfileChanged, now: float, out: list[Instruction]) -> None:
+        side = self._sides[event.model]
+        side.former.set_profile(event.profile)
+        self._offer(side, now, out)
+
+    def _gpu_joined(self, event: GpuJoined, now: float, out: list[Instruction]) -> None:
+        known = self._gpus.gpus.get(event.gpu)
+        if known is not None:
+            if known.token >= event.token:
+                return
+            self._lose(event.gpu, now, out)
+        self._gpus.join(event.gpu, event.token, now if event.free is None else event.free)
+
+    def _gpu_busy(self, event: GpuBusy, now: float, out: list[Instruction]) -> None:
+        if event.gpu in self._gpus.gpus:
+            self._gpus.keep_busy(event.gpu, event.until)
+
+    def _gpu_leaving(self, event: GpuLeaving, now: float, out: list[Instruction]) -> None:
+        gpu = self._gpus.gpus.get(event.gpu)
+        if gpu is not None:
+            gpu.leaving = min(gpu.leaving, event.at)
+
+    def _gpu_lost(self, event: GpuLost, now: float, out: list[Instruction]) -> None:
+        if event.gpu in self._gpus.gpus:
+            self._lose(event.gpu, now, out)
+
+    def _batch_done(self, event: BatchDone, now: float, out: list[Instruction]) -> None:
+        over = self._gpus.answer(event.gpu, event.token, event.plan, now)
+        if over:
+            self._open.difference_update([request.id for request in over[-1].requests])
+            self._take_back(over[:-1], now, out)
+
+    def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:
+        for gpu in self._gpus.suspects(now):
+            out.append(Suspect(gpu.id, gpu.token))
+            self._lose(gpu.id, now, out)
+        matching = self._matching
+        while (due := matching.next(now)) is not None:
+            side = self._sides[due.model]
+            if isinstance(due, Expired):
+                matching.offer(due.model, side.offer_anew(now), now)
+            else:
+                gpu = due.gpu
+                batch = side.take(now, gpu.free, due.size)
+                if batch is not None:
+                    dispatch = Dispatch(gpu.id, gpu.token, gpu.plans, due.model, *batch)
+                    self._gpus.send(gpu, dispatch)
+                    out.append(dispatch)
+                matching.offer(due.model, side.offer(now), now)
+            self._tell_refused(side, out, _NONE, Reason.LATE)
+
+    def _offer(self, side: ModelSide, now: float, out: list[Instruction]) -> None:
+        self._matching.offer(side.model.name, side.offer(now), now)
+        self._tell_refused(side, out, _NONE, Reason.LATE)
+
+    def _lose(self, gpu: int, now: float, out: list[Instruction]) -> None:
+        self._take_back(self._gpus.drop(gpu), now, out)
+
+    def _take_back(self, batches: list[Dispatch], now: float, out: list[Instruction]) -> None:
+        """Batches that were sent will not be answered: their requests wait again, or are refused."""
+        for batch in batches:
+            side = self._sides[batch.model]
+            for request in batch.requests:
+                side.former.add(request)
+            self._matching.offer(batch.model, side.offer(now), now)
+            back = frozenset(request.id for request in batch.requests)
+            self._tell_refused(side, out, back, Reason.GPU_LOST)
+
+    def _tell_refused(self, side: ModelSide, out: list[Instruction], named: frozenset[int], reason: Reason) -> None:
+        for refuse in side.refused(named, reason):
+            self._refuse(refuse, out)
+
+    def _refuse(self, refuse: Refuse, out: list[Instruction]) -> None:
+        self._open.discard(refuse.request.id)
+        out.append(refuse)
+
+    @property
+    def operations(self) -> int:
+        """How often a heap was changed so far."""
+        return self._matching.operations + self._gpus.operations
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state is inconsistent; for tests."""
+        self._matching.validate()
+        held = [request.id for side in self._sides.values() for request in side.former.waiting()]
+        for gpu in self._gpus.gpus.values():
+            held += [request.id for batch in gpu.sent for request in batch.requests]
+        assert sorted(held) == sorted(self._open), "a request is lost, or held twice"
+        for side in self._sides.values():
+            side.former.validate()

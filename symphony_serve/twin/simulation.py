@@ -1,0 +1,184 @@
+"""Requests, a server and its GPUs on a virtual clock. All times are seconds.
+
+A GPU takes exactly as long for a batch as the profile says. Of one moment, the arrivals come first, then the ends of
+batches, and then the tick that the server has asked for.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from symphony_serve.messages import (
+    SAME_MOMENT_S,
+    BatchDone,
+    Dispatch,
+    Event,
+    GpuJoined,
+    Instruction,
+    Preempt,
+    Refuse,
+    Request,
+    RequestArrived,
+    Tick,
+    WakeAt,
+)
+
+
+class Server(Protocol):
+    """Whoever decides about batches: the `Scheduler`, or a baseline."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in what happened at ``now``."""
+
+
+@dataclass(slots=True)
+class ModelCount:
+    """What became of the requests of one model. good: answered in time; late: answered late; refused."""
+
+    good: int = 0
+    late: int = 0
+    refused: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.good + self.late + self.refused
+
+    @property
+    def bad_rate(self) -> float:
+        """The part of the requests that were refused or answered late; 0 if there were none."""
+        return 1 - self.good / self.total if self.total else 0.0
+
+
+@dataclass
+class Outcome:
+    """What became of the requests that came in the measured time.
+
+    seconds: the measured time. batches: by size, how many requests were answered in batches of that size.
+    queueing: seconds from each answered request's arrival to the start of its batch. busy: by GPU, its seconds of
+    batches within the measured time.
+    """
+
+    seconds: float
+    models: dict[str, ModelCount] = field(default_factory=dict)
+    batches: dict[int, int] = field(default_factory=dict)
+    queueing: list[float] = field(default_factory=list)
+    busy: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def worst_bad_rate(self) -> float:
+        """The bad rate of the model for which it is highest."""
+        return max((count.bad_rate for count in self.models.values()), default=0.0)
+
+    @property
+    def bad_rate(self) -> float:
+        """The part of all requests that were refused or answered late."""
+        total = sum(count.total for count in self.models.values())
+        return 1 - self.good / total if total else 0.0
+
+    @property
+    def good(self) -> int:
+        """Requests answered in time."""
+        return sum(count.good for count in self.models.values())
+
+    @property
+    def utilisation(self) -> float:
+        """The part of the GPUs' time in which they ran batches."""
+        return sum(self.busy.values()) / (self.seconds * len(self.busy)) if self.busy else 0.0
+
+    def median_batch(self) -> int:
+        """The median, over answered requests, of the size of their batch (figure 1)."""
+        middle, seen = sum(self.batches.values()) / 2, 0
+        for size, requests in sorted(self.batches.items()):
+            seen += requests
+            if seen >= middle:
+                return size
+        return 0
+
+    def median_queueing(self) -> float:
+        """The median of the seconds from arrival to start (figure 12)."""
+        return sorted(self.queueing)[len(self.queueing) // 2] if self.queueing else 0.0
+
+
+class Simulation:
+    """A server and ``gpus`` GPUs, numbered from 0, which join at 0.
+
+    requests: in the order of arrival. warm_up, measured: seconds; requests that come before or after them are served
+    but not counted.
+    """
+
+    def __init__(self, server: Server, gpus: int, requests: Iterator[Request], warm_up: float, measured: float):
+        self._server = server
+        self._requests = requests
+        self._begin, self._end = warm_up, warm_up + measured
+        self._outcome = Outcome(measured, busy=dict.fromkeys(range(gpus), 0.0))
+        #: (end, number, dispatch) of batches that were sent.
+        self._running: list[tuple[float, int, Dispatch]] = []
+        self._number = 0
+        #: (GPU, plan) of batches that were pre-empted.
+        self._preempted: set[tuple[int, int]] = set()
+        self._wake = math.inf
+        for gpu in range(gpus):
+            self._tell(GpuJoined(gpu, 1), 0.0)
+
+    def run(self) -> Outcome:
+        """Let all requests of the measured time come, and all of them be answered or refused."""
+        request = next(self._requests, None)
+        while True:
+            due = self._running[0][0] if self._running else math.inf
+            if request is not None and request.arrival <= due and request.arrival <= self._wake:
+                if request.arrival > self._end:
+                    request = None
+                    continue
+                self._tell(RequestArrived(request), request.arrival)
+                request = next(self._requests, None)
+            elif due <= self._wake:
+                if due == math.inf:
+                    return self._outcome
+                self._end_batch(*heapq.heappop(self._running))
+            else:
+                now, self._wake = self._wake, math.inf
+                self._tell(Tick(), now)
+
+    def _tell(self, event: Event, now: float) -> None:
+        for instruction in self._server.handle(event, now):
+            if isinstance(instruction, WakeAt):
+                self._wake = instruction.at
+            elif isinstance(instruction, Dispatch):
+                self._number += 1
+                heapq.heappush(self._running, (instruction.start + instruction.seconds, self._number, instruction))
+            elif isinstance(instruction, Refuse):
+                self._count(instruction.request, "refused")
+            elif isinstance(instruction, Preempt):
+                self._preempt(instruction, now)
+
+    def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
+        if (batch.gpu, batch.plan) in self._preempted:
+            self._preempted.remove((batch.gpu, batch.plan))
+            return
+        outcome, size = self._outcome, len(batch.requests)
+        for request in batch.requests:
+            if self._begin <= request.arrival <= self._end:
+                self._count(request, "good" if end <= request.deadline + SAME_MOMENT_S else "late")
+                outcome.batches[size] = outcome.batches.get(size, 0) + 1
+                outcome.queueing.append(batch.start - request.arrival)
+        self._keep_busy(batch.gpu, batch.start, end)
+        self._tell(BatchDone(batch.gpu, batch.token, batch.plan), end)
+
+    def _preempt(self, instruction: Preempt, now: float) -> None:
+        self._preempted.add((instruction.gpu, instruction.plan))
+        start = next(
+            one.start for _, _, one in self._running if (one.gpu, one.plan) == (instruction.gpu, instruction.plan)
+        )
+        self._keep_busy(instruction.gpu, start, now)
+
+    def _keep_busy(self, gpu: int, start: float, end: float) -> None:
+        self._outcome.busy[gpu] += max(0.0, min(end, self._end) - max(start, self._begin))
+
+    def _count(self, request: Request, what: str) -> None:
+        if self._begin <= request.arrival <= self._end:
+            count = self._outcome.models.setdefault(request.model, ModelCount())
+            setattr(count, what, getattr(count, what) + 1)

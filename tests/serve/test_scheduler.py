@@ -1,0 +1,378 @@
+"""The scheduler: the paper's figures 4 and 5, who gets which GPU, delays, GPUs that come and go, counted work."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPolicy
+from symphony_serve.batching.window import Window
+from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import (
+    BatchDone,
+    Cancelled,
+    GpuBusy,
+    GpuJoined,
+    GpuLeaving,
+    GpuLost,
+    ProfileChanged,
+    Request,
+    RequestArrived,
+    Suspect,
+    Tick,
+    WakeAt,
+)
+from symphony_serve.model_side import Model, RateMeter
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.twin.simulation import Simulation
+from symphony_serve.workloads import arrivals, staggered
+from tests.serve.driving import TICK, Driver
+
+#: The model of figures 4 and 5. Times are those of the figure.
+FIGURE = Profile.linear(1.0, 5.0, 16)
+SLO = 12.0
+
+
+def figure(gathering=Fifo, policy=DEFERRED, name="m", **options):
+    return Model(name, FIGURE, SLO, gathering, policy, **options)
+
+
+def driver(*models, order="consolidate", **options):
+    return Driver(Scheduler(models, order), **options)
+
+
+def ids(first, last):
+    return list(range(first, last + 1))
+
+
+@pytest.mark.parametrize("gathering", [Fifo, Window])
+def test_figure_4_batches_stagger_by_themselves(gathering):
+    run = driver(figure(gathering))
+    run.joins(0.0, 0.0, 0.0)
+    run.requests(staggered("m", 24, 0.75, SLO))
+    run.run()
+    assert run.batches == [
+        (2.25, 1, ids(1, 4)),
+        (5.25, 2, ids(5, 8)),
+        (8.25, 3, ids(9, 12)),
+        (11.25, 1, ids(13, 16)),
+        (14.25, 2, ids(17, 20)),
+        (17.25, 3, ids(21, 24)),
+    ]
+    assert not run.refused
+
+
+def test_figure_5b_deferred_recovers_from_three_missing_requests():
+    run = driver(figure())
+    run.joins(0.0, 0.0, 0.0)
+    run.requests(one for one in staggered("m", 31, 0.75, SLO) if one.id not in (13, 14, 15))
+    run.run()
+    assert run.batches[3:] == [
+        (13.50, 1, ids(16, 19)),
+        (16.50, 2, ids(20, 23)),
+        (19.50, 3, ids(24, 27)),
+        (22.50, 1, ids(28, 31)),
+    ]
+    assert not run.refused
+
+
+def test_figure_5a_eager_does_not_recover():
+    run = driver(figure(policy=EAGER))
+    run.joins(11.25, 14.25, 17.25)
+    run.requests(staggered("m", 40, 0.75, SLO)[15:])
+    run.run()
+    assert [(start, taken) for start, _, taken in run.batches] == [
+        (11.25, [16]),
+        (14.25, ids(17, 20)),
+        (17.25, ids(21, 24)),
+        (18.00, [25]),
+        (23.25, [26, 27]),
+        (24.00, ids(28, 30)),
+        (26.25, ids(31, 33)),
+        (30.25, [34]),
+        (32.00, [36]),
+        (34.25, [39]),
+    ]
+    assert run.refused == dict.fromkeys([35, 37, 38, 40], "LATE")
+
+
+class TestMatching:
+    def test_a_request_alone_waits_for_company(self):
+        run = driver(figure())
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0)])
+        assert run.run().batches == [(5.0, 1, [1])]
+
+    @pytest.mark.parametrize(
+        ("policy", "start"), [(DEFERRED, 5.0), (EAGER, 0.0), (LATEST, 6.0), (StartPolicy("timeout", 2.0), 2.0)]
+    )
+    def test_the_start_by_policy(self, policy, start):
+        run = driver(figure(policy=policy))
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0)])
+        assert run.run().batches == [(start, 1, [1])]
+
+    def test_requests_of_the_same_moment_are_in_one_batch(self):
+        run = driver(figure(policy=EAGER))
+        run.joins(0.0, 0.0)
+        run.requests([Request(number, "m", 1.0, 13.0) for number in (1, 2, 3)])
+        assert run.run().batches == [(1.0, 1, [1, 2, 3])]
+
+    def test_a_full_batch_starts_at_once(self):
+        run = driver(Model("m", Profile.linear(1.0, 5.0, 2), SLO, Fifo))
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 13.0)])
+        assert run.run().batches == [(1.0, 1, [1, 2])]
+
+    def test_a_gpu_goes_to_the_model_that_must_start_soonest(self):
+        run = driver(figure(name="a", policy=EAGER), figure(name="b", policy=EAGER))
+        run.joins(3.0)
+        run.requests([Request(1, "a", 0.0, 13.0), Request(2, "b", 1.0, 12.0)])
+        run.run()
+        assert run.batches == [(3.0, 1, [2])]
+        assert run.refused == {1: "LATE"}
+
+    def test_ties_go_to_the_earlier_deadline_and_then_to_the_name(self):
+        slow = Model("a", Profile.linear(1.0, 7.0, 16), SLO, Fifo, EAGER)
+        run = driver(slow, figure(name="c", policy=EAGER), figure(name="b", policy=EAGER))
+        run.joins(2.0, 3.0, 4.0)
+        run.requests([Request(1, "a", 0.0, 12.0), Request(2, "c", 0.0, 10.0), Request(3, "b", 0.0, 10.0)])
+        assert [taken for _, _, taken in run.run().batches] == [[3], [2], [1]]
+
+    def test_a_gpu_that_becomes_free_at_the_last_moment_is_in_time(self):
+        run = driver(figure())
+        run.joins(6.0)
+        run.requests([Request(1, "m", 0.0, 12.0)])
+        assert run.run().batches == [(6.0, 1, [1])]
+
+    def test_a_batch_that_got_no_gpu_shrinks(self):
+        """Two requests could start until 5; the GPU is free at 5.5. Then only one of them can be served."""
+        run = driver(figure())
+        run.joins(5.5)
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 12.0)])
+        run.run()
+        assert run.batches == [(5.5, 1, [1])]
+        assert run.refused == {2: "LATE"}
+
+    @pytest.mark.parametrize(("order", "used"), [("consolidate", {1}), ("spread", {1, 2})])
+    def test_which_idle_gpu(self, order, used):
+        run = driver(figure(policy=EAGER), order=order)
+        run.joins(0.0, 0.0)
+        run.requests([Request(number, "m", 10.0 * number, 10.0 * number + 12) for number in (1, 2, 3, 4)])
+        assert {gpu for _, gpu, _ in run.run().batches} == used
+
+
+class TestDelays:
+    #: 0.1 to the backend, 0.05 for each input, 1 back, and 0.2 of jitter.
+    DELAYS = Delays(0.1, 0.05, 1.0, 0.2)
+
+    def test_a_batch_is_sent_before_it_starts_and_ends_before_its_deadline(self):
+        """b = 4: d is 12 - 1.2, and exec = d - l(5) - 0.05; it is sent 0.1 + 4*0.05 earlier."""
+        run = driver(figure(delays=self.DELAYS))
+        run.joins(0.0)
+        run.requests(Request(number, "m", 0.0, 12.0) for number in (1, 2, 3, 4))
+        run.run(until=0.4499)
+        assert not run.dispatches
+        run.run(until=0.4501)
+        (dispatch,) = run.dispatches
+        assert dispatch.start == pytest.approx(10.8 - 10.0 - 0.05)
+        assert len(dispatch.requests) == 4
+        assert dispatch.seconds == pytest.approx(9.0)
+
+    def test_a_batch_is_sent_to_a_gpu_that_is_not_yet_free(self):
+        run = driver(figure(delays=self.DELAYS))
+        run.joins(2.0)
+        run.requests(Request(number, "m", 0.0, 12.0) for number in (1, 2))
+        run.run(until=3.5)
+        (dispatch,) = run.dispatches
+        assert dispatch.start == pytest.approx(10.8 - 8.0 - 0.05)
+        late = driver(figure(delays=self.DELAYS))
+        late.joins(3.5)
+        late.requests(Request(number, "m", 0.0, 12.0) for number in (1, 2))
+        late.run(until=3.2999)
+        assert not late.dispatches
+        late.run(until=3.3001)
+        (dispatch,) = late.dispatches
+        assert dispatch.start == 3.5
+
+    def test_a_gpu_has_at_most_one_batch_ahead(self):
+        run = driver(figure(delays=self.DELAYS, policy=EAGER), answers=False)
+        run.joins(0.0)
+        run.requests(Request(number, "m", 2.0 * number, 2.0 * number + 12) for number in range(8))
+        run.run(until=16.0)
+        assert len(run.dispatches) == 2
+        run.at(16.0, BatchDone(1, 1, 0))
+        run.run(until=17.0)
+        assert run.scheduler._gpus.gpus[1].free > 17.0
+
+    def test_an_slo_that_cannot_be_met_is_refused_with_both_numbers(self):
+        with pytest.raises(ServeError, match=r"SLO of 7.3 s.*6.0 s.*1.35 s.*at least 7.35"):
+            Model("m", FIGURE, 7.3, delays=self.DELAYS)
+
+
+class TestGpus:
+    def test_an_early_answer_frees_the_gpu(self):
+        run = driver(figure(policy=EAGER), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 13.0)])
+        run.at(2.0, BatchDone(1, 1, 0))
+        assert run.run(until=5.0).batches == [(0.0, 1, [1]), (2.0, 1, [2])]
+
+    def test_a_gpu_that_overruns_gets_nothing_until_it_answers(self):
+        run = driver(figure(policy=EAGER), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 5.0, 17.0)])
+        run.at(8.0, BatchDone(1, 1, 0))
+        assert run.run(until=9.0).batches == [(0.0, 1, [1]), (8.0, 1, [2])]
+
+    def test_a_silent_gpu_becomes_suspect_and_its_requests_move(self):
+        run = driver(Model("m", FIGURE, 40.0, Fifo, EAGER), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 40.0)])
+        run.at(18.0, GpuJoined(2, 1), order=TICK + 1)
+        run.run(until=20.0)
+        assert run.others == [Suspect(1, 1)]
+        assert run.batches == [(0.0, 1, [1]), (18.0, 2, [1])]
+        run.at(20.0, BatchDone(1, 1, 0))
+        run.at(21.0, BatchDone(2, 1, 0))
+        run.run(until=22.0)
+        assert run.scheduler._open == set()
+
+    def test_the_requests_of_a_lost_gpu_wait_again_or_are_refused(self):
+        run = driver(figure(policy=EAGER), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 9.0)])
+        run.at(4.0, GpuLost(1))
+        run.at(5.0, GpuJoined(2, 1))
+        run.run(until=5.0)
+        assert run.batches == [(0.0, 1, [2, 1]), (5.0, 2, [1])]
+        assert run.refused == {2: "GPU_LOST"}
+
+    def test_an_answer_under_an_older_token_or_twice_changes_nothing(self):
+        run = driver(figure(policy=EAGER), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 30.0)])
+        run.at(1.0, GpuJoined(1, 2))
+        run.run(until=1.0)
+        assert [(one.token, one.plan) for one in run.dispatches] == [(1, 0), (2, 0)]
+        for moment, token in ((2.0, 1), (3.0, 2), (4.0, 2)):
+            run.at(moment, BatchDone(1, token, 0))
+        run.run(until=2.0)
+        assert run.scheduler._open == {1}
+        run.run(until=4.0)
+        assert run.scheduler._open == set()
+        run.at(5.0, GpuJoined(1, 2))
+        run.run(until=5.0)
+
+    def test_a_gpu_that_leaves_gets_what_ends_before(self):
+        run = driver(figure(policy=EAGER))
+        run.joins(0.0)
+        run.at(0.5, GpuLeaving(1, 20.0))
+        run.requests([Request(1, "m", 1.0, 13.0), Request(2, "m", 8.0, 20.0), Request(3, "m", 14.5, 26.5)])
+        run.run()
+        assert run.batches == [(1.0, 1, [1]), (8.0, 1, [2])]
+        assert run.refused == {3: "LATE"}
+
+    def test_a_gpu_that_somebody_else_uses_is_not_free(self):
+        run = driver(figure(policy=EAGER))
+        run.joins(0.0)
+        run.at(0.5, GpuBusy(1, 4.0))
+        run.requests([Request(1, "m", 1.0, 13.0)])
+        assert run.run().batches == [(4.0, 1, [1])]
+
+
+class TestRequests:
+    def test_reasons(self):
+        run = driver(figure())
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 5.0), Request(2, "x", 0.0, 12.0), Request(3, "m", 0.0, 12.0)])
+        run.at(1.0, Cancelled("m", 3))
+        run.at(1.0, Cancelled("m", 3))
+        run.run()
+        assert run.refused == {1: "LATE_ON_ARRIVAL", 2: "UNKNOWN_MODEL", 3: "CANCELLED"}
+        assert not run.batches
+
+    def test_a_request_that_is_sent_again_is_served_once(self):
+        run = driver(figure())
+        run.joins(0.0)
+        again = Request(1, "m", 0.0, 12.0)
+        run.requests([again])
+        run.at(1.0, RequestArrived(again))
+        run.at(5.5, RequestArrived(again))
+        assert run.run().batches == [(5.0, 1, [1])]
+
+    def test_a_clock_that_goes_back_stands_still(self):
+        scheduler = Scheduler([figure()])
+        scheduler.handle(GpuJoined(1, 1), 100.0)
+        (wake,) = scheduler.handle(RequestArrived(Request(1, "m", 90.0, 112.0)), 90.0)
+        assert wake == WakeAt(105.0)
+        (dispatch, *_) = scheduler.handle(Tick(), 105.0)
+        assert dispatch.start == 105.0
+
+    def test_a_profile_that_changes_moves_the_start(self):
+        run = driver(figure())
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0)])
+        run.at(1.0, ProfileChanged("m", FIGURE.scaled(1.5)))
+        (dispatch,) = run.run().dispatches
+        assert (dispatch.start, dispatch.seconds) == (12.0 - 10.5, 9.0)
+
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (lambda: Scheduler([]), "not at all"),
+            (lambda: Scheduler([figure(), figure()]), "m, m"),
+            (lambda: Scheduler([figure()], "random"), "order 'random'"),
+            (lambda: Scheduler([figure(), figure(name="n", delays=Delays(0.1))]), "different delays"),
+        ],
+    )
+    def test_what_is_refused_names_the_value(self, make, said):
+        with pytest.raises(ServeError, match=said):
+            make()
+
+
+def test_the_rate_is_a_mean_over_samples():
+    meter = RateMeter()
+    assert [meter.hit(0.01 * step) for step in range(5)] == [None] * 5
+    assert meter.hit(0.05) == pytest.approx(100.0)
+    assert meter.hit(0.26) == pytest.approx(6 / 0.25)
+    assert meter.hit(0.27) is None
+    assert meter.hit(100.0) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("delays", [NO_DELAYS, Delays(0.1, 0.05, 1.0, 0.2)])
+def test_random_runs_lose_no_request(delays):
+    for seed in range(4):
+        rng = random.Random(seed)
+        policy = rng.choice([DEFERRED, EAGER, LATEST, StartPolicy("timeout", 3.0)])
+        models = [figure(rng.choice([Fifo, Window]), policy, name, delays=delays) for name in "abc"]
+        run = driver(*models)
+        run.joins(*[0.0] * rng.randrange(1, 5))
+        rates = {name: rng.choice([0.1, 0.5, 1.0]) for name in "abc"}
+        some = [one for one, _ in zip(arrivals(rates, dict.fromkeys("abc", SLO), seed, 0.3), range(120), strict=False)]
+        run.requests(some)
+        run.run()
+        sent = [number for _, _, batch in run.batches for number in batch]
+        assert sorted([*sent, *run.refused]) == list(range(120))
+        for one in run.dispatches:
+            deadline = min(request.deadline for request in one.requests)
+            assert one.start + one.seconds <= deadline - delays.margin + 1e-6
+            assert one.start >= max(request.arrival for request in one.requests)
+
+
+def test_the_work_of_an_event_grows_with_the_logarithm_only():
+    """The changes of heaps for each request do not grow with the number of GPUs and models."""
+    counted = {}
+    for gpus, models in ((32, 20), (1024, 20), (32, 320), (1024, 320)):
+        names = [f"m{number}" for number in range(models)]
+        scheduler = Scheduler([figure(Window, name=name) for name in names])
+        requests = arrivals(dict.fromkeys(names, 4.0 / models), dict.fromkeys(names, SLO), 1)
+        served = Simulation(scheduler, gpus, requests, 0.0, 150.0).run().good
+        counted[gpus, models] = (scheduler.operations - 2 * gpus) / served  # Each GPU joins and becomes idle once.
+    assert max(counted.values()) < 8
+    assert counted[1024, 320] < 1.5 * counted[32, 320]
+    assert counted[1024, 20] < 1.5 * counted[32, 20]
