@@ -23,7 +23,8 @@ class Candidate(NamedTuple):
     """A batch that a model could run next. (A tuple, because one is made at every arrival.)
 
     size: its requests; at least 1.
-    deadline: the earliest deadline in it, less the time that the answer needs on its way (`Delays.margin`).
+    deadline: the earliest deadline in it (of `orloj`: of the requests from which it is chosen), less the time that the
+        answer needs on its way (`Delays.margin`).
     seconds: how long it takes, from the start of fetching its inputs (`Delays.data`) to its end on the GPU; where times
         vary, how long that is expected to take. The last moment at which it may start is ``deadline - seconds``.
     next_seconds: how long the next larger batch would take. Infinite if there is none, or if waiting for one more

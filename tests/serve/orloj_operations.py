@@ -1,0 +1,89 @@
+"""Random operations on a `Pending`, beside the oracle. ``python -m tests.serve.orloj_operations --operations 100000``.
+
+The tests run some hundred operations; the command as many as it is told, on the sorted one and on the hull.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Mapping
+
+from symphony_serve.batching.orloj_histograms import Histogram, Largest
+from symphony_serve.batching.orloj_hull import HullPending
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.batching.orloj_queues import NaivePending, Pending, SortedPending
+from symphony_serve.batching.orloj_scores import UNIT_COST, Cost, score
+
+Kind = Callable[[Mapping[int, Largest], float], Pending]
+
+#: Requests of three costs: one step, three times as dear, two steps.
+COSTS = (UNIT_COST, Cost(((0.0, 3.0),)), Cost(((0.0, 1.0), (0.04, 2.5))))
+
+#: Rates of the anticipated delay, per second: those of figure 4.13 are 1e-3 to 100.
+RATES = (1e-3, 0.1, 10.0, 100.0)
+
+
+def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> dict[int, Largest]:
+    """Batch times of requests of 50 to 110 ms with some empty bins."""
+    rng = random.Random(seed)
+    edges = tuple(0.05 + 0.06 * i / bins for i in range(bins + 1))
+    masses = tuple(rng.random() if rng.random() < 0.7 else 0.0 for _ in range(bins - 1))
+    batches = BatchMap({size: (0.0, 1 + 0.15 * (size - 1)) for size in sizes})
+    return dict(VaryingProfile(batches, {"": Histogram(edges, (*masses, 1.0))}).times)
+
+
+def scored(pending: Pending, number: int, size: int, now: float) -> float:
+    """The score of a pending request by its definition."""
+    deadline, cost = pending.costs[number]
+    return score(pending.times[size], deadline - now, pending.b, cost)
+
+
+def run_beside_the_oracle(kind: Kind, seed: int, operations: int, b: float, most: int = 100) -> None:
+    """Insert, remove and take on ``kind`` and on `NaivePending`, about ``most`` requests at once.
+
+    Asserts that both have the same counts, heads and late ones, and that what is taken has the same scores.
+    """
+    rng, given = random.Random(seed), times(seed)
+    ours, oracle = kind(given, b), NaivePending(given, b)
+    now = 1e6 * rng.random()
+    for number in range(operations):
+        now += rng.expovariate(1) * 0.002
+        if rng.random() < most / (most + len(oracle)):
+            # Deadlines on a grid, so that several are equal.
+            deadline, cost = round(now, 3) + rng.randint(40, 1000) / 2000, rng.choice(COSTS)
+            ours.insert(deadline, number, now, cost)
+            oracle.insert(deadline, number, now, cost)
+        elif rng.random() < 0.3 and len(oracle):
+            gone = rng.choice(list(oracle.costs))
+            ours.remove(gone)
+            oracle.remove(gone)
+        else:
+            size = rng.choice(list(given))
+            assert ours.late(now) == oracle.late(now)
+            assert ours.count(size, now) == oracle.count(size, now)
+            assert ours.earliest(size, now) == oracle.earliest(size, now)
+            chosen, wanted = ours.best(size, now), oracle.best(size, now)
+            assert len(set(chosen)) == len(wanted)
+            found = [scored(oracle, one, size, now) for one in chosen]
+            for one, other in zip(found, [scored(oracle, other, size, now) for other in wanted], strict=True):
+                assert math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12), (size, now, one, other)
+            for one in chosen:
+                ours.remove(one)
+                oracle.remove(one)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--operations", type=int, default=100_000, help="on each of the two (100000)")
+    options = parser.parse_args()
+    for kind in (SortedPending, HullPending):
+        for seed in range(max(1, options.operations // 1000)):
+            run_beside_the_oracle(kind, seed, min(1000, options.operations), RATES[seed % len(RATES)])
+        print(f"{kind.__name__}: as the oracle over {options.operations} operations", flush=True)
+
+
+if __name__ == "__main__":
+    main()

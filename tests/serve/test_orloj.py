@@ -1,0 +1,214 @@
+"""The former Orloj: the contract, the golden run of algorithm 4.1, and what is its own."""
+
+import math
+import random
+
+import pytest
+
+from symphony_serve.batching.orloj import Choice, Orloj
+from symphony_serve.batching.orloj_histograms import Histogram
+from symphony_serve.batching.orloj_hull import HullPending
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.delays import Delays
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import Reason, Request
+from symphony_serve.testing.batch_formers import BatchFormerContract, request
+
+
+def constant(seconds: dict[int, float]) -> VaryingProfile:
+    """Batches of these sizes always take these seconds."""
+    first = min(seconds.values())
+    return VaryingProfile(
+        BatchMap({size: (value - first, 1.0) for size, value in seconds.items()}), {"": Histogram.point(first)}
+    )
+
+
+class TestLargest(BatchFormerContract):
+    by_deadline = False
+
+    @pytest.fixture
+    def make(self):
+        return lambda seconds: Orloj(constant(dict(enumerate(seconds, 1))))
+
+
+@pytest.mark.slow
+class TestEarliest(BatchFormerContract):
+    by_deadline = False
+
+    @pytest.fixture
+    def make(self):
+        return lambda seconds: Orloj(constant(dict(enumerate(seconds, 1))), choice="earliest")
+
+
+@pytest.mark.slow
+class TestOnTheHull(BatchFormerContract):
+    by_deadline = False
+
+    @pytest.fixture
+    def make(self):
+        return lambda seconds: Orloj(constant(dict(enumerate(seconds, 1))), pending=HullPending)
+
+
+@pytest.mark.parametrize(
+    "choice, wanted",
+    [
+        ("largest", [({2, 3}, 0, 15), ({4, 5}, 15, 30)]),
+        ("earliest", [({1}, 0, 10), ({3, 4}, 10, 25)]),
+    ],
+)
+def test_golden_5(choice: Choice, wanted: list) -> None:
+    """L_k is always 5 + 5k: 4 of 5 requests are in time, or 3."""
+    former = Orloj(constant({1: 10.0, 2: 15.0, 4: 25.0}), choice=choice)
+    for number, deadline in enumerate((12.0, 18.0, 30.0, 30.0, 30.0), 1):
+        former.add(request(number, deadline))
+    now, batches, refused = 0.0, [], []
+    while (candidate := former.form(now)) is not None:
+        taken = {one.id for one in former.take()}
+        batches.append((taken, now, now + candidate.seconds))
+        now += candidate.seconds
+    refused += [told.request.id for told in former.refused()]
+    assert batches == wanted
+    assert set(refused) == {1, 2, 3, 4, 5} - set().union(*(taken for taken, _, _ in wanted))
+
+
+def test_golden_5_queues() -> None:
+    former = Orloj(constant({1: 10.0, 2: 15.0, 4: 25.0}))
+    for number, deadline in enumerate((12.0, 18.0, 30.0, 30.0, 30.0), 1):
+        former.add(request(number, deadline))
+    assert [former._pending.count(size, 0.0) for size in (1, 2, 4)] == [5, 4, 3]
+    candidate = former.form(0.0)
+    assert candidate is not None
+    assert (candidate.size, candidate.deadline, candidate.seconds, candidate.next_seconds) == (2, 18.0, 15.0, 25.0)
+
+
+def varying(sizes: tuple[int, ...]) -> VaryingProfile:
+    """Two sources of 40 to 60 and 90 to 110 ms; each more request takes 15 % of the longest."""
+    sources = {"short": Histogram((0.04, 0.06), (1.0,)), "long": Histogram((0.09, 0.11), (1.0,))}
+    return VaryingProfile(BatchMap({size: (0.0, 1 + 0.15 * (size - 1)) for size in sizes}), sources)
+
+
+def test_a_request_that_hardly_ends_in_time_makes_way() -> None:
+    """A batch of one takes 40 to 60 or 90 to 110 ms: 75 expected, which ends in time for only half of the first."""
+    former = Orloj(varying((1,)))
+    former.add(request(1, 0.08))
+    former.add(request(2, 0.2))
+    candidate = former.form(0.0)
+    assert candidate is not None and candidate.size == 1 and candidate.deadline == 0.08
+    assert [taken.id for taken in former.take()] == [2]
+
+
+def test_a_dear_request_goes_first() -> None:
+    former = Orloj(varying((1,)))
+    for number, cost in enumerate((1.0, 5.0, 2.0)):
+        former.add(Request(number, "m", 0.0, 0.3, cost=cost))
+    order = []
+    while former.form(0.0) is not None:
+        order += [taken.id for taken in former.take()]
+    assert order == [1, 2, 0]
+
+
+def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> None:
+    former = Orloj(constant({2: 0.1, 4: 0.2}))
+    former.add(request(1, 1.0))
+    assert former.form(0.0) is None
+    changes = former.changes_at()
+    assert 0.9 - 1e-6 < changes < 0.9
+    assert former.form(changes) is None
+    candidate = former.form(math.nextafter(changes, 1))
+    assert candidate is not None and candidate.size == 1 and candidate.seconds == 0.1
+    assert [taken.id for taken in former.take()] == [1] and len(former) == 0
+
+
+def test_a_fourth_request_fills_the_next_size() -> None:
+    former = Orloj(constant({2: 0.1, 4: 0.2}))
+    sizes = []
+    for number in range(5):
+        former.add(request(number, 1.0))
+        candidate = former.form(0.0)
+        sizes.append(candidate.size if candidate else 0)
+    assert sizes == [0, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("choice", ["largest", "earliest"])
+def test_the_answer_holds_until_it_is_said_to_change(choice: Choice) -> None:
+    rng = random.Random(2)
+    for _ in range(100):
+        former = Orloj(varying((1, 2, 4, 8)), choice=choice)
+        for number in range(rng.randint(1, 12)):
+            former.add(request(number, rng.uniform(0.05, 0.5)))
+        candidate = former.form(0.0)
+        if candidate is None:
+            continue
+        changes = former.changes_at()
+        assert former.form(rng.uniform(0, changes)) == candidate
+        assert former.form(changes) == candidate and former.changes_at() == changes
+        # After it, a request has left a queue.
+        before = [former._pending.count(size, changes) for size in (1, 2, 4, 8)]
+        assert before != [former._pending.count(size, math.nextafter(changes, 1)) for size in (1, 2, 4, 8)]
+
+
+def test_late_on_arrival_is_told_apart() -> None:
+    former = Orloj(constant({1: 6.0}))
+    former.add(request(1, 5.0))
+    former.add(request(2, 7.0))
+    former.form(2.0)
+    assert [(told.request.id, told.reason) for told in former.refused()] == [
+        (1, Reason.LATE_ON_ARRIVAL),
+        (2, Reason.LATE),
+    ]
+
+
+def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
+    former = Orloj(constant({1: 6.0, 2: 8.0}), Delays(control=9.0, data=0.5, response=0.25, jitter=0.25))
+    former.add(request(1, 12.0))
+    former.add(request(2, 13.0))
+    candidate = former.form(0.0)
+    assert candidate is not None
+    assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 9.0)
+    former.validate()
+
+
+def test_new_times_count_from_the_next_form_on() -> None:
+    former = Orloj(constant({1: 6.0, 2: 8.0}))
+    for number in range(2):
+        former.add(request(number, 12.0))
+    candidate = former.form(0.0)
+    assert candidate is not None and candidate.size == 2
+    former.set_profile(constant({1: 10.0, 2: 20.0}))
+    candidate = former.form(0.0)
+    assert candidate is not None and (candidate.size, candidate.seconds) == (1, 10.0)
+    former.set_profile(constant({1: 13.0}))
+    assert former.form(0.0) is None and len(former.refused()) == 2
+
+
+def test_time_that_goes_back_is_taken_for_the_latest() -> None:
+    former = Orloj(constant({1: 6.0, 2: 8.0}))
+    for number in range(2):
+        former.add(request(number, 12.0))
+    assert former.form(5.0) == former.form(0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        (Request(1, "m", 0.0, math.nan), "deadline nan"),
+        (Request(1, "m", 0.0, math.inf), "deadline inf"),
+        (Request(1, "m", 0.0, 12.0, cost=0.0), "cost"),
+        (Request(1, "m", 0.0, 12.0, cost=math.nan), "cost"),
+        (Request(0, "m", 0.0, 12.0), "request 0 is pending already"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None:
+    former = Orloj(constant({1: 6.0}))
+    former.add(request(0, 12.0))
+    with pytest.raises(ServeError, match=named):
+        former.add(wrong)
+    former.validate()
+    assert len(former) == 1
+
+
+def test_settings_that_are_none_are_refused() -> None:
+    with pytest.raises(ServeError, match="batch choice 'smallest'"):
+        Orloj(constant({1: 6.0}), choice="smallest")  # type: ignore[arg-type]
+    with pytest.raises(ServeError, match="b = 0"):
+        Orloj(constant({1: 6.0}), b=0)
