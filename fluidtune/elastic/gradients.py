@@ -4,10 +4,15 @@ Each worker has the gradient of the mean loss of its share. It is weighted by th
 the sum is the gradient of the batch's mean loss. The sum is there before ``backward()`` returns: clipping and gradient
 scaling see what one worker would see. Earlier gradients that were not zeroed (accumulation) are equal on all workers;
 because the weights sum to 1, the sum leaves them unchanged. At width 1 nothing happens.
+
+An optimizer that calls a closure gets the loss of the whole batch from it. So one that decides by the loss, as LBFGS
+does, decides the same on all workers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +33,7 @@ class GradientReducer:
         self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
+        self._weight = 0.0  # of this worker's gradients in the last reduction
 
     def add(self, module: torch.nn.Module) -> None:
         """Watch a module's parameters, including frozen ones. TypeError for lazy and sparse ones."""
@@ -55,13 +61,31 @@ class GradientReducer:
         return True
 
     def watch_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note with every step of this optimizer which gradients it has taken."""
+        """Note with every step of this optimizer which gradients it has taken, and give it the whole batch's loss."""
         self._group.batches.left_out.learns = True
+
+        def stepping(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+            if closure is None or self._group.width == 1:
+                return None
+            others = {name: value for name, value in kwargs.items() if name != "closure"}
+            return (args[0], partial(self._loss_of_batch, closure)), others
 
         def stepped(*_: Any) -> None:
             self._unfinished.difference_update(id(p) for group in optimizer.param_groups for p in group["params"])
 
+        optimizer.register_step_pre_hook(stepping)
         optimizer.register_step_post_hook(stepped)
+
+    def _loss_of_batch(self, closure: Callable[[], Any]) -> Any:
+        """What a step's closure returns, as the mean over the batch that its gradients are of."""
+        self._weight = 1.0 / self._group.width  # if the closure computes no gradients
+        loss = closure()
+        if loss is None:
+            return None
+        own = float(loss) * self._weight if self._weight else 0.0  # a stand-in's need not be finite
+        whole = self._group.backend.exchange(torch.tensor([own], dtype=torch.float64), "the loss of a closure").sum()
+        return whole.to(loss) if isinstance(loss, torch.Tensor) else float(whole)
 
     def view(self) -> list[tuple[bool, torch.Tensor | None]]:
         """For each parameter: whether it learns, and its gradient if that is being accumulated."""
@@ -96,7 +120,7 @@ class GradientReducer:
             CannotDivide: see `attribution`.
         """
         share = self._group.batches.gradients.use()
-        weight = 1.0 / self._group.width if share is None else share.weight
+        weight = self._weight = 1.0 / self._group.width if share is None else share.weight
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in self.parameters:
             if parameter.requires_grad:  # the same on all workers: they run the same code

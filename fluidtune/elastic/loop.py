@@ -26,6 +26,9 @@ def prepare(*objects: Any) -> Any:
     batches are divided alike: their sizes are equal, or multiples of the width. Otherwise the trial goes on with one
     worker, and an event says why.
 
+    An optimizer that calls a closure, as LBFGS does, gets the loss of the whole batch from it, if the closure calls
+    ``backward()`` on what it returns.
+
     With several workers these are wrong, because they need all samples of the batch at once, or never meet the sum of
     the gradients:
 

@@ -113,9 +113,9 @@ class _Recorder:
         self._parameters: dict[str, torch.Tensor] = {}
         self._batches = 0
         self._kept = 0
-        #: By optimizer: steps so far; and, while one steps, its learning rates.
+        #: By optimizer: steps so far; and, while one steps, what it is told of the size of its steps.
         self._steps: dict[int, int] = {}
-        self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._begun: set[str] = set()
         self._gpu_stream: torch.Tensor | None = None
 
@@ -150,18 +150,25 @@ class _Recorder:
                 self._start = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """A step begins: its gradients are kept, and it gets a learning rate of 0, so that the next is comparable."""
+        """A step begins: its gradients are kept, and it gets a learning rate of 0, so that the next is comparable.
+
+        LBFGS searches no line meanwhile: along one of length 0 it fails.
+        """
         number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
-        self._rates = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
-        for group, rate in self._rates:
-            group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        still: dict[str, Any] = {"lr": 0.0, "line_search_fn": None}
+        self._rates = [(g, {key: g[key] for key in still if key in g}) for g in optimizer.param_groups]
+        for group, told in self._rates:
+            rate = told.get("lr")
+            group.update({key: still[key] for key in told})
+            if isinstance(rate, torch.Tensor):
+                group["lr"] = torch.zeros_like(rate)
         if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
             self._keep(number, optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
-        for group, rate in self._rates:
-            group["lr"] = rate
+        for group, told in self._rates:
+            group.update(told)
         if f"{number}.{self._steps.get(number, 0)}" not in self._begun:  # a closure has computed the gradients
             self._keep(number, optimizer)
         self._steps[number] = self._steps.get(number, 0) + 1

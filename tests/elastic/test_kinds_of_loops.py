@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,10 @@ def hosted(config: dict[str, Any], report: Any) -> dict[str, Any]:
 class Trip(Driver):
     """Takes a trial through its widths, or says with which line it was refused."""
 
-    def __init__(self, pool: list[PeerProcess], config: dict[str, Any]) -> None:
+    def __init__(self, pool: list[PeerProcess], config: dict[str, Any], loop: Callable[..., Any] = hosted) -> None:
         pool[0].call(seed)
         self.joining: list[int] = []
-        super().__init__(pool, hosted, config)
+        super().__init__(pool, loop, config)
 
     def resize(self, width: int) -> None:
         self.dismiss()
