@@ -1,4 +1,4 @@
-# `make demo` and `make test` do everything, on a machine with Python 3.10-3.12 and nothing else.
+# `make demo` and `make test` do everything, on a machine with Python 3.10-3.13 and nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -14,7 +14,7 @@ Check = tuple[str, bool, str]
 def checks() -> Iterator[Check]:
     """All checks, in the order in which they are shown."""
     version = ".".join(map(str, sys.version_info[:3]))
-    yield "python", (3, 10) <= sys.version_info[:2] <= (3, 12), f"{version} (3.10 to 3.12 are supported)"
+    yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
     yield _ray()
     yield _torch()
     yield _horovod()

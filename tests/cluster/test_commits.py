@@ -53,7 +53,8 @@ def test_a_commit_of_the_version_that_called_its_note_otherwise_is_gone_on_from(
 ) -> None:
     old = ModuleType("fluidtune.cluster.reports")
     fields = ["iteration", "time_total", "results"]
-    old.Note = make_dataclass("Note", fields, frozen=True, namespace={"__module__": old.__name__})
+    old.Note = make_dataclass("Note", fields, frozen=True)
+    old.Note.__module__ = old.__name__
     storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=LocalFileSystem())
     with monkeypatch.context() as then:
         then.setitem(sys.modules, old.__name__, old)
