@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkout", type=Path, help="a checkout of Ray's repository")
     parser.add_argument("files", nargs="*", help="files of python/ray/tune/tests; all test_*.py if none is given")
     parser.add_argument("--logs", type=Path, help="a directory that keeps what the tests printed")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     tests = options.checkout / "python" / TEST_DIRECTORIES[0]
     if not tests.is_dir():
         parser.error(f"{options.checkout} has no {tests.relative_to(options.checkout)}: give a checkout of Ray")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
 
-from tools import ray_suite
+from tools import ray_suite, ray_suite_plugin
 from tools.ray_suite import Outcome
 
 REPORT = """<?xml version="1.0"?>
@@ -129,3 +131,13 @@ def test_the_overlay_is_the_installed_ray_with_the_checkouts_tests(tmp_path) -> 
     installed = Path(ray.__file__).parent
     assert (place / "tune" / "tuner.py").resolve() == installed / "tune" / "tuner.py"
     assert (place / "__init__.py").resolve() == installed / "__init__.py"
+
+
+@pytest.mark.parametrize(("there", "said"), [(2, 4), (16, 16)])
+def test_a_small_machine_has_the_cores_that_rays_tests_count_on(monkeypatch, there: int, said: int) -> None:
+    monkeypatch.setenv("RAY_SUITE_SIDE", "stock")
+    monkeypatch.setenv("RAY_USE_MULTIPROCESSING_CPU_COUNT", "")
+    monkeypatch.setattr(multiprocessing, "cpu_count", lambda: there)
+    ray_suite_plugin.pytest_configure(None)  # type: ignore[arg-type]
+    assert multiprocessing.cpu_count() == said
+    assert bool(os.environ["RAY_USE_MULTIPROCESSING_CPU_COUNT"]) == (there < said)
