@@ -262,7 +262,8 @@ class FluidActorManager(ActorManager):
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
             self._job.departing += run.placement is not None
             keep = self._job.keeps_trainables and not run.failed
-            self._recovery.unload_workers(run, cleanup_patience(), keep=keep)
+            fresh = "its trial failed" if run.failed else None
+            self._recovery.unload_workers(run, cleanup_patience(), keep=keep, fresh=fresh)
             self._job.trial_ended(run.trial, ending)
             self._emit(m.TrialEnded(run.id, ending))
         self._released.clear()

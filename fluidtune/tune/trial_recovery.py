@@ -76,19 +76,24 @@ class TrialRecovery:
             self._calls.drop_call(task.future)
 
     def unload_workers(
-        self, run: TrialRun, within: float, then: Callable[[], None] | None = None, keep: bool = False
+        self,
+        run: TrialRun,
+        within: float,
+        then: Callable[[], None] | None = None,
+        keep: bool = False,
+        fresh: str | None = None,
     ) -> None:
         """Take all workers off the trial; each is killed if it has not cleaned up within ``within`` seconds.
 
         The leader is unloaded first, so that it can commit and dismiss the others; ``then`` is called when it has.
-        ``keep``: its trainable may stay for the next trial, see `Worker.unload`.
+        ``keep``: its trainable may stay for the next trial. ``fresh``: why its process does not. See `Worker.unload`.
         """
         leader, run.leader = run.leader, None
         followers, run.followers = run.followers, {}
         joining = run.call_off_resize()
         run.placement, run.address = None, None
         if leader is not None:
-            self._dispatch.unload_trial(leader, within, then, keep)
+            self._dispatch.unload_trial(leader, within, then, keep, fresh)
         for worker in joining:
             self._dispatch.unload_trial(worker, within)
         for worker in followers.values():

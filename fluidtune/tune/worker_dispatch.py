@@ -108,11 +108,16 @@ class WorkerDispatch:
     # --- after a trial
 
     def unload_trial(
-        self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None, keep: bool = False
+        self,
+        worker: PooledWorker,
+        within: float,
+        then: Callable[[], None] | None = None,
+        keep: bool = False,
+        fresh: str | None = None,
     ) -> None:
         """Have the worker unload its trial and clean up; kill the worker if that takes more than ``within`` seconds.
 
-        ``then`` is called when the worker has done so, or is dead. ``keep``: see `Worker.unload`.
+        ``then`` is called when the worker has done so, or is dead. ``keep``, ``fresh``: see `Worker.unload`.
         """
         if not self._job.pool.is_alive(worker):
             if then is not None:
@@ -128,7 +133,7 @@ class WorkerDispatch:
             if then is not None:
                 then()
 
-        self._calls.track_call(worker.actor.unload.remote(self._job.pool.fresh, keep), on_answer)
+        self._calls.track_call(worker.actor.unload.remote(self._job.pool.fresh or fresh, keep), on_answer)
 
     def expect_cleanup(self, worker: PooledWorker, within: float) -> None:
         """Kill the worker if it has not cleaned up within this many seconds. An earlier deadline of it stays."""

@@ -444,4 +444,16 @@ def test_a_trainable_may_stay_if_that_is_asked_for_and_it_has_not_failed(
     tried.manager.remove_actor(run.ticket)
     run.trial.status = "PENDING"  # Tune retries it
     tried.manager._advance()
-    assert (leader.actor.called[-1], leader.actor.args[-1]) == ("unload", (None, keeps))
+    assert (leader.actor.called[-1], leader.actor.args[-1][1]) == ("unload", keeps)
+
+
+@pytest.mark.parametrize(("status", "fresh"), [("TERMINATED", None), ("ERROR", "its trial failed"), ("PAUSED", None)])
+def test_a_process_in_which_a_trial_failed_serves_no_other(tried: Tried, status: str, fresh: str | None) -> None:
+    # docs/bugs.md, 190
+    run = tried.placed(1.0)
+    leader: Any = run.leader
+    run.trial.status = status
+    tried.manager.remove_actor(run.ticket)
+    run.trial.status = "PENDING"  # Tune retries it
+    tried.manager._advance()
+    assert (leader.actor.called[-1], leader.actor.args[-1][0]) == ("unload", fresh)
