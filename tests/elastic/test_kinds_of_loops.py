@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Callable
@@ -204,5 +205,7 @@ def test_a_loop_gives_at_every_width_what_it_gives_alone(pool, tmp_path_factory,
             compare(pool, tmp_path_factory.mktemp("loop"), mix, widths)
         except Refused as error:
             assert refusable(mix), error
+        finally:
+            gc.collect()  # ends the processes of the loaders that ran here
 
     each()

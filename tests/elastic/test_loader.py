@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import socket
 from itertools import chain, pairwise
 
 import pytest
@@ -23,7 +25,7 @@ from fluidtune.elastic.errors import CannotDivide
 from fluidtune.elastic.loader import part_of_batch
 from fluidtune.testing.processes import peer_processes
 
-from .groups import alone, on_all
+from .groups import alone, on_all, open_backend, run_rank, serve
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,24 @@ def test_what_cannot_be_divided_is_refused_with_the_remedy():
     finally:
         elastic.current().close()
         elastic.use(None)
+
+
+def test_a_store_ends_with_its_session_and_not_as_garbage(pool):
+    """Its end waits for its threads. In a process of a loader that is forked later, that would be a crash."""
+    for worker in pool:
+        worker.call(gc.disable)
+        worker.call(open_backend)
+    try:
+        address = pool[0].call(serve)
+        for rank, worker in enumerate(pool):
+            worker.send(run_rank, address, rank, len(pool), orders, ("in order",))
+        for worker in pool:
+            worker.result()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5.0)
+    finally:
+        for worker in pool:
+            worker.call(gc.enable)
 
 
 def kept_iterator():

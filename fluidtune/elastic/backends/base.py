@@ -211,6 +211,7 @@ class CollectiveBackend(ABC):
             with suppress(GroupLost):
                 self.barrier()
         self.rank, self.world = 0, 1
+        self._lockstep = None
         try:
             self._dissolve()
         except RuntimeError:
@@ -219,7 +220,10 @@ class CollectiveBackend(ABC):
         self._lost = None
 
     def close(self) -> None:
-        """Dissolve the group and close the store; a leader cannot be found any more."""
+        """Dissolve the group and close the store; a leader cannot be found any more.
+
+        The store has threads, so it must end here, and not as garbage in a process that is forked from this one later.
+        """
         self.dissolve()
         if self._followers is not None:
             self._followers.close()
