@@ -194,6 +194,8 @@ def status(as_json: bool) -> None:
         f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
         f"the last one took {found['round_seconds']:.2f} s"
     )
+    for trouble in found.get("trouble", ()):
+        click.echo(f"  trouble: {trouble}")
     for name, app in found["apps"].items():
         rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
         click.echo(f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from themis_bridge.app_record import AppRecord
@@ -58,15 +58,19 @@ class ArbiterState:
             tokens: tokens of the reservations that exist now. The next token is larger than all of them.
             wall: time of day, s. Without books, tokens and epochs go on from its milliseconds, which is more than any
                 arbiter before can have reached.
+
+        Raises TypeError, KeyError, AttributeError or ThemisError for data that no arbiter of this version has saved.
         """
         state = cls(Settings(**data["settings"]) if "settings" in data else None)
         state.apps = {name: AppRecord(**app) for name, app in data.get("apps", {}).items()}
         floor = 0 if data else int(1000 * wall)
         state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
         state.rounds = data.get("rounds", 0)
-        state.clock = data.get("clock", 0.0)
+        state.clock = float(data.get("clock", 0.0))
         state.epoch = max(data.get("epoch", 0) + 1, floor)
         state.gpus = {gpu.id: gpu for gpu in gpus}
+        for record in (*state.apps.values(), *state.leases):
+            _check_types(record)
         for app in state.apps.values():
             # No app is taken for silent because of the time without an arbiter.
             app.heard = state.clock
@@ -125,3 +129,16 @@ class ArbiterState:
             assert lease.token <= self.leases.token, f"{lease} has a token that was never given"
             assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not known"
             assert lease.heir is None or lease.heir in self.apps, f"{lease} is promised to an app that is not known"
+
+
+#: The types of JSON that a field of a record may have, by the first word of its annotation.
+_TYPES: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
+
+
+def _check_types(record: Any) -> None:
+    """Raise TypeError if a field of a record from the books has a value of a type that would fail later, in a tick."""
+    for each in fields(record):
+        value, annotation = getattr(record, each.name), str(each.type)
+        allowed = _TYPES.get(annotation.split(" ")[0], (list, tuple))
+        if not isinstance(value, allowed) and not (value is None and annotation.endswith("| None")):
+            raise TypeError(f"{each.name}={value!r} of a {type(record).__name__}: expected {annotation}")

@@ -105,12 +105,12 @@ class LeaseManager:
         return True
 
     def on_reserved(self, gpu: str, token: int) -> None:
-        """A reservation was made. Only if the attempt before had failed is the app still to be told of the lease."""
+        """A reservation was made: the app is told, so that it learns the group."""
         state = self._state
         lease = state.leases.current(gpu, token)
-        if lease is None or lease.closing or not state.backoff.record_success(lease.gpu, lease.app):
+        if lease is None or lease.closing:
             return
-        if state.quota_left(lease.app) < 0:
+        if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(lease.app) < 0:
             # The app has won other GPUs meanwhile.
             self.close_lease(lease)
         self.tell_app(lease.app)

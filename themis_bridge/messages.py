@@ -187,6 +187,8 @@ class LeaseView:
     remaining: seconds until its end.
     ending: it will not be renewed.
     leftover: the app was given the GPU and did not win it.
+    group: id of the placement group that is reserved for it, in hexadecimal digits, filled in by the shell; "" while
+        Ray has not reserved it.
     """
 
     gpu: Gpu
@@ -194,6 +196,7 @@ class LeaseView:
     remaining: float
     ending: bool = False
     leftover: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True)

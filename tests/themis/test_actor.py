@@ -9,7 +9,7 @@ import pytest
 
 from themis_bridge import messages as m
 from themis_bridge.locality import Gpu
-from themis_bridge.shell import actor
+from themis_bridge.shell import actor, books_file
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
 #: it.
@@ -39,16 +39,17 @@ def start(monkeypatch, tmp_path):
     """Starts an `ArbiterActor` without its thread, over cores that Ray seems to have, on a clock of its own."""
     clock, books = SimpleNamespace(now=0.0), tmp_path / "books.json"
     monkeypatch.setattr(actor, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9))
-    monkeypatch.setattr(actor, "Gauge", lambda *args: None)
+    monkeypatch.setattr(actor, "Gauges", lambda: None)
     monkeypatch.setattr(actor.ArbiterActor, "_loop", lambda self: None)
 
     def start(cores: int, reserved: dict[tuple[str, str, int], str], text: str | None = None) -> SimpleNamespace:
         """``reserved``: (app, GPU, token) -> Ray's state of the reservation. ``text``: an earlier arbiter's books."""
         ray = SimpleNamespace(
             cluster_gpus=lambda unit: ([Gpu(f"m-{i}", "m") for i in range(cores)], {"m": "node:m"}),
-            states=lambda: dict(reserved),
-            remove=lambda *keys: None,
-            reserve=lambda *args: None,
+            found=lambda: {key: (state, key) for key, state in reserved.items()},
+            id_of=lambda key: str(key[2]),
+            CREATED="CREATED",
+            REMOVED="REMOVED",
         )
         monkeypatch.setattr(actor, "reservations", ray)
         if text is not None:
@@ -69,7 +70,7 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     held = {("a", f"m-{i}", i + 1): "CREATED" for i in range(3)}
     arbiter = start(3, held, BOOKS_OF_2CE470D)
     before, after = json.loads(BOOKS_OF_2CE470D), arbiter.books()
-    assert after == {**before, "epoch": 1}
+    assert after == {**before, "epoch": 1, "format": 1}
     status = arbiter.actor.status()
     assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
     assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
@@ -106,3 +107,41 @@ def test_a_heartbeat_does_not_rewrite_the_books(arbiter):
     assert arbiter.books() == before
     arbiter.actor.configure({"lease_s": 100.0})
     assert arbiter.books()["settings"]["lease_s"] == 100.0
+
+
+GOOD = json.loads(BOOKS_OF_2CE470D)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOOKS_OF_2CE470D[:700], "JSONDecodeError"),
+        ("", "JSONDecodeError"),
+        ("[]", "they are a list"),
+        (json.dumps({**GOOD, "format": 99}), "newer FluidTune"),
+        (json.dumps({**GOOD, "settings": {"lease_s": -1}}), "lease_s=-1"),
+        (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "user": "x"}}}), "user"),
+        (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "joined": "soon"}}}), "joined='soon'"),
+        (json.dumps({**GOOD, "bundles": 3}), "bundles"),
+        (json.dumps({**GOOD, "clock": None}), "NoneType"),
+    ],
+)
+def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog, tmp_path):
+    held = {("a", f"m-{i}", i + 1): "CREATED" for i in range(2)}
+    arbiter = start(3, held, text)
+    assert (tmp_path / "books.kept").read_text() == text
+    assert why in caplog.text and "books.kept" in caplog.text
+    # What the placement groups tell: the holder keeps its GPUs, and tokens go on above all that existed.
+    arbiter.actor.exchange("a", "s", [])
+    leases = arbiter.actor.status()["apps"]["a"]["leases"]
+    assert {gpu: lease["token"] for gpu, lease in leases.items()} == {"m-0": 1, "m-1": 2}
+    assert arbiter.books()["leases"]["token"] == 1e12
+
+
+def test_a_disk_that_is_full_at_the_start_does_not_keep_the_arbiter_from_starting(start, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(books_file, "write_books", full)
+    arbiter = start(2, {})
+    assert "No space left" in arbiter.actor.status()["trouble"][0]

@@ -1,40 +1,46 @@
 """The arbiter's process: a named, detached Ray actor that Ray starts again when it dies.
 
 It feeds the state machine with what agents send, which GPUs Ray has, what became of reservations, and the time. It
-writes the books before it carries instructions out, and once a second because of the clock in them. Nothing is decided
-here.
+writes the books before it carries instructions out, and once a second because of the clock in them. Instructions wait
+while the books cannot be written; what they ask of Ray is carried out by `errands`. Nothing is decided here.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from ray.util.metrics import Gauge
 
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.errors import ThemisError
+from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
-from themis_bridge.shell.books_file import read_books, write_books
+from themis_bridge.shell.books_file import Books
+from themis_bridge.shell.errands import Errands, Wanted
+from themis_bridge.shell.gauges import Gauges
 
 logger = logging.getLogger(__name__)
 
 NAME, NAMESPACE = "themis-arbiter", "themis"
-#: Seconds between two ticks, each with a look at the reservations under way. Judgement: short beside a round's answers.
+#: Seconds between two ticks. Judgement: short beside a round's answers.
 TICK_S = 0.1
+#: Seconds of a tick in which calls of Ray are made; the rest of them waits for the next ticks. Judgement: then a tick
+#: takes less than 50 ms.
+CALLS_S = 0.02
 #: Seconds between two looks at Ray's nodes. Judgement: the look lists all nodes, and nodes rarely change.
 NODES_S = 1.0
-#: A reservation that Ray has not made after this many seconds is given up; a removal is asked for again. Judgement: Ray
-#: needs milliseconds if the resources are free; if they are not, something outside Themis uses them.
-CREATE_S = 5.0
+#: What the state machine raises for books that are damaged or of another version.
+BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError)
+#: Ticks whose durations are kept for the status. Judgement: the last minute and a half.
+TICKS = 1000
 
 
 class ArbiterActor:
@@ -46,44 +52,69 @@ class ArbiterActor:
     """
 
     def __init__(self, settings: dict[str, Any], unit: str, books: str):
-        self._unit, self._books = unit, Path(books)
+        self._unit = unit
         self._lock = threading.RLock()
+        self._books = Books(Path(books), time.monotonic)
         #: Session -> instructions that its agent has not fetched yet.
         self._mail: dict[str, deque[m.Instruction]] = defaultdict(deque)
+        #: Instructions that wait until the books are written, in their order.
+        self._waiting: list[m.Instruction] = []
+        #: Whether the books must be written before the next instruction is carried out.
+        self._unwritten = False
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
-        #: Reservations that Ray is making or removing -> when that was asked for (monotonic clock, s).
-        self._making: dict[reservations.Key, float] = {}
-        self._removing: dict[reservations.Key, float] = {}
-        self._written = ""
+        self._errands = Errands(reservations, time.monotonic, self._lock)
+        #: What the loop has to tell the state machine.
+        self._news: list[m.Event] = []
+        self._closed = False
+        self._ticks: deque[float] = deque(maxlen=TICKS)
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties = reservations.cluster_gpus(unit)
-        data = json.loads(read_books(self._books) or "{}")
-        self._bundles = data.pop("bundles", {})
+        self._arbiter, out = self._restored(gpus, settings)
+        self._take(out, write=True)
+        self._gauges = Gauges()
+        self._nodes_at = 0.0
+        self._thread = threading.Thread(target=self._loop, name="themis-loop", daemon=True)
+        self._thread.start()
+
+    def _restored(self, gpus: list[Gpu], settings: dict[str, Any]) -> tuple[Arbiter, list[m.Instruction]]:
+        """The arbiter by its books and by the reservations that exist; without usable books by these alone."""
+        found = reservations.found()
         known = {gpu.id for gpu in gpus}
-        found = reservations.states()
-        reservations.remove(*(key for key in found if key[1] not in known))
-        there = {gpu: (app, token) for app, gpu, token in found if gpu in known}
+        there: dict[str, tuple[str, int]] = {}
+        for key, (state, group) in sorted(found.items(), key=lambda each: each[0][2]):
+            (self._errands.there if state == reservations.CREATED else self._errands.found)[key] = group
+            older = there.get(key[1])
+            if key[1] not in known:
+                self._errands.remove(key)
+                continue
+            if older is not None:
+                # It could not be made, and was being removed.
+                self._errands.remove((older[0], key[1], older[1]))
+            there[key[1]] = key[0], key[2]
         # The first arbiter of a cluster is "restored" as well, so that its tokens and versions are above those of an
         # arbiter that was stopped.
-        self._arbiter, out = Arbiter.restored(data, there, gpus, time.time())
+        data = self._books.read()
+        bundles = data.pop("bundles", {})
+        try:
+            if not isinstance(bundles, dict):
+                raise TypeError(f"bundles={bundles!r}: expected one for each app")
+            arbiter, out = Arbiter.restored(data, there, gpus, time.time())
+        except BAD_BOOKS as error:
+            self._books.keep_aside(error)
+            data, bundles = {}, {}
+            arbiter, out = Arbiter.restored(data, there, gpus, time.time())
+        self._bundles = bundles
         if not data:
-            self._arbiter.state.settings = Settings().changed(settings)
-        logger.info("the arbiter begins: %d apps, %d reservations", len(self._arbiter.state.apps), len(there))
-        self._write()
-        self._carry_out(out)
+            arbiter.state.settings = Settings().changed(settings)
         # Some reservations may have been under way when the last arbiter died.
-        for lease in self._arbiter.state.leases:
-            if not lease.closing:
-                self._making.setdefault((lease.app, lease.gpu, lease.token), time.monotonic())
-        self._rho = Gauge("themis_rho", "Finish-time fairness that an app last reported", ("app",))
-        self._held = Gauge("themis_leases", "GPUs that an app holds", ("app",))
-        self._busy = Gauge("themis_utilisation", "Share of the GPUs that are leased")
-        self._duration = Gauge("themis_round_seconds", "Seconds of the last round")
-        self._nodes_at = 0.0
-        self._shown: set[str] = set()
-        threading.Thread(target=self._loop, name="themis-loop", daemon=True).start()
+        for lease in arbiter.state.leases:
+            key = lease.app, lease.gpu, lease.token
+            if not lease.closing and key in self._errands.found:
+                self._errands.reserve(key, self._wanted(lease.app, arbiter.state.gpus[lease.gpu]))
+        logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
+        return arbiter, out
 
     # --- called by agents and operators
 
@@ -102,7 +133,7 @@ class ArbiterActor:
             if self._arbiter.state.apps[app].session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
-                self._write()
+                self._flush(write=True)
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
         """Handle what an agent sends, and return the instructions that wait for it."""
@@ -111,15 +142,21 @@ class ArbiterActor:
                 self._handle(event)
             self._handle(m.Heard(app, session))
             mail = self._mail.pop(session, deque())
-        # Of several messages about leases only the last one counts.
-        last = max((i for i, each in enumerate(mail) if isinstance(each, m.Leases)), default=-1)
-        return [each for i, each in enumerate(mail) if not isinstance(each, m.Leases) or i == last]
+            return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
+
+    def _with_groups(self, told: m.Leases) -> m.Leases:
+        """The message with the group of each lease that Ray has reserved."""
+        views = []
+        for view in told.leases:
+            group = self._errands.there.get((told.app, view.gpu.id, view.token))
+            views.append(view if group is None else replace(view, group=reservations.id_of(group)))
+        return replace(told, leases=tuple(views))
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings. Raises ThemisError for an unknown name or a value that is not allowed."""
         with self._lock:
             self._handle(m.Configured(changes))
-            self._write()
+            self._flush(write=True)
 
     def status(self) -> dict[str, Any]:
         """What an operator may want to see, as plain data; times are seconds."""
@@ -135,6 +172,9 @@ class ArbiterActor:
                 "late_answers": auctioneer.late,
                 "failed_rounds": auctioneer.failed,
                 "settings": state.saved()["settings"],
+                "tick_ms": self._tick_ms(),
+                "waiting": len(self._waiting) + len(self._errands.owed()),
+                "trouble": [each for each in (self._books.trouble(), self._errands.trouble()) if each],
                 "apps": {
                     name: {
                         "rho": app.rho,
@@ -149,12 +189,30 @@ class ArbiterActor:
                 },
             }
 
+    def _tick_ms(self) -> dict[str, float]:
+        """Median, 95th percentile and largest of the last ticks' durations, in milliseconds."""
+        last = sorted(self._ticks) or [0.0]
+        at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+        return {name: 1000 * last[int(share * (len(last) - 1))] for name, share in at.items()}
+
     def close(self) -> None:
-        """End all leases and delete the books. The caller must kill the actor afterwards."""
+        """End all leases and delete the books. The caller must kill the actor afterwards.
+
+        Raises ThemisError if Ray fails to remove some of the reservations; it may be called again.
+        """
         with self._lock:
-            reservations.remove(*reservations.states())
-            self._books.unlink(missing_ok=True)
-            self._written = "closed"
+            self._closed = True
+        if self._thread.ident is not None:
+            self._thread.join()
+        failed = []
+        for _, group in reservations.found().values():
+            try:
+                reservations.remove(group)
+            except Exception as error:
+                failed.append(str(error))
+        if failed:
+            raise ThemisError(f"{len(failed)} reservations could not be removed ({failed[0]}): stop the arbiter again")
+        self._books.remove()
 
     # --- the machine
 
@@ -166,97 +224,109 @@ class ArbiterActor:
         elif round_ is None and self._round_began[1]:
             self._round_seconds = time.monotonic() - self._round_began[1]
             self._round_began = (self._arbiter.state.rounds, 0.0)
-        if not out:
-            return
-        if not isinstance(event, m.Heard) or len(out) > 1:
-            # The answer to Heard is one Leases message. If that is all, only the clock in the books has changed.
-            self._write()
-        self._carry_out(out)
+        # The answer to Heard is one Leases message. If that is all, only the clock in the books has changed.
+        self._take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
 
-    def _write(self) -> None:
-        if self._written == "closed":
-            return
-        text = json.dumps({**self._arbiter.saved(), "bundles": self._bundles})
-        if text != self._written:
-            write_books(self._books, text)
-            self._written = text
+    def _take(self, out: list[m.Instruction], write: bool) -> None:
+        """Carry instructions out, in their order, as soon as the books are written."""
+        for each in out:
+            if isinstance(each, m.AppInstruction) and self._waiting:
+                # An app needs only the last message of each kind, so that no list grows while the disk is full.
+                same = (type(each), each.session)
+                self._waiting = [old for old in self._waiting if (type(old), getattr(old, "session", None)) != same]
+            self._waiting.append(each)
+        self._flush(write)
 
-    def _carry_out(self, instructions: list[m.Instruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, m.Reserve):
-                self._reserve(instruction)
-            elif isinstance(instruction, m.Remove):
+    def _flush(self, write: bool = False) -> None:
+        """Write the books if something in them has changed, or must be (``write``); then carry out what waits."""
+        self._unwritten = self._unwritten or write
+        if self._closed:
+            return
+        if self._unwritten and not self._books.write({**self._arbiter.saved(), "bundles": self._bundles}):
+            return
+        self._unwritten = False
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self._carry_out(each)
+
+    def _carry_out(self, instruction: m.Instruction) -> None:
+        if isinstance(instruction, m.Reserve):
+            gpu = self._arbiter.state.gpus.get(instruction.gpu)
+            if gpu is None or gpu.machine not in self._ties:
+                # Its node has left since the GPU was granted.
+                self._news.append(m.ReserveFailed(instruction.gpu, instruction.token))
+            else:
                 key = (instruction.app, instruction.gpu, instruction.token)
-                self._making.pop(key, None)
-                self._removing[key] = time.monotonic()
-                reservations.remove(key)
-            elif isinstance(instruction, m.AppInstruction):
-                self._mail[instruction.session].append(instruction)
+                self._errands.reserve(key, self._wanted(instruction.app, gpu))
+        elif isinstance(instruction, m.Remove):
+            self._errands.remove((instruction.app, instruction.gpu, instruction.token))
+        elif isinstance(instruction, m.AppInstruction):
+            mail = self._mail[instruction.session]
+            if isinstance(instruction, m.Leases):
+                # Of several messages about leases only the last one counts.
+                mail = self._mail[instruction.session] = deque(each for each in mail if not isinstance(each, m.Leases))
+            mail.append(instruction)
 
-    def _reserve(self, what: m.Reserve) -> None:
-        gpu = self._arbiter.state.gpus[what.gpu]
-        bundle = self._bundles.get(what.app, {self._unit: 1.0})
-        self._making[what.app, what.gpu, what.token] = time.monotonic()
-        reservations.reserve(what.app, gpu, what.token, bundle, self._ties[gpu.machine])
+    def _wanted(self, app: str, gpu: Gpu) -> Wanted:
+        return Wanted(gpu, self._bundles.get(app, {self._unit: 1.0}), self._ties[gpu.machine])
 
     # --- time and Ray
 
     def _loop(self) -> None:
-        while True:
+        while not self._closed:
             time.sleep(TICK_S)
-            try:
-                with self._lock:
-                    if self._written == "closed":
-                        return
-                    self._look_at_reservations()
-                    if time.monotonic() >= self._nodes_at:
-                        self._look_at_nodes()
-                        self._nodes_at = time.monotonic() + NODES_S
-                        self._forget_gone_apps()
-                        self._set_gauges()
-                        self._write()
-                    self._handle(m.Tick())
-            except Exception:
-                # Ray may be shutting down, or a node may be half gone; the next look will tell.
-                logger.exception("themis: a look at the cluster failed; it is repeated")
+            self._tick()
 
-    def _look_at_reservations(self) -> None:
-        if not self._making and not self._removing:
-            return
-        states = reservations.states()
-        now = time.monotonic()
-        for key, since in list(self._removing.items()):
-            if key not in states:
-                del self._removing[key]
-                self._handle(m.Removed(key[1], key[2]))
-            elif now - since > CREATE_S:
-                self._removing[key] = now
-                reservations.remove(key)
-        for key, since in list(self._making.items()):
-            if key not in self._making:
-                continue  # An event handled in this loop has called it off.
-            state = states.get(key)
-            if state == "CREATED":
-                del self._making[key]
-                self._handle(m.Reserved(key[1], key[2]))
-            elif now - since > CREATE_S:
-                del self._making[key]
-                reservations.remove(key)
-                self._handle(m.ReserveFailed(key[1], key[2]))
+    def _tick(self) -> None:
+        """Make the calls of Ray that are due, look at the nodes, and let time pass; one that fails stops no other."""
+        began = time.monotonic()
+        self._try(self._work)
+        if began >= self._nodes_at:
+            self._nodes_at = began + NODES_S
+            self._try(self._look_at_nodes)
+            self._try(self._keep_house)
+        self._try(self._pass_time)
+        self._ticks.append(time.monotonic() - began)
+
+    def _try(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception:
+            # Ray may be shutting down, or a node may be half gone; the next tick will tell.
+            logger.exception("themis: a part of a tick failed; it is repeated")
+
+    def _work(self) -> None:
+        news = self._errands.work(CALLS_S)
+        with self._lock:
+            self._news += news
+            while self._news:
+                self._handle(self._news.pop(0))
+
+    def _pass_time(self) -> None:
+        with self._lock:
+            self._handle(m.Tick())
+            self._flush()
+
+    def _keep_house(self) -> None:
+        with self._lock:
+            self._forget_gone_apps()
+            self._gauges.set(self._arbiter.state, self._round_seconds)
+            self._flush(write=True)
 
     def _look_at_nodes(self) -> None:
-        gpus, self._ties = reservations.cluster_gpus(self._unit)
+        gpus, ties = reservations.cluster_gpus(self._unit)
         there = {gpu.id: gpu for gpu in gpus}
-        for gpu in list(self._arbiter.state.gpus):
-            if gpu not in there:
-                lease = self._arbiter.state.leases.get(gpu)
+        with self._lock:
+            self._ties = ties
+            state = self._arbiter.state
+            for gpu in state.gpus.keys() - there.keys():
+                lease = state.leases.get(gpu)
                 if lease is not None:
                     # Ray would make the placement group again on another node.
-                    reservations.remove((lease.app, gpu, lease.token))
+                    self._errands.remove((lease.app, gpu, lease.token))
                 self._handle(m.GpuLeft(gpu))
-        for name, place in there.items():
-            if name not in self._arbiter.state.gpus:
-                self._handle(m.GpuJoined(place))
+            for name in there.keys() - state.gpus.keys():
+                self._handle(m.GpuJoined(there[name]))
 
     def _forget_gone_apps(self) -> None:
         """Forget the mail and the bundles of apps that are gone; a refusal is fetched in the call that causes it."""
@@ -265,19 +335,6 @@ class ArbiterActor:
         for session in self._mail.keys() - sessions:
             del self._mail[session]
         self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
-
-    def _set_gauges(self) -> None:
-        state = self._arbiter.state
-        for gone in self._shown - state.apps.keys():
-            self._held.set(0, {"app": gone})
-        self._shown = set(state.apps)
-        for name, app in state.apps.items():
-            self._held.set(len(state.leases.of(name)), {"app": name})
-            if app.rho is not None:
-                self._rho.set(app.rho, {"app": name})
-        leased = sum(1 for lease in state.leases if not lease.closing)
-        self._busy.set(leased / len(state.gpus) if state.gpus else 0.0)
-        self._duration.set(self._round_seconds)
 
 
 def check_unit(unit: str) -> None:

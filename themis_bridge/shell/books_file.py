@@ -2,16 +2,110 @@
 
 Another user may have made a directory of this name first, with books in it that give himself every GPU. So the
 directory is made with mode 0700 and the file with 0600; what another user has made is refused before it is read.
+
+`Books` are used while the arbiter runs: books that cannot be read are kept aside, and a write that fails is repeated.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
 import pwd
 import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from themis_bridge.errors import ThemisError
+
+logger = logging.getLogger(__name__)
+
+#: The format of the books. Whoever changes what a field means makes it larger; books with a larger one are not read.
+FORMAT = 1
+#: The pause after a first write that failed, and the longest one, s. Judgement: instructions wait for the books, and a
+#: full disk is not helped by more attempts.
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Books:
+    """The books at ``path``. ``clock``: seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]):
+        self._path, self._clock = path, clock
+        self._stored = ""
+        #: Since when writing has failed, how often, why, and when it is tried again.
+        self._since = self._again = 0.0
+        self._failures = 0
+        self._why = ""
+
+    def read(self) -> dict[str, Any]:
+        """What the last arbiter wrote; empty if there are no books, or if they cannot be read and were kept aside.
+
+        Raises ThemisError if another user has made them.
+        """
+        try:
+            text = read_books(self._path)
+            data = json.loads(text) if text is not None else {}
+            if not isinstance(data, dict):
+                raise TypeError(f"they are a {type(data).__name__}")
+            if data.pop("format", FORMAT) not in range(FORMAT + 1):
+                raise TypeError(f"they are of a newer FluidTune; this one reads format {FORMAT}")
+        except ThemisError:
+            raise
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            self.keep_aside(error)
+            return {}
+        return data
+
+    def keep_aside(self, why: Exception) -> None:
+        """Give books that cannot be read another name, so that they can be looked at."""
+        aside = self._path.with_suffix(".kept")
+        with contextlib.suppress(OSError):
+            self._path.replace(aside)
+        logger.error(
+            "themis: the books cannot be read (%s: %s); they are kept as %s, and the arbiter starts with what the "
+            "placement groups tell",
+            type(why).__name__,
+            why,
+            aside,
+        )
+
+    def write(self, data: Mapping[str, Any]) -> bool:
+        """Replace the books, unless the last attempt failed a moment ago. Returns whether they are stored."""
+        text = json.dumps({**data, "format": FORMAT})
+        if text == self._stored:
+            return True
+        now = self._clock()
+        if self._failures and now < self._again:
+            return False
+        try:
+            write_books(self._path, text)
+        except (OSError, ThemisError) as error:
+            self._since = self._since if self._failures else now
+            self._again = now + min(PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+            self._failures = min(self._failures + 1, 60)
+            self._why = str(error)
+            logger.warning("themis: %s", self.trouble())
+            return False
+        if self._failures:
+            logger.warning("themis: the books are written again, after %.0f s", now - self._since)
+        self._stored, self._failures = text, 0
+        return True
+
+    def remove(self) -> None:
+        """Delete the books, because no lease is left."""
+        self._path.unlink(missing_ok=True)
+
+    def trouble(self) -> str:
+        """Why the books cannot be written, for people; "" if they can."""
+        if not self._failures:
+            return ""
+        return (
+            f"the books {self._path} cannot be written for {self._clock() - self._since:.0f} s ({self._why}); "
+            "no lease begins or ends until they can: make room on that disk"
+        )
 
 
 def read_books(path: Path) -> str | None:

@@ -1,27 +1,34 @@
 """Reservations: each lease is a detached placement group of one bundle on the GPU's node.
 
 The group is named ``themis/APP/GPU/TOKEN``, so that an arbiter that lost its books can read the leases off the cluster.
-A group is created only from free resources; removing it kills what runs in it. Ray finds a group by name only inside a
-namespace, and leases belong to none: therefore groups are looked up in the table of all groups, and addressed by id.
+A group is created only from free resources; removing it kills what runs in it. Groups are addressed by id, because Ray
+finds a group by its name only in the namespace of whoever made it. Ray keeps removed groups in its table for ever, so
+that reading the whole table takes ever longer: only `found` and `states` do, which the arbiter calls when it starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
+from themis_bridge.shell.errands import Key
 
 _PREFIX = "themis"
 #: How much of a node's own resource an actor or a group asks for, to be placed on that node. Source: Ray's
 #: MIN_RESOURCE_GRANULARITY, the least that can be asked for.
 SLIVER = 0.0001
-#: (app, GPU, token).
-Key = tuple[str, str, int]
+#: Ray's states of a group in which something can run, and of one that is gone for good.
+CREATED, REMOVED = "CREATED", "REMOVED"
 
 
 def check_app_name(app: str) -> None:
@@ -54,39 +61,58 @@ def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str]]:
     return gpus, ties
 
 
-def _groups() -> Iterator[tuple[Key, Mapping[str, Any]]]:
-    """The groups of leases that exist or are being made, with their entries in Ray's table."""
+def found() -> dict[Key, tuple[str, PlacementGroup]]:
+    """Reservation -> Ray's state of it and its group, for all that are not removed. It reads the whole table."""
+    there = {}
     for group in placement_group_table().values():
         parts = str(group["name"]).split("/")
-        if len(parts) == 4 and parts[0] == _PREFIX and group["state"] != "REMOVED":
-            yield (parts[1], parts[2], int(parts[3])), group
+        if len(parts) == 4 and parts[0] == _PREFIX and group["state"] != REMOVED:
+            key = parts[1], parts[2], int(parts[3])
+            there[key] = str(group["state"]), by_id(str(group["placement_group_id"]))
+    return there
 
 
 def states() -> dict[Key, str]:
-    """Reservation -> Ray's state of it: PENDING, CREATED or RESCHEDULING."""
-    return {key: str(group["state"]) for key, group in _groups()}
+    """Reservation -> Ray's state of it: PENDING, CREATED or RESCHEDULING. It reads the whole table."""
+    return {key: state for key, (state, _) in found().items()}
 
 
-def created() -> dict[Key, PlacementGroup]:
-    """Reservation -> its group, for those in which something can run now."""
-    return {key: _handle(group) for key, group in _groups() if group["state"] == "CREATED"}
-
-
-def reserve(app: str, gpu: Gpu, token: int, bundle: Mapping[str, float], tie: str) -> None:
+def reserve(key: Key, gpu: Gpu, bundle: Mapping[str, float], tie: str) -> PlacementGroup:
     """Ask Ray for a group. It is created some milliseconds later, or stays PENDING while resources are missing.
 
     ``bundle``: Ray resource -> amount. ``tie``: the resource that ties the group to the GPU's node.
     """
-    name = f"{_PREFIX}/{app}/{gpu.id}/{token}"
-    placement_group([{**bundle, tie: SLIVER}], strategy="PACK", name=name, lifetime="detached")
+    return placement_group([{**bundle, tie: SLIVER}], strategy="PACK", name=_name(key), lifetime="detached")
 
 
-def remove(*keys: Key) -> None:
-    """Ask Ray to remove these groups; those that do not exist are ignored."""
-    for key, group in list(_groups()):
-        if key in keys:
-            remove_placement_group(_handle(group))
+def find(key: Key) -> PlacementGroup | None:
+    """The group that this process has asked for, if a call that raised an exception has made it all the same."""
+    try:
+        return get_placement_group(_name(key))
+    except ValueError:
+        return None
 
 
-def _handle(group: Mapping[str, Any]) -> PlacementGroup:
-    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group["placement_group_id"])))
+def state(group: PlacementGroup) -> str:
+    """Ray's state of one group: `CREATED`, `REMOVED`, PENDING or RESCHEDULING; takes the same time with any number."""
+    return str(placement_group_table(group).get("state", REMOVED))
+
+
+def remove(group: PlacementGroup) -> None:
+    """Ask Ray to remove a group; one that does not exist is ignored."""
+    remove_placement_group(group)
+
+
+def id_of(group: PlacementGroup) -> str:
+    """The group's id in hexadecimal digits."""
+    return str(group.id.hex())
+
+
+def by_id(text: str) -> PlacementGroup:
+    """The group of that id, as `id_of` gives it."""
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(text)))
+
+
+def _name(key: Key) -> str:
+    app, gpu, token = key
+    return f"{_PREFIX}/{app}/{gpu}/{token}"

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 POLL_S = Settings.answer_s / 10
 #: Seconds after which a call of the arbiter counts as failed. Judgement: well above an exchange, below the patience.
 ANSWER_S = 10.0
+#: Leases of one GPU whose groups are kept. Judgement: the last one may be asked for while the next one begins.
+KEPT_GROUPS = 2
 #: For this many seconds a job tries to join: after a restart of the job the arbiter refuses it until its former session
 #: is given up. Judgement: with a margin of half the arbiter's default patience.
 JOIN_S = 1.5 * Settings.patience_s
@@ -56,8 +59,10 @@ class Tenant:
         self._notices: list[Notice] = []
         #: Leases that the arbiter has granted and Ray has not reserved yet.
         self._coming: list[Gained] = []
-        #: (GPU, token) -> the placement group.
-        self._groups: dict[tuple[str, int], Any] = {}
+        #: GPU -> (token, the placement group) of its last leases.
+        self._groups: dict[str, deque[tuple[int, Any]]] = defaultdict(lambda: deque(maxlen=KEPT_GROUPS))
+        #: (GPU, token) -> the id of its placement group, by the arbiter's last message.
+        self._made: dict[tuple[str, int], str] = {}
         self._over = threading.Event()
         self._register()
         self._thread = threading.Thread(target=self._loop, name="themis-agent", daemon=True)
@@ -77,7 +82,7 @@ class Tenant:
 
     def group(self, gpu: str, token: int) -> Any:
         """The placement group of a lease. When the lease is over, Ray refuses to start anything in it."""
-        return self._groups[gpu, token]
+        return next(group for known, group in self._groups[gpu] if known == token)
 
     def vacated(self, gpu: str) -> None:
         """Nothing of this job runs on the GPU any more, so another job may have it."""
@@ -166,12 +171,14 @@ class Tenant:
                     self._outbox += events
                     for notice in notices:
                         self._record_notice(notice)
+                    if isinstance(instruction, m.Leases):
+                        self._made = {(view.gpu.id, view.token): view.group for view in instruction.leases}
+                self._take_groups()
                 due = list(self._outbox)
             if any(isinstance(event, m.AppJoined) for event in due):
                 self._join_again()
             if not due or self._agent.refused or self._over.is_set():
                 break
-        self._look_for_groups()
 
     def _record_notice(self, notice: Notice) -> None:
         if isinstance(notice, Gained):
@@ -185,17 +192,14 @@ class Tenant:
                 return
         self._notices.append(notice)
 
-    def _look_for_groups(self) -> None:
-        if not self._coming:
-            return
-        there = reservations.created()
-        with self._lock:
-            for notice in list(self._coming):
-                group = there.get((self.app, notice.gpu.id, notice.token))
-                if group is not None:
-                    self._groups[notice.gpu.id, notice.token] = group
-                    self._coming.remove(notice)
-                    self._notices.append(notice)
+    def _take_groups(self) -> None:
+        """Record the gained GPUs whose groups the arbiter has named."""
+        for notice in list(self._coming):
+            group = self._made.get((notice.gpu.id, notice.token))
+            if group:
+                self._groups[notice.gpu.id].append((notice.token, reservations.by_id(group)))
+                self._coming.remove(notice)
+                self._notices.append(notice)
 
 
 def _plain(error: ThemisError) -> str:

@@ -1,0 +1,188 @@
+"""The arbiter's process and its agents over a stand-in of Ray, on a virtual clock, with faults in chosen calls.
+
+The real `ArbiterActor`, its books and `reservations` run; only Ray's functions, the clock and the thread are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from tests.themis.cluster import Job
+from themis_bridge import messages as m
+from themis_bridge.agent import Agent, Leave, Lost
+from themis_bridge.shell import actor, books_file, reservations
+
+#: Seconds between two exchanges of an agent.
+EXCHANGE_S = 0.2
+#: Settings of the arbiter: leases end often.
+SETTINGS = {"lease_s": 12.0, "notice_s": 3.0, "pace_s": 1.0, "answer_s": 1.0}
+
+
+class Finished(BaseException):
+    """The time of `World.run` is over; no handler of the arbiter catches it."""
+
+
+class Group:
+    """Ray's handle of a placement group."""
+
+    def __init__(self, id: bytes):
+        self.id = id
+
+
+class World:
+    """See the module.
+
+    fault: (function, number): that call of the function, counted from 0, raises an exception.
+    done: whether that call has its effect before it raises.
+    """
+
+    def __init__(self, monkeypatch: Any, path: Any, fault: tuple[str, int] | None = None, done: bool = False):
+        self.now = 0.0
+        self.books = path / "books" / "head.json"
+        self.gpus, self.fault, self.done = 2, fault, done
+        #: Function -> how often it was called.
+        self.calls: dict[str, int] = {}
+        self.disk_full = False
+        #: Placement group id -> its entry in Ray's table.
+        self.table: dict[str, dict[str, str]] = {}
+        #: GPUs that something outside Themis holds.
+        self.outside = 0
+        self.agents: dict[str, Agent] = {}
+        self._outbox: dict[str, list[m.AppEvent]] = {}
+        self._ids = itertools.count(1)
+        self._until = self._exchanged = 0.0
+        for name in ("placement_group", "placement_group_table", "remove_placement_group", "get_placement_group"):
+            monkeypatch.setattr(reservations, name, self._faulty(name, getattr(self, f"_{name}")))
+        nodes = self._faulty("nodes", self._nodes)
+        monkeypatch.setattr(reservations, "ray", SimpleNamespace(nodes=nodes, PlacementGroupID=bytes))
+        monkeypatch.setattr(reservations, "PlacementGroup", Group)
+        write = books_file.write_books
+        written = self._faulty("write_books", lambda *args: write(*args))
+        monkeypatch.setattr(books_file, "write_books", written)
+        monkeypatch.setattr(actor, "Gauges", lambda: SimpleNamespace(set=lambda *args: None))
+        monkeypatch.setattr(actor, "threading", SimpleNamespace(RLock=threading.RLock, Thread=self._no_thread))
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1e9 + self.now, sleep=self._sleep)
+        monkeypatch.setattr(actor, "time", clock)
+        self.start()
+
+    def _no_thread(self, **kwargs: Any) -> Any:
+        return SimpleNamespace(start=lambda: None, ident=None)
+
+    def start(self) -> None:
+        """Start the arbiter's process; Ray starts it again if its constructor raises."""
+        while True:
+            try:
+                self.actor = actor.ArbiterActor(SETTINGS, "CPU", str(self.books))
+                return
+            except Exception:
+                self.now += 1.0
+
+    # --- Ray
+
+    def _faulty(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = self.calls[name] = self.calls.get(name, -1) + 1
+            if name == "write_books" and self.disk_full:
+                raise OSError(28, "No space left on device")
+            if (name, number) != self.fault:
+                return real(*args, **kwargs)
+            if self.done:
+                real(*args, **kwargs)
+            raise (OSError(28, "No space left on device") if name == "write_books" else RuntimeError("injected"))
+
+        return call
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        resources = {"CPU": float(self.gpus), "node:one": 1.0}
+        return [{"NodeID": "m" * 12, "NodeManagerAddress": "one", "Alive": True, "Resources": resources}]
+
+    def _placement_group(self, bundles: Any, strategy: str, name: str, lifetime: str) -> Group:
+        if any(each["name"] == name and each["state"] != "REMOVED" for each in self.table.values()):
+            raise RuntimeError(f"{name} already exists")
+        id = next(self._ids).to_bytes(4, "big")
+        self.table[id.hex()] = {"name": name, "state": "PENDING", "placement_group_id": id.hex()}
+        return Group(id)
+
+    def _get_placement_group(self, name: str) -> Group:
+        for id, group in self.table.items():
+            if group["name"] == name and group["state"] != "REMOVED":
+                return Group(bytes.fromhex(id))
+        raise ValueError(name)
+
+    def _remove_placement_group(self, group: Group) -> None:
+        if group.id.hex() in self.table:
+            self.table[group.id.hex()]["state"] = "REMOVED"
+
+    def _placement_group_table(self, group: Group | None = None) -> dict[str, Any]:
+        for each in self.table.values():
+            if each["state"] == "PENDING" and len(self.there()) + self.outside < self.gpus:
+                each["state"] = "CREATED"
+        if group is None:
+            self.calls["whole table"] = self.calls.get("whole table", 0) + 1
+            return dict(self.table)
+        return self.table.get(group.id.hex(), {})
+
+    def there(self) -> list[tuple[str, str, int]]:
+        """(app, GPU, token) of the groups in which something can run."""
+        names = [each["name"].split("/") for each in self.table.values() if each["state"] == "CREATED"]
+        return [(app, gpu, int(token)) for _, app, gpu, token in names]
+
+    # --- agents and time
+
+    def join(self, name: str, job: Job) -> None:
+        agent = self.agents[name] = Agent(name, f"{name}/1", job)
+        self._outbox[name] = []
+        self._try(lambda: self.actor.join(name, agent.session, {"CPU": 1.0}))
+
+    def leave(self, name: str) -> None:
+        """The job is done, and its driver does not call any more."""
+        agent = self.agents.pop(name)
+        self._try(lambda: self.actor.exchange(name, agent.session, [m.AppLeft(name, agent.session)]))
+
+    def run(self, seconds: float) -> None:
+        """Let the arbiter's loop run for so long."""
+        self._until = self.now + seconds
+        with contextlib.suppress(Finished):
+            self.actor._loop()
+
+    def _sleep(self, seconds: float) -> None:
+        if self.now >= self._until:
+            raise Finished
+        self.now += seconds
+        if self.now - self._exchanged >= EXCHANGE_S:
+            self._exchanged = self.now
+            for name in self.agents:
+                self._try(lambda name=name: self._exchange(name))
+
+    def _try(self, call: Any) -> None:
+        with contextlib.suppress(Exception):  # A tenant calls again.
+            call()
+
+    def _exchange(self, name: str) -> None:
+        agent, outbox = self.agents[name], self._outbox[name]
+        agent.work.now = self.now
+        sending = list(outbox)
+        for instruction in self.actor.exchange(name, agent.session, sending):
+            events, notices = agent.handle(instruction)
+            outbox += events
+            for notice in notices:
+                if isinstance(notice, Leave):
+                    outbox += agent.vacated(notice.gpu.id)
+                assert not isinstance(notice, Lost) or notice.gpu.id not in agent.leases
+        del outbox[: len(sending)]
+        for event in [each for each in outbox if isinstance(each, m.AppJoined)]:
+            outbox.remove(event)
+            self.actor.join(name, agent.session, {"CPU": 1.0})
+
+    def unused(self) -> set[str]:
+        """The GPUs that no agent holds under a lease that Ray has reserved for it."""
+        held = {
+            gpu
+            for app, gpu, token in self.there()
+            if app in self.agents and (view := self.agents[app].leases.get(gpu)) is not None and view.token == token
+        }
+        return {f"{'m' * 12}-{i}" for i in range(self.gpus)} - held

@@ -1,0 +1,106 @@
+"""A call that fails, at each place in turn, and a disk that is full: no GPU is lost, no instruction is dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.themis.cluster import Job
+from tests.themis.shell_world import World
+
+#: Virtual seconds after a fault within which every GPU that an app wants must be used.
+RECOVERY_S = 60.0
+
+
+def two_apps(world: World) -> World:
+    for name in ("a", "b"):
+        world.join(name, Job(3, 500.0))
+    return world
+
+
+def assert_all_used(world: World) -> None:
+    """Within a moment (GPUs change hands all the time) every GPU is used, and no group is left that nobody holds."""
+    for _ in range(50):
+        world.run(0.2)
+        if not world.unused() and len(world.there()) == world.gpus:
+            break
+    assert not world.unused(), f"unused GPUs; {world.actor.status()}"
+    live = [each for each in world.table.values() if each["state"] != "REMOVED"]
+    assert len(live) == world.gpus, f"groups that nobody holds: {live}"
+
+
+def check(monkeypatch, path, fault, done=False):
+    world = two_apps(World(monkeypatch, path, fault=fault, done=done))
+    while world.calls.get(fault[0], -1) < fault[1] and world.now < 150:
+        world.run(1.0)
+    assert world.calls[fault[0]] >= fault[1], "the fault was never injected"
+    world.run(RECOVERY_S)
+    assert_all_used(world)
+
+
+EACH = {
+    "placement_group": range(8),
+    "remove_placement_group": range(8),
+    "placement_group_table": range(0, 16, 2),
+    "nodes": (0, 1, 5),
+    "write_books": range(0, 40, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "done"),
+    [
+        ("placement_group", 1, False),
+        ("placement_group", 2, True),
+        ("remove_placement_group", 1, True),
+        ("placement_group_table", 3, False),
+        ("write_books", 5, False),
+    ],
+)
+def test_a_call_that_fails_loses_no_gpu(name, number, done, monkeypatch, tmp_path):
+    check(monkeypatch, tmp_path, (name, number), done)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EACH)
+def test_each_call_in_turn_may_fail(name, tmp_path):
+    for number in EACH[name]:
+        for done in (False, True) if name.endswith("placement_group") else (False,):
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                check(monkeypatch, tmp_path / f"{number}{done}", (name, number), done)
+
+
+def test_the_instructions_after_one_that_fails_are_carried_out(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, fault=("remove_placement_group", 0))
+    world.join("a", Job(2, 500.0))
+    world.run(2)
+    assert_all_used(world)
+    world.leave("a")
+    world.join("b", Job(2, 500.0))
+    world.run(RECOVERY_S)
+    assert_all_used(world)
+
+
+def test_a_full_disk_stops_nothing_for_longer_than_it_lasts(monkeypatch, tmp_path, caplog):
+    world = two_apps(World(monkeypatch, tmp_path))
+    world.run(8)
+    assert_all_used(world)
+    held = world.there()
+    world.disk_full = True
+    world.run(60)
+    status = world.actor.status()
+    assert "No space left on device" in status["trouble"][0] and status["waiting"]
+    assert sorted(world.there()) == sorted(held), "leases go on"
+    assert "make room" in caplog.text
+    assert len([line for line in caplog.messages if "cannot be written" in line]) < 30, "writing backs off"
+    assert len(world.actor._waiting) < 30, "nothing piles up"
+    world.disk_full = False
+    world.run(RECOVERY_S)
+    assert_all_used(world)
+    assert not world.actor.status()["trouble"]
+
+
+def test_the_whole_table_is_read_only_at_the_start(monkeypatch, tmp_path):
+    world = two_apps(World(monkeypatch, tmp_path))
+    world.run(100)
+    assert sum(each["state"] == "REMOVED" for each in world.table.values()) > 5
+    assert world.calls["whole table"] == 1

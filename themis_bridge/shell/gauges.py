@@ -1,0 +1,32 @@
+"""The arbiter's gauges in ``ray.util.metrics``; docs/themis.md says what each one is."""
+
+from __future__ import annotations
+
+from ray.util.metrics import Gauge
+
+from themis_bridge.arbiter_state import ArbiterState
+
+
+class Gauges:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._rho = Gauge("themis_rho", "Finish-time fairness that an app last reported", ("app",))
+        self._held = Gauge("themis_leases", "GPUs that an app holds", ("app",))
+        self._busy = Gauge("themis_utilisation", "Share of the GPUs that are leased")
+        self._duration = Gauge("themis_round_seconds", "Seconds of the last round")
+        #: The apps at the last call of `set`.
+        self._shown: set[str] = set()
+
+    def set(self, state: ArbiterState, round_seconds: float) -> None:
+        """Publish the state's figures. ``round_seconds``: of the last round."""
+        for gone in self._shown - state.apps.keys():
+            self._held.set(0, {"app": gone})
+        self._shown = set(state.apps)
+        for name, app in state.apps.items():
+            self._held.set(len(state.leases.of(name)), {"app": name})
+            if app.rho is not None:
+                self._rho.set(app.rho, {"app": name})
+        leased = sum(1 for lease in state.leases if not lease.closing)
+        self._busy.set(leased / len(state.gpus) if state.gpus else 0.0)
+        self._duration.set(round_seconds)
