@@ -19,8 +19,9 @@ ORDERS = {
     "consolidate": "the smallest id first, so that GPUs with large ids stay idle and can be given back (algorithm 1)",
     "spread": "the one that has been free for longest first (figure 18 and the public code)",
 }
-#: A batch that is not answered this many times its seconds after its start makes its GPU suspect. Judgement: far
-#: outside of what a batch's time varies, and short compared with the time to start a process.
+#: A batch that is not answered this many times its seconds after its start makes its GPU suspect; where times vary, so
+#: many times the longest that it may take. Judgement: far outside of what a batch's time varies, and short compared
+#: with the time to start a process.
 PATIENCE = 3.0
 
 
@@ -105,7 +106,8 @@ class GpuTable:
         """The batch was sent to the GPU, which is free after it."""
         gpu.plans += 1
         gpu.sent.append(dispatch)
-        heapq.heappush(self._watch, (dispatch.start + PATIENCE * dispatch.seconds, gpu.id, gpu.token, dispatch.plan))
+        patience = PATIENCE * max(dispatch.seconds, dispatch.longest)
+        heapq.heappush(self._watch, (dispatch.start + patience, gpu.id, gpu.token, dispatch.plan))
         self._set_free(gpu, dispatch.start + dispatch.seconds)
 
     def close(self, gpu: Gpu) -> None:

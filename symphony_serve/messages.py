@@ -144,7 +144,8 @@ class Dispatch(Instruction):
 
     token: of the GPU; its backend refuses a token that is older than the newest one which it has seen.
     plan: numbers the batches of the GPU under this token, from 0.
-    start: when the batch will start. seconds: how long it will take.
+    start: when the batch will start. seconds: how long it will take, or where times vary, how long that is expected to
+        take. longest: how long it may take where times vary; 0: no longer than ``seconds``.
     """
 
     gpu: int
@@ -154,6 +155,7 @@ class Dispatch(Instruction):
     requests: tuple[Request, ...]
     start: float
     seconds: float
+    longest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ class ModelSide:
         latest = min(deadline - seconds, void)
         return Offer(size, earliest + data, latest + data, self._control + data, deadline, seconds - data)
 
-    def take(self, now: float, free: float, size: int) -> tuple[tuple[Request, ...], float, float] | None:
-        """The batch for a GPU that is free at ``free``: its requests, its start on the GPU, its seconds there.
+    def take(self, now: float, free: float, size: int) -> tuple[tuple[Request, ...], float, float, float] | None:
+        """The batch for a GPU that is free at ``free``: its requests, its start there, its seconds, and its longest.
 
         ``size``: of the offer for which the GPU was granted. None: there is nothing to run yet.
         """
@@ -121,7 +121,7 @@ class ModelSide:
         if candidate is None or self.model.policy.earliest(candidate) > start + SAME_MOMENT_S:
             return None
         data = self._data * candidate.size
-        return self.former.take(), max(free, start + data), candidate.seconds - data
+        return self.former.take(), max(free, start + data), candidate.seconds - data, candidate.longest
 
     def refused(self, named: frozenset[int], reason: Reason) -> list[Refuse]:
         """The requests that were given up. Those ``named`` that are late get this ``reason`` instead."""

@@ -31,6 +31,7 @@ class Candidate(NamedTuple):
         request is of no use to the former: then the batch may start at once. Symphony starts a batch no earlier than
         ``deadline - next_seconds``.
     arrival: when the request with the earliest deadline came (for the timeout policy).
+    longest: how long it may take, where times vary. A GPU that needs a multiple of it is taken for lost.
     """
 
     size: int
@@ -38,6 +39,7 @@ class Candidate(NamedTuple):
     seconds: float
     next_seconds: float
     arrival: float
+    longest: float = 0.0
 
 
 class BatchFormer(Protocol):

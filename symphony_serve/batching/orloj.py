@@ -58,6 +58,7 @@ class Orloj(BatchFormer):
             raise ServeError(f"batch choice {choice!r}: give 'largest' or 'earliest'")
         self._choice = choice
         self._delays = delays
+        self._enough = profile.enough
         self._pending = pending(profile.fetched(delays.data), b)
         self._requests: dict[int, Request] = {}
         self._start = -math.inf
@@ -130,7 +131,9 @@ class Orloj(BatchFormer):
         following = min((time.mean for other, time in pending.times.items() if other > size), default=math.inf)
         self._size = size
         filled = min(size, pending.count(size, start))
-        return Candidate(filled, deadline, pending.times[size].mean, following, self._requests[number].arrival)
+        time, arrival = pending.times[size], self._requests[number].arrival
+        longest = time.histogram.edges[-1] if self._enough else math.inf
+        return Candidate(filled, deadline, time.mean, following, arrival, longest)
 
     def changes_at(self) -> float:
         return self._changes
@@ -156,6 +159,7 @@ class Orloj(BatchFormer):
     def set_profile(self, profile: VaryingProfile) -> None:
         """Batches take other times from now on. Which requests are feasible is found by the next `form`."""
         self._pending.replace(profile.fetched(self._delays.data), self._start)
+        self._enough = profile.enough
         self._candidate = None
 
     def validate(self) -> None:

@@ -11,8 +11,9 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, mixture
+from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, largest_of_each, mixture
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import SAME_MOMENT_S, Request
 
@@ -44,8 +45,9 @@ MOST_SAMPLES = 10_000
 class BatchMap:
     """The time of a batch of k is ``offset + scale * (its longest request's time alone)``, for each k of ``by_size``.
 
-    by_size: size -> (offset in seconds, scale). Raises ServeError if there is no size, if one is below 1, if an offset
-    is negative or a scale not above 0.
+    by_size: size -> (offset in seconds, scale). An offset may be negative: where a part o of each request's time is
+    shared by a batch and the rest is not, the offset is ``o - k * o`` and the scale k. Raises ServeError if there is no
+    size, if one is below 1, if an offset is not finite, or if a scale is not above 0.
     """
 
     by_size: Mapping[int, tuple[float, float]]
@@ -56,10 +58,10 @@ class BatchMap:
         for size, (offset, scale) in self.by_size.items():
             if size < 1 or size != int(size):
                 raise ServeError(f"batch size {size}: give whole numbers of at least 1")
-            if not (0 <= offset < math.inf and 0 < scale < math.inf):
+            if not (math.isfinite(offset) and 0 < scale < math.inf):
                 raise ServeError(
-                    f"a batch of {size} takes {offset} s + {scale} * its longest request: give an offset of at least "
-                    "0 s and a scale above 0"
+                    f"a batch of {size} takes {offset} s + {scale} * its longest request: give a finite offset and a "
+                    "scale above 0"
                 )
         object.__setattr__(self, "by_size", dict(sorted(self.by_size.items())))
 
@@ -72,9 +74,9 @@ class BatchMap:
     def fitted(measured: Iterable[tuple[int, float, float]]) -> BatchMap:
         """Least squares for each size over (size, longest time alone, seconds of the batch).
 
-        A batch of one is by definition its time alone. Where all longest times of a size are alike, or where the
-        fit has a negative offset, the map is a scale without offset; where the fit falls, it is an offset with the
-        smallest scale that counts as one. Raises ServeError if nothing was measured or a time is not above 0.
+        A batch of one is by definition its time alone. Where all longest times of a size are alike, or where the line
+        falls or is not above 0 at the shortest of them, the map is a scale without offset. Raises ServeError if nothing
+        was measured or a time is not above 0.
         """
         by_size: dict[int, list[tuple[float, float]]] = {}
         for size, longest, seconds in measured:
@@ -85,16 +87,15 @@ class BatchMap:
 
 
 def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(offset, scale) of the line of least squares, neither below 0."""
+    """(offset, scale) of the line of least squares through (longest time alone, seconds)."""
     count = len(points)
     x, y = math.fsum(one for one, _ in points) / count, math.fsum(one for _, one in points) / count
     spread = math.fsum((one - x) ** 2 for one, _ in points)
     if spread > 1e-12 * count * x * x:
         scale = math.fsum((one - x) * (two - y) for one, two in points) / spread
-        if scale <= 0:
-            return y, 1e-9
-        if y - scale * x >= 0:
-            return y - scale * x, scale
+        offset = y - scale * x
+        if scale > 0 and offset + scale * min(one for one, _ in points) > 0:
+            return offset, scale
     return 0.0, math.fsum(one * two for one, two in points) / math.fsum(one * one for one, _ in points)
 
 
@@ -102,25 +103,43 @@ def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class VaryingProfile:
     """The distributions of the sources' times alone, and the map to the time of a batch.
 
-    sources: source -> the distribution of the time of one of its requests alone. All count the same, as in the paper:
-        a place in a batch is as likely taken by one source as by another.
+    sources: source -> the distribution of the time of one of its requests alone.
+    places: who takes the places of a batch of k. "mixture": each place is taken at random. "product": each source takes
+        k divided by the number of sources, as in the paper's toy example.
+    weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. Both
+        change little (docs/serving.md has the figures).
+    enough: whether enough was measured to say how long a batch may take at the most.
 
-    Raises ServeError if there is no source, or if a larger batch is expected to take less time than a smaller one.
+    Raises ServeError if there is no source, if the weights are not those of the sources, if ``places`` is neither, or
+    if a larger batch is expected to take less time than a smaller one.
     """
 
     batches: BatchMap
     sources: Mapping[str, Histogram]
+    places: Literal["mixture", "product"] = "mixture"
+    weights: Mapping[str, float] | None = None
+    enough: bool = True
     #: size -> the time of a batch of this size.
     times: Mapping[int, Largest] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise ServeError("a profile without a source: give the distribution of at least one")
-        alone = mixture(list(self.sources.values()))
+        if self.places not in ("mixture", "product"):
+            raise ServeError(f"places {self.places!r}: give 'mixture' or 'product'")
+        weights = dict.fromkeys(self.sources, 1.0) if self.weights is None else self.weights
+        if weights.keys() != self.sources.keys() or not all(0 < weight < math.inf for weight in weights.values()):
+            raise ServeError(f"weights {dict(weights)}: give one above 0 for each of {', '.join(self.sources)}")
+        pairs = [(histogram, weights[source]) for source, histogram in self.sources.items()]
+        total = math.fsum(weights.values())
+        alone = mixture(*zip(*pairs, strict=True))
         times: dict[int, Largest] = {}
         before = (0, 0.0)
         for size, (offset, scale) in self.batches.by_size.items():
-            longest = largest(alone, size)
+            if self.places == "mixture":
+                longest = largest(alone, size)
+            else:
+                longest = largest_of_each([one for one, _ in pairs], [size * weight / total for _, weight in pairs])
             times[size] = Largest(longest.histogram.mapped(offset, scale), offset + scale * longest.mean)
             if times[size].mean < before[1] * (1 - 1e-9):
                 raise ServeError(
@@ -216,4 +235,4 @@ class Profiler:
         # A time that nobody knows is taken for none, so that nothing is given up before its deadline.
         alone = Histogram.of_samples(pool, edges) if pool else Histogram.point(SAME_MOMENT_S)
         smallest = next(iter(self._batches.by_size.items()))
-        return VaryingProfile(BatchMap(dict([smallest])), {"": alone})
+        return VaryingProfile(BatchMap(dict([smallest])), {"": alone}, enough=False)

@@ -1,14 +1,14 @@
 """Requests, a server and its GPUs on a virtual clock. All times are seconds.
 
-A GPU takes exactly as long for a batch as the profile says. Of one moment, the arrivals come first, then the ends of
-batches, and then the tick that the server has asked for.
+A GPU takes exactly as long for a batch as its `Dispatch` says, or as long as ``takes`` says. Of one moment, the
+arrivals come first, then the ends of batches, and then the tick that the server has asked for.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,11 +107,21 @@ class Simulation:
     """A server and ``gpus`` GPUs, numbered from 0, which join at 0.
 
     requests: in the order of arrival. warm_up, measured: seconds; requests that come before or after them are served
-    but not counted.
+    but not counted. takes: the seconds that a batch really takes, where these vary; they include what passes before
+    its inputs are there.
     """
 
-    def __init__(self, server: Server, gpus: int, requests: Iterator[Request], warm_up: float, measured: float):
+    def __init__(
+        self,
+        server: Server,
+        gpus: int,
+        requests: Iterator[Request],
+        warm_up: float,
+        measured: float,
+        takes: Callable[[Dispatch], float] | None = None,
+    ):
         self._server = server
+        self._takes = takes
         self._requests = requests
         self._begin, self._end = warm_up, warm_up + measured
         self._outcome = Outcome(measured, busy=dict.fromkeys(range(gpus), 0.0))
@@ -149,7 +159,8 @@ class Simulation:
                 self._wake = instruction.at
             elif isinstance(instruction, Dispatch):
                 self._number += 1
-                heapq.heappush(self._running, (instruction.start + instruction.seconds, self._number, instruction))
+                seconds = instruction.seconds if self._takes is None else self._takes(instruction)
+                heapq.heappush(self._running, (instruction.start + seconds, self._number, instruction))
             elif isinstance(instruction, Refuse):
                 self._count(instruction.request, "refused")
             elif isinstance(instruction, Preempt):

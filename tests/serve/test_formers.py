@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from symphony_serve.batching import Candidate
 from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPolicy
 from symphony_serve.batching.window import Window, target_batch
@@ -148,7 +149,7 @@ class TestDelays:
         for number in range(3):
             made.add(request(number, 13.0))
         candidate = made.form(2.5)
-        assert candidate == (3, 12.0, 9.5, 11.0, 0.0)
+        assert candidate == Candidate(3, 12.0, 9.5, 11.0, 0.0)
         assert made.changes_at() == 2.5
         candidate = made.form(2.6)
         assert candidate.size == 2
@@ -160,7 +161,7 @@ class TestDelays:
 
 class TestStartTimes:
     #: A batch of 3 of the model l = b + 5 whose first request came at 2 and must be answered by 14.
-    CANDIDATE = (3, 14.0, 8.0, 9.0, 2.0)
+    CANDIDATE = Candidate(3, 14.0, 8.0, 9.0, 2.0)
 
     @pytest.mark.parametrize(
         ("policy", "earliest"),
