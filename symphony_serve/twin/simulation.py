@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
     BatchDone,
@@ -128,6 +129,8 @@ class Simulation:
         #: (end, number, dispatch) of batches that were sent.
         self._running: list[tuple[float, int, Dispatch]] = []
         self._number = 0
+        #: Requests that have come and are neither answered nor refused.
+        self._open = 0
         #: (GPU, plan) of batches that were pre-empted.
         self._preempted: set[tuple[int, int]] = set()
         self._wake = math.inf
@@ -143,11 +146,16 @@ class Simulation:
                 if request.arrival > self._end:
                     request = None
                     continue
+                self._open += 1
                 self._tell(RequestArrived(request), request.arrival)
                 request = next(self._requests, None)
+            elif request is None and self._open == 0:
+                return self._outcome
             elif due <= self._wake:
                 if due == math.inf:
-                    return self._outcome
+                    raise ServeError(
+                        f"{self._open} requests are neither answered nor refused, and nothing is to happen"
+                    )
                 self._end_batch(*heapq.heappop(self._running))
             else:
                 now, self._wake = self._wake, math.inf
@@ -162,6 +170,7 @@ class Simulation:
                 seconds = instruction.seconds if self._takes is None else self._takes(instruction)
                 heapq.heappush(self._running, (instruction.start + seconds, self._number, instruction))
             elif isinstance(instruction, Refuse):
+                self._open -= 1
                 self._count(instruction.request, "refused")
             elif isinstance(instruction, Preempt):
                 self._preempt(instruction, now)
@@ -171,6 +180,7 @@ class Simulation:
             self._preempted.remove((batch.gpu, batch.plan))
             return
         outcome, size = self._outcome, len(batch.requests)
+        self._open -= size
         for request in batch.requests:
             if self._begin <= request.arrival <= self._end:
                 self._count(request, "good" if end <= request.deadline + SAME_MOMENT_S else "late")

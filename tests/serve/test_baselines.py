@@ -1,0 +1,129 @@
+"""The baselines: their rules by hand, and that each answers or refuses every request."""
+
+from __future__ import annotations
+
+import pytest
+
+from symphony_serve.baselines.clipper import Clipper
+from symphony_serve.baselines.clockwork import Clockwork
+from symphony_serve.baselines.nexus import Nexus, plan
+from symphony_serve.baselines.shepherd import Shepherd
+from symphony_serve.messages import BatchDone, Dispatch, GpuJoined, Preempt, Request, RequestArrived, Tick
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.twin.simulation import Simulation
+from symphony_serve.workloads import arrivals
+
+MODEL = Model("m", Profile.linear(1.0, 5.0, 16), 12.0)
+#: Table 2's first workload, in ms.
+TABLE_2 = Model("m", Profile.linear(1.053, 5.072, 64), 25.0)
+
+
+def batches(server, deadlines, now=0.0):
+    """What a server with one idle GPU sends for requests 1, 2, 3 and so on of these deadlines that come at 0."""
+    server.handle(GpuJoined(0, 1), 0.0)
+    for number, deadline in enumerate(deadlines, start=1):
+        server.handle(RequestArrived(Request(number, "m", 0.0, deadline)), 0.0)
+    sent = [one for one in server.handle(Tick(), now) if isinstance(one, Dispatch)]
+    return [[request.id for request in one.requests] for one in sent]
+
+
+def test_clockwork_takes_the_batch_that_must_start_soonest():
+    """By d - l(b), the SLO 0.005 shorter: [1] 4, [2, 3] 3, [3] 4. All three in one batch would be too late."""
+    assert batches(Clockwork([MODEL]), (10.005, 10.005, 10.005)) == [[1, 2, 3]]
+    assert batches(Clockwork([MODEL]), (6.005, 10.005, 10.005)) == [[1]]
+    assert batches(Clockwork([MODEL]), (7.505, 10.005, 10.005)) == [[1, 2]]
+
+
+def test_clockwork_has_no_batch_above_16():
+    model = Model("m", Profile.linear(1.0, 5.0, 40), 100.0)
+    assert batches(Clockwork([model]), [100.0] * 40) == [list(range(1, 17))]
+
+
+def test_shepherd_takes_the_largest_batch_of_all_models():
+    other = Model("n", Profile.linear(1.0, 1.0, 16), 12.0)
+    server = Shepherd([MODEL, other])
+    server.handle(RequestArrived(Request(8, "n", 0.0, 3.0)), 0.0)
+    assert batches(server, (12.0, 12.0)) == [[1, 2]]
+
+
+def test_shepherd_begins_with_the_earliest_deadline_or_with_the_largest_batch():
+    deadlines = (6.0, 12.0, 12.0, 12.0)
+    assert batches(Shepherd([MODEL]), deadlines) == [[1]]
+    assert batches(Shepherd([MODEL], heads=False), deadlines) == [[2, 3, 4]]
+
+
+def test_shepherd_stops_a_batch_for_one_that_is_more_than_three_times_as_large():
+    server = Shepherd([MODEL])
+    assert batches(server, (30.0,)) == [[1]]
+    for number in range(2, 5):
+        assert server.handle(RequestArrived(Request(number, "m", 1.0, 31.0)), 1.0) == []
+    assert server.handle(RequestArrived(Request(5, "m", 1.0, 31.0)), 1.0) != []
+    stopped, sent = server.handle(Tick(), 1.0)
+    assert stopped == Preempt(0, 0)
+    assert [request.id for request in sent.requests] == [1, 2, 3, 4, 5]
+    assert not [one for one in server.handle(BatchDone(0, 1, 0), 6.0) if isinstance(one, Dispatch)]
+
+
+def test_clipper_grows_by_one_and_shrinks_by_a_tenth():
+    server = Clipper([MODEL])
+    assert batches(server, [12.0] * 40) == [[1]]
+    sizes, now, sent = [], 6.0, server._running[0]
+    for _ in range(12):
+        server.handle(BatchDone(0, 1, sent.plan), now)
+        (sent,) = server.handle(Tick(), now)
+        sizes.append(len(sent.requests))
+        now += sent.seconds
+        server.handle(RequestArrived(Request(1000 + int(now * 100), "m", now, now + 12)), now)
+        if sizes[-1] == 8:
+            break
+    assert sizes == [2, 3, 4, 5, 6, 7, 8]
+    server.handle(BatchDone(0, 1, sent.plan), now)
+    assert server._sizes["m"] == pytest.approx(8 * 0.9)
+
+
+class TestNexus:
+    def test_a_rate_that_fills_gpus(self):
+        """Golden example 3: 4500.5/s on 8 GPUs with batches of 7."""
+        nodes = plan({"m": TABLE_2}, {"m": 4.0}, 8)
+        assert [[(one.size, round(one.rate, 4)) for one in node.sessions] for node in nodes] == [[(7, 0.5626)]] * 8
+
+    def test_models_that_share_a_gpu(self):
+        """Each needs half of a GPU at most: its requests gather for a cycle and then have their turn."""
+        names = ("a", "b")
+        models = {name: Model(name, Profile.linear(1.0, 5.0, 16), 40.0) for name in names}
+        (node,) = plan(models, dict.fromkeys(names, 0.1), 1)
+        assert sorted(one.model for one in node.sessions) == ["a", "b"]
+        assert sum(models[one.model].profile.seconds(one.size) for one in node.sessions) <= node.cycle
+        assert all(node.cycle + models[one.model].profile.seconds(one.size) <= 40.0 for one in node.sessions)
+
+    def test_every_model_has_a_gpu_even_if_they_are_too_few(self):
+        models = {name: Model(name, Profile.linear(1.0, 5.0, 16), 12.0) for name in "abcde"}
+        nodes = plan(models, dict.fromkeys("abcde", 10.0), 2)
+        assert sorted(one.model for node in nodes for one in node.sessions) == list("abcde")
+        assert len(nodes) <= 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda models: Nexus(models, {"a": 0.4, "b": 0.2}),
+        Clockwork,
+        Shepherd,
+        lambda models: Shepherd(models, heads=False),
+        Clipper,
+    ],
+)
+@pytest.mark.parametrize("load", [0.3, 3.0])
+def test_every_request_is_answered_or_refused_once(make, load):
+    """The simulation counts each request once, and fails if one is left."""
+    models = [Model(name, Profile.linear(1.0, 5.0, 16), 12.0) for name in "ab"]
+    rates = {"a": 0.4 * load, "b": 0.2 * load}
+    requests = list(zip(range(300), arrivals(rates, dict.fromkeys("ab", 12.0), 1, 0.4), strict=False))
+    last = requests[-1][1].arrival
+    simulation = Simulation(make(models), 3, iter([one for _, one in requests]), 0.0, last)
+    outcome = simulation.run()
+    assert sum(count.total for count in outcome.models.values()) == 300
+    if load < 1:
+        assert outcome.bad_rate < 0.4
+    assert max(outcome.busy.values()) <= last * (1 + 1e-9)

@@ -1,0 +1,164 @@
+"""Goodput and use of GPUs on the twin, against the paper's figures. Whole searches are in `benchmarks.serve`."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks.serve import Trial, model, ours, simulate, table_2
+from symphony_serve.baselines.nexus import Nexus
+from symphony_serve.baselines.shepherd import Shepherd
+from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
+from symphony_serve.batching.window import Window
+from symphony_serve.errors import ServeError
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.twin.goodput import goodput
+from symphony_serve.twin.simulation import ModelCount, Outcome, Simulation
+from symphony_serve.workloads import arrivals, staggered, zipf
+
+TRIAL = Trial(2.0, 10.0, 1, 0.005)
+SHORT = Trial(1.0, 2.0, 1, 0.02)
+RESNET = (1.053, 5.072, 25.0)
+INCEPTION = (5.090, 18.368, 70.0)
+
+
+@pytest.mark.slow
+class TestTable2:
+    """One model on 8 GPUs, Poisson."""
+
+    @pytest.mark.parametrize(("profile", "rate", "batch"), [(RESNET, 5200, 14), (INCEPTION, 915, 8)])
+    def test_deferred_starts_bear_what_the_paper_says(self, profile, rate, batch):
+        outcome = simulate(ours, [model("m", *profile)], 8, rate, TRIAL)
+        assert outcome.worst_bad_rate <= 0.01
+        assert outcome.median_batch() >= batch
+
+    @pytest.mark.parametrize(("profile", "rate"), [(RESNET, 5200), (INCEPTION, 915)])
+    @pytest.mark.parametrize("make", [Nexus, lambda models, rates: Shepherd(models)])
+    def test_baselines_do_not_bear_it(self, make, profile, rate):
+        assert simulate(make, [model("m", *profile)], 8, rate, TRIAL).worst_bad_rate > 0.01
+
+    def test_eager_starts_waste_the_window(self):
+        """Figure 6a at beta 15: eager starts bear 0.64 of what deferred ones do."""
+        made = {
+            policy: [model(f"m{n}", 1.0, 15.0, 46.0, Window, policy) for n in range(10)] for policy in (DEFERRED, EAGER)
+        }
+        assert simulate(ours, made[DEFERRED], 32, 16_500, SHORT).worst_bad_rate <= 0.01
+        assert simulate(ours, made[EAGER], 32, 0.75 * 16_500, SHORT).worst_bad_rate > 0.01
+
+    def test_queueing_is_at_most_half_of_nexus(self):
+        """Figure 12."""
+        one = [model("m", *RESNET)]
+        ours_waits = simulate(ours, one, 8, 5000, SHORT).median_queueing()
+        assert ours_waits <= 0.5 * simulate(Nexus, one, 8, 4200, SHORT).median_queueing()
+
+
+@pytest.mark.slow
+def test_gpus_are_used_in_proportion_to_the_load():
+    """Figure 2: 10 models, SLO 100 ms, 24 GPUs, peak about 20,300/s. The GPUs with the largest ids stay idle."""
+    models = [model(f"m{number}", *RESNET[:2], 100.0) for number in range(10)]
+    for load in (0.15, 0.5, 0.85):
+        outcome = simulate(ours, models, 24, load * 20_300, SHORT)
+        assert outcome.utilisation == pytest.approx(load, abs=0.08)
+        assert outcome.worst_bad_rate <= 0.01
+        busy = [outcome.busy[gpu] / outcome.seconds for gpu in range(24)]
+        assert busy == sorted(busy, reverse=True)
+        assert sum(busy[int(24 * (load + 0.25)) :]) < 0.5
+    eager = [model(f"m{number}", *RESNET[:2], 100.0, Fifo, EAGER) for number in range(10)]
+    assert simulate(ours, eager, 24, 0.15 * 20_300, SHORT).utilisation > 0.5
+    assert simulate(ours, models, 24, 1.5 * 20_300, SHORT).good / SHORT.measured >= 0.97 * 20_300
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_all_sides():
+    sides = table_2(Trial(0.2, 0.3, 1, 0.2))
+    assert len(sides) == 11
+    for rows in sides.values():
+        assert rows.keys() == {"resnet50", "inception_resnet_v2"}
+        assert all(row["goodput"] > 0 and row["median_batch"] >= 1 for row in rows.values())
+    assert sides["deferred_window"]["resnet50"]["goodput"] > sides["nexus"]["resnet50"]["goodput"]
+
+
+class TestSimulation:
+    def test_what_is_counted(self):
+        """Figure 4's model: requests at 0, 0.75, ..; those of the first 3 s are not counted."""
+        one = Model("m", Profile.linear(1.0, 5.0, 16), 12.0)
+        outcome = Simulation(Scheduler([one]), 3, iter(staggered("m", 24, 0.75, 12.0)), 3.0, 13.5).run()
+        assert outcome.models == {"m": ModelCount(good=19)}
+        assert outcome.batches == {4: 16, 3: 3}
+        assert outcome.median_batch() == 4
+        assert outcome.median_queueing() == pytest.approx(1.5)
+        assert outcome.busy == pytest.approx({0: 8.25 + 5.25, 1: 11.25, 2: 8.25})
+        assert outcome.utilisation == pytest.approx(33.0 / 40.5)
+
+    def test_a_server_that_forgets_a_request_is_found_out(self):
+        class Silent:
+            def handle(self, event, now):
+                return []
+
+        with pytest.raises(ServeError, match="2 requests are neither"):
+            Simulation(Silent(), 1, iter(staggered("m", 2, 1.0, 5.0)), 0.0, 10.0).run()
+
+    def test_the_search_for_the_goodput(self):
+        """A made-up server that bears 730 requests/s."""
+
+        def run(rate):
+            bad = 0.0 if rate <= 730 else 0.5
+            return Outcome(1.0, {"m": ModelCount(good=int(1000 * (1 - bad)), refused=int(1000 * bad))})
+
+        for guess in (10.0, 700.0, 5000.0):
+            assert 725 < goodput(run, guess) <= 730
+        assert goodput(lambda rate: run(1e9), 100.0) == 0.0
+
+
+class TestArrivals:
+    @pytest.mark.parametrize("shape", [1.0, 0.1])
+    def test_rates_and_order(self, shape):
+        rates = {"a": 30.0, "b": 10.0, "c": 0.0}
+        some = []
+        for request in arrivals(rates, dict.fromkeys("abc", 2.0), 3, shape):
+            if request.arrival > 200:
+                break
+            some.append(request)
+        assert [one.id for one in some] == list(range(len(some)))
+        assert all(one.arrival <= other.arrival for one, other in itertools.pairwise(some))
+        assert all(one.deadline == one.arrival + 2.0 for one in some)
+        count = {name: sum(one.model == name for one in some) for name in "abc"}
+        assert count["a"] == pytest.approx(6000, rel=0.2 if shape < 1 else 0.05)
+        assert count["b"] == pytest.approx(2000, rel=0.3 if shape < 1 else 0.1)
+        assert count["c"] == 0
+
+    def test_a_smaller_shape_is_burstier(self):
+        def spread(shape):
+            moments = [
+                one.arrival for one, _ in zip(arrivals({"m": 1.0}, {"m": 1.0}, 5, shape), range(2000), strict=False)
+            ]
+            gaps = [later - one for one, later in itertools.pairwise(moments)]
+            mean = sum(gaps) / len(gaps)
+            return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
+
+        assert spread(1.0) == pytest.approx(1.0, abs=0.2)
+        assert spread(0.1) > 5
+
+    def test_the_same_seed_gives_the_same_requests(self):
+        def some(seed):
+            return [one for one, _ in zip(arrivals({"m": 1.0}, {"m": 1.0}, seed), range(5), strict=False)]
+
+        assert some(1) == some(1) != some(2)
+
+    def test_shares(self):
+        assert zipf(["a", "b"], 1.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3})
+
+    @pytest.mark.parametrize(("rate", "shape", "said"), [(-1.0, 1.0, "rate of model m is -1"), (1.0, 0.0, "gaps is 0")])
+    def test_what_is_refused(self, rate, shape, said):
+        with pytest.raises(ServeError, match=said):
+            arrivals({"m": rate}, {"m": 1.0}, 1, shape)
+
+
+def test_a_timeout_beyond_the_latest_start_is_limited():
+    """Printed without the limit, nothing would start in time."""
+    one = model("m", *RESNET[:2], 50.0, Window, StartPolicy("timeout", 0.04))
+    assert simulate(ours, [one], 8, 1000, Trial(0.1, 0.3, 1, 0.1)).bad_rate == 0.0
