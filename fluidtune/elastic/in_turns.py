@@ -134,7 +134,7 @@ class TurnBackend(CollectiveBackend):
     def _form(self, *_: Any) -> None:
         raise CannotDivide("a rehearsal has one group")
 
-    def _dissolve(self) -> None: ...
+    def _dissolve(self, in_order: bool) -> None: ...
 
     def _give_up(self) -> None:
         """Nothing waits: `InTurns` finds ranks in different collectives."""

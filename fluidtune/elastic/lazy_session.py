@@ -63,6 +63,11 @@ class LazySession:
         """See `LeaderSession`."""
         return None if self._made is None else self._made.refused
 
+    @property
+    def lost(self) -> str | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.lost
+
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
         return None if self._made is None else self._made.take_difference()

@@ -116,6 +116,11 @@ class ElasticSession:
         """See `LeaderSession`."""
         return self._member.growth.refused
 
+    @property
+    def lost(self) -> str | None:
+        """See `LeaderSession`."""
+        return self._member.lost
+
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
         growth = self._member.growth
@@ -212,6 +217,10 @@ class ElasticSession:
         except GroupLost as error:
             if self._requests.leaving and not self.leader:  # its leader was quicker: no news
                 raise Left(f"worker {self.worker} was asked to leave") from error
+            raise
+        except Exception as error:
+            if self.lost is not None:
+                raise GroupLost(self.lost) from error
             raise
         finally:
             self.close()

@@ -88,6 +88,15 @@ class LeaderSession(WorkerSession, Protocol):
         """The generation of the last reform that the leader has refused. Its joiners end by themselves."""
         ...
 
+    @property
+    def lost(self) -> str | None:
+        """Why the group is lost, in a line; None: it is not, as far as is known.
+
+        An error of the loop that is raised after that is no error of the trial's: a GPU's collective that was aborted
+        leaves no sum behind.
+        """
+        ...
+
     def take_difference(self) -> str | None:
         """What differed between the workers at a boundary since the last call, in a line. They are equal again."""
         ...

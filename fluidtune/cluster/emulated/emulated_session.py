@@ -88,6 +88,10 @@ class EmulatedSession:
     def recall(self) -> None:
         """Nothing to do: there is no commit."""
 
+    @property
+    def lost(self) -> None:
+        """None: nothing is computed that a loss could spoil."""
+
     def take_difference(self) -> str | None:
         """See `LeaderSession`: nothing is computed that could differ."""
         return None

@@ -81,6 +81,7 @@ class CollectiveBackend(ABC):
         self._apart = False  # the group is lost because its workers were in different collectives
         #: None where there is no group that has formed.
         self._lockstep: Lockstep | None = None
+        self._meeting: SignedStore | None = None  # the leader's store, while there is a group
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._followers: FollowerConnections | None = None  # the leader's
@@ -186,6 +187,7 @@ class CollectiveBackend(ABC):
         self._broadcasts = 0
         if world > 1:
             store = self._store(address)
+            self._meeting = store
             self._lockstep = Lockstep(store, generation, rank, world)
             with self._guard(f"forming generation {generation}"):
                 # First make sure that all are there: not every library lets us set how long it waits for that.
@@ -206,14 +208,16 @@ class CollectiveBackend(ABC):
         if self.world == 1:
             self._lost = None
             return
+        in_order = False
         if orderly:
             # All are in the barrier when the first leaves it: from then on nobody needs the group.
             with suppress(GroupLost):
                 self.barrier()
+                in_order = True
         self.rank, self.world = 0, 1
         self._lockstep = None
         try:
-            self._dissolve()
+            self._dissolve(in_order)
         except RuntimeError:
             if self._lost is None:
                 raise
@@ -230,6 +234,11 @@ class CollectiveBackend(ABC):
         if self._to_leader is not None:
             self._to_leader.close()
         self._served = self._joined = self._followers = self._to_leader = None
+
+    @property
+    def lost(self) -> str | None:
+        """Why the group is lost, in a line; None: it is not, as far as is known, or it is dissolved."""
+        return self._lost
 
     # -- collectives: in place, blocking; GroupLost when another worker is gone --
 
@@ -314,8 +323,11 @@ class CollectiveBackend(ABC):
         """Connect to the others through ``store`` within ``form_timeout``; later collectives wait up to `PATIENCE`."""
 
     @abstractmethod
-    def _dissolve(self) -> None:
-        """Undo `_form`, also after another worker died, without waiting for anyone."""
+    def _dissolve(self, in_order: bool) -> None:
+        """Undo `_form`, also after another worker died, without waiting for anyone.
+
+        ``in_order``: all workers do so now, and no collective is on its way.
+        """
 
     @abstractmethod
     def _allreduce_(self, tensor: torch.Tensor) -> None:
@@ -348,6 +360,27 @@ class CollectiveBackend(ABC):
         why = self._lockstep.look()
         if why is not None:
             self._break_up(why)
+
+    def _death(self) -> str | None:
+        """Which worker of the group is dead, in a line; None: all live, or the leader has not seen it yet.
+
+        Called in any thread while there is a group. The leader tells the others through its store, as they have no
+        connections to each other.
+        """
+        assert self._meeting is not None
+        key = f"{self.generation}/dead"
+        try:
+            if self._followers is None:
+                said = self._meeting.heard(key)
+                return None if said is None else said.decode()
+            dead = self._dead(self.world)
+            if dead is None:
+                return None
+            why = f"worker {dead} of generation {self.generation} has died"
+            self._meeting.say(key, why.encode())
+        except (RuntimeError, OSError):
+            return f"the leader of generation {self.generation} is gone"
+        return why
 
     def _break_up(self, why: str) -> NoReturn:
         self._lost, self._apart = why, True

@@ -107,7 +107,7 @@ class HorovodBackend(CollectiveBackend):
                 _call_off(True)
                 return
 
-    def _dissolve(self) -> None:
+    def _dissolve(self, in_order: bool) -> None:
         self._stop()
 
     def _allreduce_(self, tensor: torch.Tensor) -> None:

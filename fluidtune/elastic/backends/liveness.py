@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 from contextlib import suppress
 
 from ..signing import Signer
@@ -25,7 +26,7 @@ _LINE = 256
 
 
 class FollowerConnections:
-    """The leader's end: a listening socket on ``host``, and the connections of its followers."""
+    """The leader's end: a listening socket on ``host``, and the connections of its followers. Any thread may ask."""
 
     def __init__(self, host: str, signer: Signer) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -40,25 +41,30 @@ class FollowerConnections:
         #: The open connections, each with what has arrived of a line that is not complete.
         self._open: dict[socket.socket, bytes] = {}
         self._places: dict[Place, socket.socket] = {}
+        self._lock = threading.Lock()
 
     def alive(self, place: Place) -> bool | None:
         """Whether the follower at this place lives; None: none has said that it is there."""
-        self._listen()
-        connection = self._places.get(place)
-        return None if connection is None else connection in self._open
+        with self._lock:
+            self._listen()
+            connection = self._places.get(place)
+            return None if connection is None else connection in self._open
 
     def move(self, places: dict[Place, Place]) -> None:
         """``places``: old to new. A follower at an old place counts as at the new place, too, before it says so."""
-        self._listen()
-        self._places.update({new: self._places[old] for old, new in places.items() if old in self._places})
+        with self._lock:
+            self._listen()
+            self._places.update({new: self._places[old] for old, new in places.items() if old in self._places})
 
     def forget(self, before: float) -> None:
         """Forget the places of generations below this one."""
-        self._places = {place: connection for place, connection in self._places.items() if place[0] >= before}
+        with self._lock:
+            self._places = {place: connection for place, connection in self._places.items() if place[0] >= before}
 
     def close(self) -> None:
-        for connection in (self._listener, *self._open):
-            connection.close()
+        with self._lock:
+            for connection in (self._listener, *self._open):
+                connection.close()
 
     def _listen(self) -> None:
         with suppress(BlockingIOError):

@@ -1,0 +1,111 @@
+"""A stand-in of NCCL on the CPU, for what the real one is documented to do and gloo does not.
+
+A collective only stands in a queue when the call returns; a thread, as a GPU's stream, does one after the other. It
+waits for its peers, and does not notice that one of them died: only `abort` ends it, and what it then leaves in the
+tensor is no sum. Whether the real NCCL behaves so is seen on GPUs only.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+
+from fluidtune.elastic.backends import TorchBackend
+
+
+class StandInWork:
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self._done = threading.Event()
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        """Only the stream waits."""
+
+    def complete(self) -> None:
+        self._done.set()
+
+
+class Communicator:
+    """One worker's end. ``store``: through it the ends reach each other; nobody is told when one of them is gone."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
+        self._store, self._rank, self._world = store, rank, world
+        self._queue: queue.SimpleQueue[StandInWork] = queue.SimpleQueue()
+        self._count = 0
+        self._last: StandInWork | None = None
+        self.aborted = threading.Event()
+        threading.Thread(target=self._stream, daemon=True).start()
+
+    def start(self, run: Callable[[], None]) -> StandInWork:
+        work = self._last = StandInWork(run)
+        self._queue.put(work)
+        return work
+
+    def all_reduce(self, tensor: torch.Tensor) -> StandInWork:
+        number = self._count = self._count + 1
+
+        def run() -> None:
+            self._store.set(f"nccl/{number}/{self._rank}", tensor.numpy().tobytes())
+            rows = [self._from(f"nccl/{number}/{rank}", tensor) for rank in range(self._world)]
+            tensor.copy_(torch.stack(rows).sum(0))
+
+        return self.start(run)
+
+    def compute(self, seconds: float) -> StandInWork:
+        """A kernel that takes so long."""
+        return self.start(lambda: time.sleep(seconds))
+
+    def synchronize(self) -> None:
+        """Wait for all that was started, as ``tensor.item()`` does."""
+        while self._last is not None and not self._last.is_completed():
+            time.sleep(0.005)
+
+    def _from(self, key: str, like: torch.Tensor) -> torch.Tensor:
+        while not self.aborted.is_set():
+            with suppress(RuntimeError):  # the store's process died: no news for a kernel
+                if self._store.check([key]):
+                    return torch.frombuffer(bytearray(self._store.get(key)), dtype=like.dtype).view_as(like)
+            time.sleep(0.005)
+        return torch.full_like(like, torch.nan)
+
+    def _stream(self) -> None:
+        while True:
+            work = self._queue.get()
+            work.run()
+            work.complete()
+
+
+class NcclStandIn(TorchBackend):
+    """`TorchBackend` whose sums are a GPU's. ``gpu``: the UUID of this worker's GPU."""
+
+    def __init__(self, *args: object, gpu: str = "", **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.gpu = gpu
+        self.communicator: Communicator | None = None
+        #: Communicators that were aborted.
+        self.aborts = 0
+
+    def _gpu(self) -> str:
+        return self.gpu
+
+    def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
+        super()._init_process_group(store, rank, world)
+        self.communicator = Communicator(store, rank, world)
+
+    def _allreduce_(self, tensor: torch.Tensor) -> None:
+        assert self.communicator is not None
+        self._let_gpu_wait(self.communicator.all_reduce(tensor))
+
+    def _abort_on_gpu(self) -> None:
+        assert self.communicator is not None
+        self.aborts += not self.communicator.aborted.is_set()
+        self.communicator.aborted.set()

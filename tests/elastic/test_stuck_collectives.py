@@ -1,0 +1,181 @@
+"""What NCCL waits for without end is ended: with `nccl_standin`, as no machine of ours has two GPUs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fluidtune.elastic import ElasticSession, GroupLost
+from fluidtune.elastic.errors import CannotDivide
+from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place
+from fluidtune.testing.processes import PeerProcess, peer_processes
+
+from .nccl_standin import NcclStandIn
+
+pytestmark = pytest.mark.slow
+
+
+def build(gpu: str) -> None:
+    if "backend" in HERE:
+        HERE["backend"].close()
+    HERE["backend"] = NcclStandIn(gpu=gpu, secret=SECRET)
+
+
+@pytest.fixture
+def pool() -> Iterator[list[PeerProcess]]:
+    with peer_processes(3) as started:
+        for rank, worker in enumerate(started):
+            worker.call(build, f"GPU-{rank}")
+        yield started
+
+
+def summed(computing: float = 0.0) -> list[float] | str:
+    """A sum on the GPU, and a look at it. ``computing``: seconds that the GPU has to do before."""
+    backend = HERE["backend"]
+    tensor = torch.ones(4)
+    if computing:
+        backend.communicator.compute(computing)
+    try:
+        backend.allreduce_(tensor)
+        backend.communicator.synchronize()
+        seen = tensor.tolist()
+        backend.barrier()
+        return seen
+    except GroupLost as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def sum_and_do_not_look() -> None:
+    """Start a sum, and go on to the next collective of the CPU."""
+    backend = HERE["backend"]
+    backend.allreduce_(torch.ones(4))
+    backend.barrier()
+
+
+def train(leader: bool) -> str:
+    """A loop that ends with an error of its own if its gradients are not finite; in a session of the group's."""
+    backend = HERE["backend"]
+    session = ElasticSession(trial="t", worker=f"w{backend.rank}", leader=leader, backend=backend)
+
+    def loop() -> None:
+        gradient = torch.ones(4)
+        backend.allreduce_(gradient)
+        backend.communicator.synchronize()
+        assert gradient.isnan().all()
+        raise ValueError("diverged")
+
+    try:
+        if leader:
+            loop()
+        else:
+            session.run(loop)
+    except (GroupLost, ValueError) as error:
+        return f"{type(error).__name__}, {session.lost is not None}"
+    raise AssertionError("the loop has ended")
+
+
+def leave_out_a_step() -> str:
+    try:
+        HERE["backend"].barrier()
+    except CannotDivide as error:
+        return str(error)
+    raise AssertionError("the barrier has ended")
+
+
+def joined(address: Any, rank: int) -> str | None:
+    """Become one of two workers; returns what CannotDivide said."""
+    try:
+        HERE["backend"].form(address, 1, rank, 2)
+    except CannotDivide as error:
+        return str(error)
+    return None
+
+
+def aborts() -> int:
+    return HERE["backend"].aborts
+
+
+def test_sums(pool):
+    form(pool, 1)
+    assert everyone(pool, summed) == [[3.0] * 4] * 3
+    everyone_dissolves(pool)
+    assert everyone(pool, aborts) == [0, 0, 0]
+    form(pool[:2], 2)
+    assert everyone(pool[:2], summed) == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize("dying", [2, 0])
+def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
+    form(pool, 1)
+    left = [worker for rank, worker in enumerate(pool) if rank != dying]
+    for worker in left:
+        worker.send(summed)
+    time.sleep(0.3)
+    pool[dying].kill()
+    for worker in left:
+        said = worker.result(10)
+        assert isinstance(said, str) and said.startswith("GroupLost"), said
+        assert "has died" in said if dying else "is gone" in said
+    assert everyone(left, aborts) == [1, 1]
+    assert everyone_dissolves(left, orderly=False) == [None, None]
+    assert everyone(left, place) == [(0, 1)] * 2
+    form(left, 2)
+    assert everyone(left, summed) == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize("leader, said", [(True, "ValueError, True"), (False, "GroupLost, False")])
+def test_an_error_over_what_an_aborted_sum_left_behind_is_a_lost_group(pool, leader, said):
+    """The leader's host asks its session whether the group is lost."""
+    form(pool, 1)
+    worker = pool[0] if leader else pool[1]
+    worker.send(train, leader)
+    time.sleep(0.3)
+    pool[2].kill()
+    if not leader:
+        pool[0].send(summed)
+    assert worker.result(10) == said
+
+
+def test_a_worker_that_leaves_out_a_sum_is_named(pool):
+    form(pool[:2], 1)
+    pool[0].send(summed)
+    pool[1].send(leave_out_a_step)
+    said = [pool[0].result(15), pool[1].result(15)]
+    assert said[0].startswith("CannotDivide") and "left out a step" in said[0]
+    assert all("the sum of gradients" in line and "the end of a group" in line for line in said)
+
+
+def test_a_gpu_that_computes_for_long_is_waited_for(pool):
+    form(pool[:2], 1)
+    pool[0].send(summed, 8.0)
+    pool[1].send(sum_and_do_not_look)
+    assert pool[0].result(30) == [2.0] * 4
+    assert pool[1].result(10) is None
+
+
+def test_a_group_that_is_left_while_a_sum_runs_aborts_it_first(pool):
+    form(pool[:2], 1)
+    pool[0].call(ask, "allreduce_", torch.ones(4))
+    assert everyone_dissolves(pool[:2], orderly=False) == [None, None]
+    assert pool[0].call(aborts) == 1
+
+
+def test_two_workers_on_one_gpu_are_refused(pool):
+    pool[1].call(build, "GPU-0")
+    address = pool[0].call(ask, "serve")
+    for rank in (0, 1):
+        pool[rank].send(joined, address, rank)
+    for rank in (0, 1):
+        assert "workers 0 and 1 of the trial have one GPU, GPU-0" in pool[rank].result(10)
+        assert pool[rank].call(place) == (0, 1)
+    everyone(pool[:2], ask, "dissolve")
+    pool[0].send(ask, "form", address, 2, 0, 2)
+    pool[2].send(ask, "form", address, 2, 1, 2)
+    assert [pool[0].result(), pool[2].result()] == [None, None]
+    for rank in (0, 2):
+        pool[rank].send(summed)
+    assert [pool[0].result(), pool[2].result()] == [[2.0] * 4] * 2
