@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
-#: The name of what was checked, whether it is well, and what was found or what to type.
-Check = tuple[str, bool, str]
+from fluidtune.gpu_checks import Check, gpu_checks
 
 
 def checks() -> Iterator[Check]:
@@ -18,7 +17,7 @@ def checks() -> Iterator[Check]:
     yield _ray()
     yield _torch()
     yield _horovod()
-    yield _nvml()
+    yield from _gpus()
     yield _mps()
 
 
@@ -69,21 +68,26 @@ def _horovod() -> Check:
     return "horovod", "gloo" in built, found
 
 
-def _nvml() -> Check:
+def _gpus() -> Iterator[Check]:
     try:
         import pynvml
     except ImportError:
-        return "gpu", True, "no telemetry (pynvml is not installed); type: pip install nvidia-ml-py"
+        yield "gpu", True, "no telemetry (pynvml is not installed); type: pip install nvidia-ml-py"
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return "gpu", True, f"none on this machine ({error}); jobs run on cpu devices"
+        yield "gpu", True, f"none on this machine ({error}); jobs run on cpu devices"
+        return
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        names = {str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(count)}
+        yield "gpu", True, f"{pynvml.nvmlDeviceGetCount()} on this machine"
+        try:
+            import torch
+        except ImportError:
+            torch = None  # type: ignore[assignment]
+        yield from gpu_checks(pynvml, torch, shutil.disk_usage("/dev/shm").total)
     finally:
         pynvml.nvmlShutdown()
-    return "gpu", True, f"{count} ({', '.join(sorted(names))})"
 
 
 def _mps() -> Check:

@@ -33,6 +33,18 @@ FIRST, GROUP = 3, 10
 #: today's GPUs should need; none was measured for this project.
 CONTEXT = 600 << 20
 
+#: What failed allocations are called by torch and CuPy (OutOfMemoryError) and TensorFlow (ResourceExhaustedError).
+_MEMORY_ERRORS = ("OutOfMemoryError", "ResourceExhaustedError")
+#: What is in the messages of failed allocations, by NVIDIA's documentation of cuBLAS, cuDNN, cuSOLVER, cuSPARSE and
+#: cuFFT (CUBLAS_STATUS_ALLOC_FAILED and so on), of the runtime and of the driver; of XLA's status codes; and of C++.
+_MEMORY_WORDS = (
+    "_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "RESOURCE_EXHAUSTED",
+    "std::bad_alloc",
+)
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -220,11 +232,13 @@ def after_failure(promised: Need, capacity: Amount) -> Need:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: Python's, torch's on a CPU, or CUDA's."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    """Whether an allocation failed: Python's, torch's on a CPU, CUDA's, or a library's that allocates by itself."""
+    if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_ERRORS:
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    if isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text):
+        return True
+    return isinstance(error, Exception) and any(words in text for words in _MEMORY_WORDS)
 
 
 def _total(need: Need) -> float:

@@ -20,6 +20,22 @@ def torch_on_gpu(torch: Any = None) -> Any | None:
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
+def cuda_failure(torch: Any = None) -> str | None:
+    """What CUDA has said since an error that ended its context; None: it works, or this process computes on no GPU.
+
+    NVIDIA's documentation of the runtime, cudaErrorAssert and its like: after such an error the process must end before
+    CUDA can be used again. ``torch``: see `torch_on_gpu`. It waits for the GPU.
+    """
+    torch = torch_on_gpu(torch)
+    if torch is None:
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
 def memory_needed() -> float | None:
     """The part of the device's memory that torch has needed in this process so far; None: not known."""
     torch = torch_on_gpu()

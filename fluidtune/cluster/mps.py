@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
 from fluidtune.cluster.lanes import causes
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.seat_table import home
@@ -76,11 +77,18 @@ def verify(found: MpsFound, torch: Any) -> None:
 def failed(found: MpsFound | None, error: BaseException) -> None:
     """A trial's code raised ``error``. If it is a fault that ends all clients of the GPU, end this process.
 
-    Nobody knows which trial caused the fault. The trial goes on from its last commit without MPS, where only the trial
-    that causes a fault fails.
+    Where torch computes, it is one if CUDA fails from then on: a kernel that could not be started is no fault. Else the
+    error's words tell. Nobody knows which trial caused the fault. The trial goes on from its last commit without MPS,
+    where only the trial that causes a fault fails.
     """
-    if found is not None and found.client is not None and any(map(is_fault, causes(error))):
-        _leave(found.client, f"a fault hit all trials of the GPU: {str(error).splitlines()[0]}")
+    if found is None or found.client is None:
+        return
+    if torch_on_gpu() is not None:
+        failure = cuda_failure()
+    else:
+        failure = str(error).splitlines()[0] if any(map(is_fault, causes(error))) else None
+    if failure is not None:
+        _leave(found.client, f"a fault hit all trials of the GPU: {failure}")
 
 
 def _leave(client: Mps, why: str) -> None:

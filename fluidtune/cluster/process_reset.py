@@ -20,7 +20,7 @@ from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 from fluidtune.cluster.exit_handlers import ExitHandlers
-from fluidtune.cluster.gpu_probe import torch_on_gpu
+from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
 from fluidtune.cluster.library_imports import Libraries, LibraryImports
 from fluidtune.cluster.library_settings import KNOWN, library_settings
 from fluidtune.cluster.logging_state import LoggingState
@@ -160,6 +160,9 @@ class ProcessBaseline:
         Returns None if the process is as good as new, else one line that says what the trial has left behind.
         """
         self._exits.run()
+        failure = cuda_failure()
+        if failure is not None:
+            return f"CUDA cannot be used any more: {failure}"
         trouble = self._forget_modules()
         self._logging.restore()
         trouble = self._settings.restore() or trouble

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +168,20 @@ def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commi
     os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
     # The one that made it fails alone from here on.
     assert "a fault hit all" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+
+
+def test_an_error_after_which_cuda_still_works_is_the_trials_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(os, "_exit", end)
+    cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, synchronize=lambda: None)
+    found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    failed(found, RuntimeError("CUDA error: invalid configuration argument"))
+    cuda.synchronize = fail
+    with pytest.raises(Ended):
+        failed(found, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
 
 
 def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_without(

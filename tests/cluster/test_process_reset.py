@@ -20,7 +20,7 @@ import numpy
 import pytest
 import torch
 
-from fluidtune.cluster import process_leftovers, process_reset
+from fluidtune.cluster import gpu_probe, process_leftovers, process_reset
 from fluidtune.cluster.process_reset import ProcessBaseline
 from salus_share.telemetry import DeviceSample
 
@@ -209,6 +209,19 @@ def test_memory_of_another_framework_is_noticed(baseline: ProcessBaseline, monke
     monkeypatch.setattr(baseline._leftovers._gpu, "_telemetry", SimpleNamespace(sample=lambda: [sample]))
     assert baseline.restore() == "GPU memory left behind: 3072 MiB that are not torch's"
     held[os.getpid()] = 500 << 20
+    assert baseline.restore() is None
+
+
+def test_a_process_whose_cuda_has_failed_serves_no_further_trial(
+    baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+    cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, synchronize=fail)
+    monkeypatch.setattr(gpu_probe, "torch_on_gpu", lambda torch: SimpleNamespace(cuda=cuda))
+    assert baseline.restore() == "CUDA cannot be used any more: CUDA error: device-side assert triggered"
+    cuda.synchronize = lambda: None
     assert baseline.restore() is None
 
 

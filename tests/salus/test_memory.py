@@ -79,6 +79,11 @@ def test_which_errors_are_about_memory() -> None:
         MemoryError(),
         OutOfMemoryError("CUDA"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("RESOURCE_EXHAUSTED: Failed to allocate 8589934592 bytes"),
+        Exception("[xgboost] cudaErrorMemoryAllocation: out of memory"),
+        OSError("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
     ):
         assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
