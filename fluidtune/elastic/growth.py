@@ -30,6 +30,11 @@ class Growth:
         if self.differences >= most:
             self.end(f"its workers drift apart: {what}")
 
+    def take_difference(self) -> str | None:
+        """See `LeaderSession`."""
+        difference, self.difference = self.difference, None
+        return difference
+
     def end(self, why: str) -> None:
         """From now on the trial must have one worker."""
         self.ungrowable = self.ungrowable or why

@@ -123,9 +123,7 @@ class ElasticSession:
 
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
-        growth = self._member.growth
-        difference, growth.difference = growth.difference, None
-        return difference
+        return self._member.growth.take_difference()
 
     @property
     def generation(self) -> float:
@@ -214,13 +212,8 @@ class ElasticSession:
             value = fn(*args)
             self._member.end()
             return value
-        except GroupLost as error:
-            if self._requests.leaving and not self.leader:  # its leader was quicker: no news
-                raise Left(f"worker {self.worker} was asked to leave") from error
-            raise
-        except Exception as error:
-            if self.lost is not None:
-                raise GroupLost(self.lost) from error
+        except (GroupLost, Exception) as error:
+            self._member.explain(error)
             raise
         finally:
             self.close()
