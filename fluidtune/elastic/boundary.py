@@ -206,14 +206,6 @@ class GroupMember:
             )
         self._group.dissolve(orderly=True)
 
-    def explain(self, error: BaseException) -> None:
-        """The loop has raised ``error``: raise what that means for the host, if it is something else."""
-        if isinstance(error, GroupLost):
-            if self._requests.leaving and not self.leader:  # its leader was quicker: no news
-                raise Left(f"worker {self.worker} was asked to leave") from error
-        elif self.lost is not None:
-            raise GroupLost(self.lost) from error
-
     def close(self) -> None:
         """Dissolve the group and let go of the leader's store."""
         self._group.close()

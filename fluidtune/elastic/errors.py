@@ -27,3 +27,15 @@ class CannotDivide(GroupLost):
 
     All workers of the group raise it at the same place, so none waits for another one.
     """
+
+
+def explain(error: BaseException, lost: str | None, *, dismissed: bool) -> None:
+    """A follower's loop has raised ``error``: raise what that means for its host, if it is something else.
+
+    ``lost``: why the group is lost, None if it is not. ``dismissed``: this worker was asked to leave.
+    """
+    if isinstance(error, GroupLost):
+        if dismissed:  # its leader was quicker: no news
+            raise Left("this worker was asked to leave") from error
+    elif lost is not None:
+        raise GroupLost(lost) from error

@@ -17,7 +17,7 @@ from .boundary import GroupMember
 from .commit_policy import CommitPolicy
 from .commits import Commit, CommitStore
 from .control_messages import CommittableState, HostRequests
-from .errors import GroupLost, Left
+from .errors import GroupLost, explain
 from .left_out import refuse_left_out
 from .membership import Address, Reform
 from .random_streams import Streams, complete_streams
@@ -213,7 +213,7 @@ class ElasticSession:
             self._member.end()
             return value
         except (GroupLost, Exception) as error:
-            self._member.explain(error)
+            explain(error, self.lost, dismissed=self._requests.leaving and not self.leader)
             raise
         finally:
             self.close()
