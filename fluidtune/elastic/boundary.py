@@ -98,11 +98,6 @@ class GroupMember:
         self._comparison.differed(worker, what)
 
     @property
-    def lost(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._group.lost
-
-    @property
     def backend(self) -> CollectiveBackend:
         """See `GroupView`. The exception that ended the loop is raised again, since user code may have swallowed it."""
         if self._over is not None:

@@ -76,6 +76,7 @@ class ElasticSession:
             streams=None if streams is None else complete_streams(streams),
         )
         self._requests = HostRequests()
+        self._group = backend
         self._member = GroupMember(trial, worker, leader, backend, self._requests, self._commits)
         self._objects = TrialState(self._member, torch.device(device))
         self._member.state = self._objects
@@ -119,7 +120,7 @@ class ElasticSession:
     @property
     def lost(self) -> str | None:
         """See `LeaderSession`."""
-        return self._member.lost
+        return self._group.lost
 
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
@@ -290,10 +291,7 @@ class ElasticSession:
         self.mends = self._commits.saves_itself = True
 
     def first_boundary(self) -> bool:
-        """The boundary before an adopted state's first iteration; a follower enters there.
-
-        False if this loop was done before the commit that the trial goes on from.
-        """
+        """The boundary before the first iteration, where a follower enters. False if the trial's commit is later."""
         step = self._member.begin(0, counted=False)
         self._next_step = None if step is None else step + 1
         return step is not None
