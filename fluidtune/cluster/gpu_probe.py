@@ -36,6 +36,11 @@ def cuda_failure(torch: Any = None) -> str | None:
     return None
 
 
+def wait_for_gpu() -> None:
+    """Wait until the GPU has done what was asked of it, so that an iteration's time is the GPU's as well."""
+    cuda_failure()  # whether the trial's code meets a failure depends on what it does next
+
+
 def memory_needed() -> float | None:
     """The part of the device's memory that torch has needed in this process so far; None: not known."""
     torch = torch_on_gpu()

@@ -24,14 +24,14 @@ from fluidtune import startup
 from fluidtune.cluster import emulated
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint, follower_commit_store
 from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
-from fluidtune.cluster.gpu_probe import GpuProbe, memory_needed
+from fluidtune.cluster.gpu_probe import GpuProbe, memory_needed, wait_for_gpu
 from fluidtune.cluster.kept_trainable import KeptTrainable, can_stay
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket
 from fluidtune.cluster.mps import MpsSettings, enter, failed, verify
 from fluidtune.cluster.process_reset import ProcessBaseline
 from fluidtune.cluster.result_replay import ReportedResults, without_results
 from fluidtune.elastic import GroupLost, LazySession, Left, Reform, use, wake_on_first_use
-from fluidtune.elastic.errors import CannotDivide
+from fluidtune.elastic.errors import CannotDivide, explain
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
 from fluidtune.elastic.verdict import Verdict
@@ -342,7 +342,14 @@ class Worker:
         assert trainable is not None and session is not None and reports is not None
         if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
             session.boundary(trainable.iteration)
-        result: dict[str, Any] = trainable.train()
+        try:
+            result: dict[str, Any] = trainable.train()
+            wait_for_gpu()
+        except Exception as error:
+            explain(error, session.lost, dismissed=False)
+            raise
+        if session.lost is not None:
+            raise GroupLost(session.lost)
         if ray_trainable.RESULT_DUPLICATE not in result:
             reports.keep_result(result)
         return result

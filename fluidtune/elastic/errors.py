@@ -30,7 +30,7 @@ class CannotDivide(GroupLost):
 
 
 def explain(error: BaseException, lost: str | None, *, dismissed: bool) -> None:
-    """A follower's loop has raised ``error``: raise what that means for its host, if it is something else.
+    """A trial's loop has raised ``error``: raise what that means for its host, if it is something else.
 
     ``lost``: why the group is lost, None if it is not. ``dismissed``: this worker was asked to leave.
     """

@@ -79,6 +79,24 @@ def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
     return worker
 
 
+def train_in_a_group_that_is_lost(folder: str, raises: bool) -> tuple[Any, ...]:
+    """One iteration in which the session finds that the group is lost, while the loop's thread notices nothing."""
+    worker = hosting(folder)
+    train(worker, 1)
+    session, step = session_here(), Counting.step
+
+    def go_on(self: Counting) -> dict[str, Any]:
+        session._group._lost = "worker 1 of generation 2 has died"
+        if raises:
+            raise ValueError("diverged")
+        return step(self)
+
+    Counting.step = go_on  # type: ignore[method-assign]
+    reply = worker.train()
+    assert worker._reports is not None
+    return reply.lost, reply.result, worker._reports.next_missed()
+
+
 def session_here() -> ElasticSession:
     """The session of this process' trial."""
     session = current()
@@ -180,6 +198,13 @@ def following(folder: str) -> Any:
 
 def entering(reform: Reform) -> str | None:
     return _worker[0].enter(reform)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_a_loop_says_in_a_group_that_is_lost_does_not_count(in_a_process: Any, raises: bool) -> None:
+    """A sum that was aborted on a GPU leaves something in the tensors."""
+    found = in_a_process(train_in_a_group_that_is_lost, raises)
+    assert found == ("worker 1 of generation 2 has died", {}, None)
 
 
 def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
