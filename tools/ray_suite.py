@@ -103,7 +103,6 @@ def run_tests(place: Path, side: str, tests: Sequence[str], logs: Path | None = 
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         outcomes = read_report(report) if report.exists() else {}
-        # A file that cannot be collected is one outcome without a test's name.
         if all("::" not in test for test in outcomes):
             print(f"no test of {tests} ran under {side}; the last lines:\n{log.read_text()[-1500:]}", file=sys.stderr)
         if logs is not None:
@@ -118,8 +117,11 @@ def read_report(report: Path) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.get("file", "")
-        inner = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
-        test = "::".join(filter(None, [file, inner.replace(".", "::"), case.get("name", "")]))
+        module = file.removesuffix(".py").replace("/", ".")
+        inner = case.get("classname", "").removeprefix(module).strip(".")
+        # A file that cannot be collected is one case with the module's name.
+        name = case.get("name", "") if case.get("name") != module else ""
+        test = "::".join(filter(None, [file, inner.replace(".", "::"), name]))
         tags = {child.tag for child in case}
         word = next((word for tag, word in WORDS.items() if tag in tags), "passed")
         took_part = any(each.get("name") == "fluidtune" for each in case.iter("property"))

@@ -36,6 +36,12 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_that_cannot_be_collected_runs_whole_under_stock(tmp_path: Path) -> None:
+    case = '<testcase classname="" name="ray.tune.tests.test_api" file="ray/tune/tests/test_api.py"><error/></testcase>'
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+    assert ray_suite.read_report(tmp_path / "report.xml") == {"ray/tune/tests/test_api.py": Outcome("error", False)}
+
+
 def checkout(directory: Path) -> Path:
     tests = directory / "python" / "ray" / "tune" / "tests"
     tests.mkdir(parents=True)
