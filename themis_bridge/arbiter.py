@@ -190,7 +190,12 @@ class Arbiter:
 
     @_on_event.register
     def _on_reserve_failed(self, event: m.ReserveFailed) -> None:
-        self._leases.on_reservation_failed(event.gpu, event.token, self.auctioneer.retry_s)
+        self._leases.on_reservation_failed(event.gpu, event.token, event.alike, self.auctioneer.retry_s)
+
+    @_on_event.register
+    def _on_freed(self, event: m.Freed) -> None:
+        self.state.backoff.end_pauses()
+        self.auctioneer.begin_soon()
 
     @_on_event.register
     def _on_configured(self, event: m.Configured) -> None:

@@ -1,17 +1,18 @@
 """Backoff after reservations that could not be made: which app is not granted which GPU, and until when.
 
 Ray cannot reserve a GPU for an app when something outside Themis uses the GPU, or the CPUs that the app needs beside
-it. The GPU is then not granted to that app for a pause, which doubles with each failure in a row. A grant that is tried
-again is not told to its app, and does not count as held, until Ray has made the reservation.
+it. The GPU is then granted neither to that app nor to one that asks for as much, for a pause that doubles with each
+failure in a row and ends early when something outside gives resources back. A grant that is tried again is not told to
+its app, and does not count as held, until Ray has made the reservation. (Ray keeps each group that it could not make in
+its table for ever, so that attempts have to be few.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-#: A pause is doubled at most this often. Judgement: with the default settings
-#: the longest pause is 80 s, a fraction of a lease.
-MAX_DOUBLINGS = 4
+#: A pause is doubled at most this often. Judgement: with the default settings the longest pause is 320 s, half a lease.
+MAX_DOUBLINGS = 6
 
 
 class Backoff:
@@ -25,14 +26,23 @@ class Backoff:
         """Whether the last reservation of this (GPU, app) failed, its pause over or not."""
         return pair in self._failed
 
-    def record_failure(self, gpu: str, app: str, now: float, pause: float) -> None:
-        """A reservation failed. ``pause``: seconds to wait after a first failure."""
-        before, _ = self._failed.get((gpu, app), (0, 0.0))
-        self._failed[gpu, app] = (before + 1, now + pause * 2 ** min(before, MAX_DOUBLINGS))
+    def record_failure(self, gpu: str, apps: Iterable[str], now: float, pause: float) -> None:
+        """A reservation failed that would have failed for each of these apps. ``pause``: seconds, after a first one."""
+        pairs = [(gpu, app) for app in apps]
+        before = max(self._failed.get(pair, (0, 0.0))[0] for pair in pairs)
+        known = (before + 1, now + pause * 2 ** min(before, MAX_DOUBLINGS))
+        self._failed.update(dict.fromkeys(pairs, known))
 
     def record_success(self, gpu: str, app: str) -> bool:
         """A reservation was made. Returns whether the one before it had failed."""
+        self.end_pauses(gpu)
         return self._failed.pop((gpu, app), None) is not None
+
+    def end_pauses(self, gpu: str | None = None) -> None:
+        """End the pauses of a GPU, or of all: something has changed. A failure after that counts as one more."""
+        for pair, (failures, _) in self._failed.items():
+            if gpu in (None, pair[0]):
+                self._failed[pair] = (failures, 0.0)
 
     def forget(self, *, gpu: str | None = None, app: str | None = None) -> None:
         """Drop every pair with a GPU or an app that is gone."""

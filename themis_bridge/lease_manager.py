@@ -6,7 +6,7 @@ in `auctioneer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
@@ -115,14 +115,15 @@ class LeaseManager:
             self.close_lease(lease)
         self.tell_app(lease.app)
 
-    def on_reservation_failed(self, gpu: str, token: int, pause: float) -> None:
+    def on_reservation_failed(self, gpu: str, token: int, alike: Iterable[str], pause: float) -> None:
         """A reservation could not be made. ``pause``: seconds until the next attempt after a first failure."""
         state = self._state
         lease = state.leases.current(gpu, token)
         if lease is None:
             return
         state.leases.drop(lease)
-        state.backoff.record_failure(lease.gpu, lease.app, state.clock, pause)
+        apps = {lease.app, *(app for app in alike if app in state.apps)}
+        state.backoff.record_failure(lease.gpu, apps, state.clock, pause)
         self.tell_app(lease.app)
 
     # --- restart

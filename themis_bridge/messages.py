@@ -124,10 +124,19 @@ class Reserved(Event):
 
 @dataclass(frozen=True)
 class ReserveFailed(Event):
-    """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it."""
+    """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it.
+
+    alike: the apps that ask for at least as much with a GPU, for which an attempt would have failed, too.
+    """
 
     gpu: str
     token: int
+    alike: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Freed(Event):
+    """Something outside Themis gave resources back: reservations that failed may be tried again now."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,19 @@ class World:
     done: whether that call has its effect before it raises.
     """
 
-    def __init__(self, monkeypatch: Any, path: Any, fault: tuple[str, int] | None = None, done: bool = False):
+    def __init__(
+        self,
+        monkeypatch: Any,
+        path: Any,
+        fault: tuple[str, int] | None = None,
+        done: bool = False,
+        gpus: int = 2,
+        settings: dict[str, Any] | None = None,
+    ):
         self.now = 0.0
+        self._settings = SETTINGS if settings is None else settings
         self.books = path / "books" / "head.json"
-        self.gpus, self.fault, self.done = 2, fault, done
+        self.gpus, self.fault, self.done = gpus, fault, done
         #: Function -> how often it was called.
         self.calls: dict[str, int] = {}
         self.disk_full = False
@@ -58,7 +67,13 @@ class World:
         for name in ("placement_group", "placement_group_table", "remove_placement_group", "get_placement_group"):
             monkeypatch.setattr(reservations, name, self._faulty(name, getattr(self, f"_{name}")))
         nodes = self._faulty("nodes", self._nodes)
-        monkeypatch.setattr(reservations, "ray", SimpleNamespace(nodes=nodes, PlacementGroupID=bytes))
+        ray = SimpleNamespace(
+            nodes=nodes,
+            PlacementGroupID=bytes,
+            cluster_resources=lambda: {"CPU": float(self.gpus)},
+            available_resources=lambda: {"CPU": float(self.gpus - self.outside - len(self.there()))},
+        )
+        monkeypatch.setattr(reservations, "ray", ray)
         monkeypatch.setattr(reservations, "PlacementGroup", Group)
         write = books_file.write_books
         written = self._faulty("write_books", lambda *args: write(*args))
@@ -76,7 +91,7 @@ class World:
         """Start the arbiter's process; Ray starts it again if its constructor raises."""
         while True:
             try:
-                self.actor = actor.ArbiterActor(SETTINGS, "CPU", str(self.books))
+                self.actor = actor.ArbiterActor(self._settings, "CPU", str(self.books))
                 return
             except Exception:
                 self.now += 1.0

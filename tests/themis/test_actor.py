@@ -9,7 +9,7 @@ import pytest
 
 from themis_bridge import messages as m
 from themis_bridge.locality import Gpu
-from themis_bridge.shell import actor, books_file
+from themis_bridge.shell import actor, books_file, restart
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
 #: it.
@@ -51,7 +51,8 @@ def start(monkeypatch, tmp_path):
             CREATED="CREATED",
             REMOVED="REMOVED",
         )
-        monkeypatch.setattr(actor, "reservations", ray)
+        for module in (actor, restart):
+            monkeypatch.setattr(module, "reservations", ray)
         if text is not None:
             books.write_text(text)
         made = actor.ArbiterActor({}, "CPU", str(books))

@@ -104,3 +104,17 @@ def test_the_whole_table_is_read_only_at_the_start(monkeypatch, tmp_path):
     world.run(100)
     assert sum(each["state"] == "REMOVED" for each in world.table.values()) > 5
     assert world.calls["whole table"] == 1
+
+
+@pytest.mark.slow
+def test_gpus_that_others_hold_are_tried_seldom_until_one_is_given_back(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, gpus=8, settings={})
+    world.outside = 8
+    for name in "abcde":
+        world.join(name, Job(8, 500.0))
+    world.run(1200)
+    assert not world.there()
+    assert 8 < world.calls["placement_group"] < 100, "once it made 616 attempts in twenty minutes"
+    world.outside = 0
+    world.run(15)
+    assert len(world.there()) == 8, "nobody waits for the end of a pause"

@@ -12,20 +12,20 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from themis_bridge import messages as m
-from themis_bridge.arbiter import Arbiter
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
-from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books
 from themis_bridge.shell.errands import Errands, Wanted
 from themis_bridge.shell.gauges import Gauges
+from themis_bridge.shell.others import Others
+from themis_bridge.shell.restart import restored
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,6 @@ TICK_S = 0.1
 CALLS_S = 0.02
 #: Seconds between two looks at Ray's nodes. Judgement: the look lists all nodes, and nodes rarely change.
 NODES_S = 1.0
-#: What the state machine raises for books that are damaged or of another version.
-BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError)
 #: Ticks whose durations are kept for the status. Judgement: the last minute and a half.
 TICKS = 1000
 
@@ -68,53 +66,22 @@ class ArbiterActor:
         self._news: list[m.Event] = []
         self._closed = False
         self._ticks: deque[float] = deque(maxlen=TICKS)
+        self._ticked = 0
+        self._others = Others(time.monotonic)
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties = reservations.cluster_gpus(unit)
-        self._arbiter, out = self._restored(gpus, settings)
+        self._arbiter, out, self._bundles = restored(self._books, self._errands, gpus, settings, time.time())
+        # Some reservations may have been under way when the last arbiter died.
+        for lease in self._arbiter.state.leases:
+            key = lease.app, lease.gpu, lease.token
+            if not lease.closing and key in self._errands.found:
+                self._errands.reserve(key, self._wanted(lease.app, self._arbiter.state.gpus[lease.gpu]))
         self._take(out, write=True)
         self._gauges = Gauges()
         self._nodes_at = 0.0
         self._thread = threading.Thread(target=self._loop, name="themis-loop", daemon=True)
         self._thread.start()
-
-    def _restored(self, gpus: list[Gpu], settings: dict[str, Any]) -> tuple[Arbiter, list[m.Instruction]]:
-        """The arbiter by its books and by the reservations that exist; without usable books by these alone."""
-        found = reservations.found()
-        known = {gpu.id for gpu in gpus}
-        there: dict[str, tuple[str, int]] = {}
-        for key, (state, group) in sorted(found.items(), key=lambda each: each[0][2]):
-            (self._errands.there if state == reservations.CREATED else self._errands.found)[key] = group
-            older = there.get(key[1])
-            if key[1] not in known:
-                self._errands.remove(key)
-                continue
-            if older is not None:
-                # It could not be made, and was being removed.
-                self._errands.remove((older[0], key[1], older[1]))
-            there[key[1]] = key[0], key[2]
-        # The first arbiter of a cluster is "restored" as well, so that its tokens and versions are above those of an
-        # arbiter that was stopped.
-        data = self._books.read()
-        bundles = data.pop("bundles", {})
-        try:
-            if not isinstance(bundles, dict):
-                raise TypeError(f"bundles={bundles!r}: expected one for each app")
-            arbiter, out = Arbiter.restored(data, there, gpus, time.time())
-        except BAD_BOOKS as error:
-            self._books.keep_aside(error)
-            data, bundles = {}, {}
-            arbiter, out = Arbiter.restored(data, there, gpus, time.time())
-        self._bundles = bundles
-        if not data:
-            arbiter.state.settings = Settings().changed(settings)
-        # Some reservations may have been under way when the last arbiter died.
-        for lease in arbiter.state.leases:
-            key = lease.app, lease.gpu, lease.token
-            if not lease.closing and key in self._errands.found:
-                self._errands.reserve(key, self._wanted(lease.app, arbiter.state.gpus[lease.gpu]))
-        logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
-        return arbiter, out
 
     # --- called by agents and operators
 
@@ -173,6 +140,7 @@ class ArbiterActor:
                 "failed_rounds": auctioneer.failed,
                 "settings": state.saved()["settings"],
                 "tick_ms": self._tick_ms(),
+                "ticks": self._ticked,
                 "waiting": len(self._waiting) + len(self._errands.owed()),
                 "trouble": [each for each in (self._books.trouble(), self._errands.trouble()) if each],
                 "apps": {
@@ -268,7 +236,19 @@ class ArbiterActor:
             mail.append(instruction)
 
     def _wanted(self, app: str, gpu: Gpu) -> Wanted:
-        return Wanted(gpu, self._bundles.get(app, {self._unit: 1.0}), self._ties[gpu.machine])
+        return Wanted(gpu, self._bundle(app), self._ties[gpu.machine])
+
+    def _bundle(self, app: str) -> dict[str, float]:
+        return self._bundles.get(app, {self._unit: 1.0})
+
+    def _alike(self, failed: m.ReserveFailed) -> m.ReserveFailed:
+        """The event with the apps that ask for at least as much as the one whose reservation failed."""
+        lease = self._arbiter.state.leases.current(failed.gpu, failed.token)
+        if lease is None:
+            return failed
+        least = self._bundle(lease.app).items()
+        alike = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
+        return replace(failed, alike=frozenset(alike))
 
     # --- time and Ray
 
@@ -284,9 +264,11 @@ class ArbiterActor:
         if began >= self._nodes_at:
             self._nodes_at = began + NODES_S
             self._try(self._look_at_nodes)
+            self._try(self._look_at_others)
             self._try(self._keep_house)
         self._try(self._pass_time)
         self._ticks.append(time.monotonic() - began)
+        self._ticked += 1
 
     def _try(self, what: Callable[[], None]) -> None:
         try:
@@ -300,7 +282,8 @@ class ArbiterActor:
         with self._lock:
             self._news += news
             while self._news:
-                self._handle(self._news.pop(0))
+                event = self._news.pop(0)
+                self._handle(self._alike(event) if isinstance(event, m.ReserveFailed) else event)
 
     def _pass_time(self) -> None:
         with self._lock:
@@ -327,6 +310,23 @@ class ArbiterActor:
                 self._handle(m.GpuLeft(gpu))
             for name in there.keys() - state.gpus.keys():
                 self._handle(m.GpuJoined(there[name]))
+
+    def _look_at_others(self) -> None:
+        """End the pauses if something outside Themis has given back what a reservation may have lacked."""
+        with self._lock:
+            if self._errands.owed() or not any(self._pauses()):
+                self._others.busy()
+            if not self._others.worth_a_look():
+                return
+        taken = reservations.taken()
+        with self._lock:
+            ours = [self._bundle(app) for app, _, _ in self._errands.there]
+            wanted = {name for bundle in self._bundles.values() for name in bundle}
+            if not self._errands.owed() and self._others.freed(taken, ours, wanted):
+                self._handle(m.Freed())
+
+    def _pauses(self) -> Iterator[tuple[str, float]]:
+        return self._arbiter.state.backoff.retry_times(self._arbiter.state.clock)
 
     def _forget_gone_apps(self) -> None:
         """Forget the mail and the bundles of apps that are gone; a refusal is fetched in the call that causes it."""
