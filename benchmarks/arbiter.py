@@ -1,0 +1,152 @@
+"""The arbiter's process over many lease changes on one real Ray cluster: does its tick, or its memory, grow?
+
+``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N]``. The arbiter leases emulated GPUs of a
+Ray cluster that this command starts. Two apps want all of them, and give each one back at once, so that every lease
+ends at the first opportunity and is a lease change: one placement group is made and one removed. Nothing runs on the
+GPUs.
+
+``first`` and ``last`` are the first and the last 1,000 ticks of the arbiter (of a short run, all ticks twice): ``p50``,
+``p95`` and ``max`` of their durations (ms), ``arbiter_mb`` and ``gcs_mb`` (the resident memory of the arbiter's process
+and of Ray's head, MB) when they were over. ``changes`` are the lease changes of the whole run, ``changes_per_second``
+their rate, ``gcs_kb_per_change`` by how much Ray's head grew for each (it keeps removed groups), and
+``round_seconds`` the duration of the last round.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+
+from benchmarks.common import finish, parser, result, say
+from themis_bridge import JobInfo
+from themis_bridge import messages as m
+from themis_bridge.agent import Agent, Gained
+from themis_bridge.bids import Valuation
+from themis_bridge.shell.actor import TICKS
+
+#: Seconds between two lines of progress.
+SAY_S = 10.0
+#: Seconds between two exchanges of both apps. Judgement: a tick of the arbiter, which is when something can change.
+EXCHANGE_S = 0.1
+
+
+class Work:
+    """Jobs that never end, enough for all GPUs."""
+
+    def __init__(self, gpus: int):
+        self._jobs = [JobInfo(1.0, 1000.0)] * gpus
+
+    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
+        return Valuation([self._jobs], 10.0, 1000.0 * contention)
+
+    def facts(self) -> None:
+        return None
+
+
+class App:
+    """An app that gives each GPU back when it has it."""
+
+    def __init__(self, name: str, arbiter: Any, gpus: int):
+        self._agent, self._arbiter = Agent(name, f"{name}/1", Work(gpus)), arbiter
+        self._outbox: list[m.AppEvent] = []
+        #: GPUs that it was given and Ray has not reserved yet -> their tokens.
+        self._coming: dict[str, int] = {}
+        self.changes = 0
+
+    def join(self) -> None:
+        import ray
+
+        ray.get(self._arbiter.join.remote(self._agent.app, self._agent.session, {"GPU": 1.0}))
+
+    def exchange(self) -> None:
+        import ray
+
+        agent, outbox, self._outbox = self._agent, self._outbox, []
+        for instruction in ray.get(self._arbiter.exchange.remote(agent.app, agent.session, outbox)):
+            events, notices = agent.handle(instruction)
+            self._outbox += events
+            self._coming.update({each.gpu.id: each.token for each in notices if isinstance(each, Gained)})
+            if isinstance(instruction, m.Leases):
+                for view in instruction.leases:
+                    if view.group and self._coming.get(view.gpu.id) == view.token:
+                        del self._coming[view.gpu.id]
+                        self._outbox += agent.vacated(view.gpu.id)
+                        self.changes += 1
+
+
+def megabytes(process: psutil.Process) -> float:
+    return process.memory_info().rss / 2**20
+
+
+def measure(changes: int, gpus: int) -> dict[str, Any]:
+    """The figures of one run."""
+    import ray
+
+    from themis_bridge.shell import control
+
+    ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
+    try:
+        arbiter = control.start("GPU")
+        head = next(each for each in psutil.Process().children(recursive=True) if "gcs_server" in each.name())
+        apps = [App(name, arbiter, gpus) for name in ("a", "b")]
+        for app in apps:
+            app.join()
+        found: dict[str, Any] = {}
+        began = said = time.monotonic()
+        start_mb = megabytes(head)
+        done = 0
+        while done < changes or "first" not in found:
+            for app in apps:
+                app.exchange()
+            time.sleep(EXCHANGE_S)
+            done = sum(app.changes for app in apps)
+            if "first" not in found or time.monotonic() - said >= SAY_S:
+                status = control.status()
+                figures = {
+                    **status["tick_ms"],
+                    "arbiter_mb": megabytes(psutil.Process(status["pid"])),
+                    "gcs_mb": megabytes(head),
+                }
+                if "first" not in found and (status["ticks"] >= TICKS or done >= changes):
+                    found["first"] = figures
+                if time.monotonic() - said >= SAY_S:
+                    said = time.monotonic()
+                    shown = ", ".join(f"{key} {value:.1f}" for key, value in figures.items())
+                    say(f"{done} of {changes} lease changes in {said - began:.0f} s: {shown}")
+        seconds = time.monotonic() - began
+        status = control.status()
+        found["last"] = {
+            **status["tick_ms"],
+            "arbiter_mb": megabytes(psutil.Process(status["pid"])),
+            "gcs_mb": megabytes(head),
+        }
+        control.stop()
+        return {
+            **found,
+            "changes": done,
+            "ticks": status["ticks"],
+            "rounds": status["rounds"],
+            "round_seconds": status["round_seconds"],
+            "changes_per_second": done / seconds,
+            "gcs_kb_per_change": 1024 * (found["last"]["gcs_mb"] - start_mb) / done,
+            "trouble": status["trouble"],
+        }
+    finally:
+        ray.shutdown()
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser("The arbiter's tick and memory over many lease changes.")
+    arguments.add_argument("--lease-changes", type=int, help="how many (20,000; 100 with --quick)")
+    arguments.add_argument("--gpus", type=int, default=32, help="emulated GPUs of the cluster (32)")
+    options = arguments.parse_args()
+    changes = options.lease_changes or (100 if options.quick else 20_000)
+    figures = measure(changes, options.gpus)
+    finish(result("arbiter", f"{options.gpus} GPUs", "emulated", **figures), options.json)
+
+
+if __name__ == "__main__":
+    main()
