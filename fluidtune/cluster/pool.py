@@ -121,8 +121,9 @@ class WorkerPool:
         if plan.threads is not None:
             environment["OMP_NUM_THREADS"] = str(plan.threads)
         self._environment = environment
-        #: What Ray must give to a process before it starts, empty: nothing; None before the first process.
-        self._before_start: dict[str, Any] | None = None
+        #: By node, what Ray must give to a process before it starts; empty: nothing. A node that has come to the
+        #: cluster since the job began need not have been started as the others were.
+        self._before_start: dict[str | None, dict[str, Any]] = {}
 
     def can_serve(self, device: int, others: tuple[int, ...] = ()) -> bool:
         """Whether the device has a worker now: one is idle, or there is room for one more process, which may start.
@@ -208,8 +209,9 @@ class WorkerPool:
         if visible is not None:
             resources["GPU"] = 1.0
             environment[VISIBLE_GPUS] = ",".join(visible)
-        if self._before_start is None:
-            self._before_start = self._needed_before_start()
+        node = self._devices.nodes.get(device)
+        if node not in self._before_start:
+            self._before_start[node] = self._needed_before_start()
         if self._actor_class is None:
             self._actor_class = ray.remote(Worker)
         actor = self._actor_class.options(
@@ -218,7 +220,7 @@ class WorkerPool:
             memory=resources.pop("memory", None),
             resources=resources or None,
             max_restarts=0,
-            runtime_env=self._before_start or None,
+            runtime_env=self._before_start[node] or None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=self._devices.bundle(device)
             ),

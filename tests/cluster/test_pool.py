@@ -216,6 +216,32 @@ def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threa
     assert placed == [("g", 1), ("g", 0)]
 
 
+def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # docs/bugs.md, 180
+    given: list[Any] = []
+    actor = SimpleNamespace(options=lambda **options: given.append(options["runtime_env"]) or actor)
+    actor.remote = lambda *_: None
+    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
+    monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    # This process has started the first node only.
+    monkeypatch.setattr(pool_module.hash_seed, "_nodes_with_variable", lambda: 1)
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    alive = ["first"]
+    monkeypatch.setattr(
+        pool_module.ray, "nodes", lambda: [{"NodeID": node, "Alive": True, "Resources": {}} for node in alive]
+    )
+    holding = SimpleNamespace(nodes={0: "first"}, group=lambda device: "g", bundle=lambda device: 0)
+    pool = WorkerPool(Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), holding, "job")
+    pool.start_worker(0)
+    alive.append("second")
+    holding.nodes[1] = "second"
+    pool.start_worker(1)
+    assert given == [None, {"env_vars": {"PYTHONHASHSEED": "7"}}]
+
+
 def test_a_worker_that_ends_after_a_trial_keeps_its_device_in_use(pool) -> None:
     worker = pool.start_worker(1)
     worker.actor.hangs = True
