@@ -73,6 +73,8 @@ class TuningJob:
             concurrent_packing=self.setup.concurrent_packing,
             max_workers=settings.max_workers,
         )
+        #: The job has had devices on several nodes at a time.
+        self._several_nodes = False
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.
@@ -166,9 +168,10 @@ class TuningJob:
 
     def _on_one_node(self, run: TrialRun) -> bool:
         """Whether the trial's leader is to be found on its own node only. Its followers look where it is."""
+        self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
         if run.address is not None:
             return run.address[0] == LOOPBACK
-        return self.setup.one_node and len(set(self.devices.nodes.values())) <= 1
+        return self.setup.one_node and not self._several_nodes
 
     def out_of_reach(self, run: TrialRun) -> bool:
         """Whether the trial is to have workers on a node from which its leader cannot be reached.

@@ -324,6 +324,21 @@ def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another
     assert not tried.job.load_spec(run).one_node
 
 
+def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # docs/bugs.md, 181
+    monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
+    run = tried.placed(1.0)
+    run.kind, run.address, run.delivered, run.wanted = "elastic", (LOOPBACK, 4321), 1, (0, 1)
+    tried.devices.nodes[1] = "other"
+    assert tried.job.out_of_reach(run)
+    del tried.devices.nodes[1]
+    assert tried.job.out_of_reach(run) is False
+    run.address = None
+    assert not tried.job.load_spec(run).one_node
+
+
 def test_trials_of_a_cluster_of_several_nodes_are_reached_from_all_of_them(tried: Tried) -> None:
     run = tried.placed(1.0)
     assert not tried.job.load_spec(run).one_node  # all devices are on one node so far
