@@ -10,7 +10,8 @@ which to drop. These are the rules:
 - For trials that could grow, only devices are asked for that the cluster has free, while no trial of the job waits and
   nobody else waits for anything that these devices could serve. A request for growth that is not met soon is dropped,
   so that no autoscaler ever adds a node for it.
-- A device that is idle, and that no waiting trial would get, is given back after `SPARE_S`.
+- A device that is idle, and that no waiting trial would get, is given back after `SPARE_S`. A device to which a trial
+  is on its way is kept until the trial comes.
 - If somebody else waits, devices that trials have grown to are given back: as many as others wait for. The trials are
   asked to shrink first. After `LEAVE_S` the devices are taken, because a trial may stand still until the other work is
   done, such as a task that it has started itself.
@@ -145,9 +146,10 @@ class Holding:
                 of_its_size.append(unit)
         for size in sorted(idle, reverse=True):
             trials = demand.starting.get(size, 0)
+            kept = trials + (demand.claimed if size == 1 else 0)
             self._withdraw_requests(size, trials - len(idle[size]), orders)
-            self._drop_spare(now, idle[size][trials:], bool(others), bool(demand.growing), orders)
-            for unit in idle[size][:trials]:
+            self._drop_spare(now, idle[size][kept:], bool(others), bool(demand.growing), orders)
+            for unit in idle[size][:kept]:
                 unit.spare_since = None
         for size in sorted(demand.starting, reverse=True):
             missing = demand.starting[size] - len(idle[size]) - len(self.asked(size))
@@ -155,7 +157,8 @@ class Holding:
                 self._ask(now, size, False, orders)
                 missing -= 1
         if not demand.starting:
-            self._grow(now, demand.growing - len(idle.get(1, ())), room, others, orders)
+            unclaimed = max(0, len(idle.get(1, ())) - demand.claimed)
+            self._grow(now, demand.growing - unclaimed, room, others, orders)
         self._yield(now, demand.grown, others, orders)
         return orders
 

@@ -24,12 +24,14 @@ class DeviceDemand:
     ``starting``: the trials that wait and would start, by the number of whole devices that each needs on one node.
     Trials that share a device by what they ask for count as one. Trials that wait for their group's concurrency do not
     count. ``growing``: the devices to which trials would grow or be moved if they were idle; 0 while a trial waits.
-    ``grown``: the devices that elastic trials hold or were promised beyond their first ones.
+    ``grown``: the devices that elastic trials hold or were promised beyond their first ones. ``claimed``: how many idle
+    devices are for trials that are told to leave the device that they share.
     """
 
     starting: Mapping[int, int] = field(default_factory=dict)
     growing: int = 0
     grown: tuple[int, ...] = ()
+    claimed: int = 0
 
 
 def device_demand(state: State, room: int) -> DeviceDemand:
@@ -43,7 +45,8 @@ def device_demand(state: State, room: int) -> DeviceDemand:
         for device in state.trials[name].held[1:]
     )
     growing = 0 if starting else _growing(state, room)
-    return DeviceDemand(starting, growing, grown + promised)
+    claimed = sum(1 for name in state.claims if state.trials[name].status == "suspending")
+    return DeviceDemand(starting, growing, grown + promised, claimed)
 
 
 def with_arrivals(demand: DeviceDemand, shares: Collection[float]) -> DeviceDemand:
@@ -59,7 +62,7 @@ def with_arrivals(demand: DeviceDemand, shares: Collection[float]) -> DeviceDema
             starting[int(share)] += count
         else:
             starting[1] += -(-count // int(1 / share + ROUNDING))
-    return DeviceDemand(dict(starting), 0, demand.grown)
+    return DeviceDemand(dict(starting), 0, demand.grown, demand.claimed)
 
 
 def _starting(state: State) -> dict[int, int]:

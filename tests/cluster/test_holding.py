@@ -170,6 +170,26 @@ def test_a_device_between_two_trials_is_kept() -> None:
     assert [unit.devices for unit in world.decide(waiting(0)).drop] == [(0,)]
 
 
+def test_a_device_is_kept_for_a_trial_that_is_on_its_way_to_it() -> None:
+    world = World(room=4)
+    world.decide(waiting(1))
+    world.used.add(0)
+    world.decide(DeviceDemand(growing=1))
+    assert world.there == 2
+    for _ in range(3):
+        world.now += SPARE_S
+        world.decide(DeviceDemand(claimed=1))
+    assert world.there == 2
+    world.decide(DeviceDemand(growing=1, claimed=1))
+    assert world.there == 3, "what has a claim is no room for another trial to grow"
+    world.used.add(2)
+    for _ in range(2):
+        world.decide(DeviceDemand())
+        world.now += SPARE_S
+    world.decide(DeviceDemand())
+    assert world.there == 2
+
+
 def test_others_get_an_idle_device_at_once() -> None:
     world = World(1, others=0)
     world.decide(waiting(1))

@@ -16,6 +16,7 @@ from fluidtune.engine import (
     Resize,
     Resized,
     Result,
+    Suspend,
     TrialAdded,
     TrialEnded,
     with_arrivals,
@@ -129,6 +130,21 @@ def test_a_packed_trial_that_can_be_moved_could_use_a_device() -> None:
     assert engine.demand(8).growing == 0, "neither can be moved"
     engine.handle(KindFound("a", "checkpointing"), now=1.0)
     assert engine.demand(8).growing == 1
+
+
+def test_a_trial_that_is_on_its_way_to_an_idle_device_has_a_claim_to_it() -> None:
+    engine = Engine(max_packing=2)
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), *added("a", kind="checkpointing"), now=0.0)
+    measured(engine, "a")
+    engine.handle(*added("b"), now=1.0)
+    measured(engine, "a", 20.0, 0.5)
+    measured(engine, "b", 20.0, 0.5)
+    assert engine.demand(8).claimed == 0
+    assert engine.handle(DeviceGained(1), now=2.0) == [Suspend("a")]
+    assert engine.is_free(1) and engine.demand(8) == DeviceDemand(claimed=1)
+    assert with_arrivals(engine.demand(8), [1.0]).claimed == 1
+    engine.handle(TrialEnded("a", "paused"), *added("a", kind="checkpointing"), now=9.0)
+    assert not engine.is_free(1) and engine.demand(8).claimed == 0
 
 
 def test_trials_that_arrive_are_counted_before_the_engine_hears_of_them() -> None:
