@@ -226,9 +226,9 @@ def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_o
     monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
     monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
     # This process has started the first node only.
-    monkeypatch.setattr(pool_module.hash_seed, "_nodes_with_variable", lambda: 1)
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setattr(pool_module.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
     alive = ["first"]
     monkeypatch.setattr(
         pool_module.ray, "nodes", lambda: [{"NodeID": node, "Alive": True, "Resources": {}} for node in alive]
@@ -239,7 +239,7 @@ def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_o
     alive.append("second")
     holding.nodes[1] = "second"
     pool.start_worker(1)
-    assert given == [None, {"env_vars": {"PYTHONHASHSEED": "7"}}]
+    assert given == [None, needed]
 
 
 def test_a_worker_that_ends_after_a_trial_keeps_its_device_in_use(pool) -> None:
