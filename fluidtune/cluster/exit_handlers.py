@@ -17,8 +17,9 @@ from typing import Any
 
 from fluidtune.cluster.library_imports import Libraries, importing
 
-#: Packages whose handlers at run time are about the process, never about a trial.
-_OF_THE_PROCESS = ("weakref", "fluidtune", "ray")
+#: Packages whose handlers at run time are about the process, never about a trial. tqdm's ends the one thread that
+#: redraws the bars of all who use it.
+_OF_THE_PROCESS = ("weakref", "fluidtune", "ray", "tqdm")
 
 
 class _Handler:
@@ -95,7 +96,7 @@ class ExitHandlers:
         owners = sorted({each.owner for each in self._handlers if each.owner is not None})
         if owners:
             return f"exit handlers left by {', '.join(owners)}"
-        if any(not self._is_users(each) for each in self._new_finalizers()):
+        if any(not self._is_users(each) and not _is_of_operators(each) for each in self._new_finalizers()):
             return "finalizers left that run at exit"
         if set(_of_multiprocessing()) - self._of_multiprocessing:
             return "finalizers left by multiprocessing"
@@ -119,6 +120,12 @@ def _finalizers() -> list[weakref.finalize[Any, Any]]:
     """The living finalizers that run at exit, the oldest first. `weakref` has no public list of them."""
     known = [(info.index, each) for each, info in list(weakref.finalize._registry.items()) if info.atexit]  # type: ignore[attr-defined]
     return [each for _, each in sorted(known, key=lambda pair: pair[0])]
+
+
+def _is_of_operators(finalizer: weakref.finalize[Any, Any]) -> bool:
+    """Whether it would withdraw operators from torch: whose these are, is a question of `library_settings`."""
+    alive = finalizer.peek()
+    return alive is not None and getattr(alive[1], "__module__", None) == "torch.library"
 
 
 def _of_multiprocessing() -> list[Any]:

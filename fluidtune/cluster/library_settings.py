@@ -268,7 +268,6 @@ def _of_groups(torch: Any) -> list[Setting]:
     """What only a new process can undo, and torch's threads."""
     distributed, library = torch.distributed, torch.library
     set_threads = torch.set_num_interop_threads
-    registered = ("_defs", "_impls")  # torch has no public list of them
     asked: list[int] = []
 
     @functools.wraps(set_threads)
@@ -285,10 +284,20 @@ def _of_groups(torch: Any) -> list[Setting]:
         cannot_be_put_back(
             "torch's default process group", lambda: distributed.is_available() and distributed.is_initialized()
         ),
-        cannot_be_put_back(
-            "operators of torch.library", lambda: [len(getattr(library, each, ())) for each in registered]
-        ),
+        cannot_be_put_back("operators of torch.library", lambda: _operators(library)),
     ]
+
+
+def _operators(library: Any) -> int:
+    """The number of operators and kernels that Python code has registered, without those for `torch.vmap`.
+
+    torch registers these when `vmap` is called for the first time. It has no public list of either.
+    """
+    homes = (sys.modules.get(f"torch._functorch.{name}") for name in ("predispatch", "vmap"))  # newer and older torch
+    torchs = next((lib for home in homes if (lib := getattr(home, "VMAP_DECOMPOSITIONS_LIB", None)) is not None), None)
+    registered, own = ("_defs", "_impls"), "_op_impls"
+    found = {name for each in registered for name in getattr(library, each, ())}
+    return len(found - getattr(torchs, own, set()))
 
 
 #: The libraries whose settings are known, by the name of the module.

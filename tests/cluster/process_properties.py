@@ -348,6 +348,7 @@ def of_exits() -> None:
         lambda: KEPT.append(kept := Nothing()) or weakref.finalize(kept, note("finalizer")),
         seen("finalizer"),
     )
+    prop("a progress bar", lambda: KEPT.extend(importlib.import_module("tqdm").tqdm(range(2))), lambda: 0)
     prop("a manager", lambda: KEPT.append(multiprocessing.get_context("fork").Manager()), lambda: 0)
 
 
@@ -449,6 +450,7 @@ def of_torch() -> None:
     )
     prop("a process group", process_group, lambda: torch.distributed.is_initialized())
     prop("an operator", operator, lambda: 0)
+    prop("torch.vmap", lambda: torch.vmap(torch.sin)(torch.ones(2)), lambda: 0)
 
 
 def process_group() -> None:
