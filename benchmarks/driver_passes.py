@@ -18,8 +18,8 @@ from unittest.mock import patch
 from benchmarks.many_trials import PER_NODE, Case, Job
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
-from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune import leased_devices, result_logs, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup

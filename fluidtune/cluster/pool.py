@@ -28,8 +28,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fluidtune import hash_seed
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.worker import DEVICE_VARIABLE, Worker, WorkerInfo
+from fluidtune.cluster.trial_sessions import DEVICE_VARIABLE
+from fluidtune.cluster.worker import Worker
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 

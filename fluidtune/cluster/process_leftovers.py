@@ -42,7 +42,7 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._threads = {t.ident for t in threading.enumerate()}
-        self._children = {p.pid for p in psutil.Process().children()}
+        self._children = {p.pid for p in _children()}
         self._rss: int | None = None
         open_now = dict(_descriptors())
         self._sockets = _sockets(open_now)
@@ -72,7 +72,7 @@ class Leftovers:
         return None
 
     def _children_left(self) -> str | None:
-        children = [p for p in psutil.Process().children() if p.pid not in self._children and _runs_for_a_trial(p)]
+        children = [p for p in _children() if p.pid not in self._children and _runs_for_a_trial(p)]
         if children:
             return f"processes left running: {', '.join(str(p.pid) for p in children)}"
         return None
@@ -90,11 +90,12 @@ class Leftovers:
         return f"sockets left open: {len(left)}" if left else None
 
     def _files_left(self, open_now: dict[int, str]) -> str | None:
-        left = [
-            path
-            for path in set(_files_open_for_writing(open_now)) - self._files
-            if os.path.dirname(path) not in self._logs and os.path.isfile(path)
-        ]
+        new = {
+            descriptor: target
+            for descriptor, target in open_now.items()
+            if target not in self._files and os.path.dirname(target) not in self._logs
+        }
+        left = {path for path in _files_open_for_writing(new) if os.path.isfile(path)}
         return f"files left open: {', '.join(sorted(left)[:3])}" if left else None
 
     def _memory_left(self) -> str | None:
@@ -125,6 +126,19 @@ class Leftovers:
                 break
             time.sleep(0.01)
         return f"threads left running: {', '.join(sorted(threads))}" if threads else None
+
+
+def _children() -> list[psutil.Process]:
+    """The child processes of this process, those that have ended included.
+
+    psutil looks at all processes of the machine for that. The kernel says at once whether there are any: waitid(2).
+    """
+    if hasattr(os, "waitid"):
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # takes no child's status away
+        except ChildProcessError:
+            return []
+    return psutil.Process().children()
 
 
 def _runs_for_a_trial(process: psutil.Process) -> bool:

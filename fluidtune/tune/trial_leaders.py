@@ -15,8 +15,8 @@ from typing import Any
 from ray.exceptions import RayActorError
 
 from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
-from fluidtune.cluster.worker import IterationReply
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.tune.job_log import REASON_LENGTH

@@ -18,8 +18,8 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from fluidtune.cluster.commit_stores import delete_commits
 from fluidtune.cluster.lanes import LaneTicket
+from fluidtune.cluster.messages import IterationReply, LoadSpec
 from fluidtune.cluster.pool import WorkerPool
-from fluidtune.cluster.worker import IterationReply, LoadSpec
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m

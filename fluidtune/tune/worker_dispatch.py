@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.engine import messages as m
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls, first_line

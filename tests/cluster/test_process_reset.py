@@ -126,6 +126,23 @@ def test_a_child_process_is_noticed(baseline: ProcessBaseline) -> None:
     assert baseline.restore() is None
 
 
+def test_other_processes_are_looked_at_only_if_there_are_children() -> None:
+    """A machine may have thousands, and a trial waits for this worker."""
+    code = """if True:
+        import psutil, subprocess, sys
+        from fluidtune.cluster.process_leftovers import Leftovers
+        looks, before = [], psutil.Process.children
+        psutil.Process.children = lambda self, *more: looks.append(self) or before(self, *more)
+        leftovers = Leftovers()
+        assert leftovers.found() is None and not looks, looks
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        assert str(child.pid) in leftovers.found() and looks
+        child.communicate()
+        assert leftovers.found() is None
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_memory_is_noticed(baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_leftovers, "MEMORY_ALLOWANCE", 64 << 20)
     kept = bytearray(os.urandom(1 << 20)) * 128

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from ray.tune import Trainable
 
+from fluidtune.cluster.leader_host import LeaderHost
+from fluidtune.cluster.messages import LoadSpec
 from fluidtune.cluster.result_replay import ReportedResults
-from fluidtune.cluster.worker import LoadSpec, Worker
 from fluidtune.ray_compat.trainable import set_progress
 
 
-class Hosting(Worker):
+class Hosting(LeaderHost):
     """Hosts trial_1, of which 13 iterations are reported; its commit is of iteration 12."""
 
     def __init__(self) -> None:
@@ -21,17 +22,17 @@ class Hosting(Worker):
         self.forgot = 0
         files = SimpleNamespace(delete_dir=self.deleted.append)
         storage = SimpleNamespace(trial_fs_path="/job/trial_1", storage_filesystem=files)
-        self._spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
-        self._trainable: Any = Trainable.__new__(Trainable)
-        self._trainable.restore = self.restored
-        set_progress(self._trainable, 0, 0.0)
-        self._session: Any = SimpleNamespace(forget_resume=self.forget)
-        reports = self._reports = ReportedResults(13, "")
-        reports.trainable = self._trainable
+        self.spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
+        self.trainable: Any = Trainable.__new__(Trainable)
+        self.trainable.restore = self.restored
+        set_progress(self.trainable, 0, 0.0)
+        self.session: Any = SimpleNamespace(forget_resume=self.forget)
+        reports = self.reports = ReportedResults(13, "")
+        reports.trainable = self.trainable
         reports.resume = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
 
     def restored(self, checkpoint: Any) -> None:
-        set_progress(self._trainable, 10, 0.0)
+        set_progress(self.trainable, 10, 0.0)
 
     def forget(self) -> None:
         self.forgot += 1
@@ -47,7 +48,7 @@ def at(path: str) -> Any:
 def test_a_trial_goes_on_from_its_commit_if_that_is_newer(path: str, again: bool) -> None:
     worker = Hosting()
     assert worker.restore(at(path), again) == 13
-    assert worker._trainable.iteration == 12
+    assert worker.trainable.iteration == 12
     assert not worker.forgot and not worker.deleted
 
 
@@ -55,7 +56,7 @@ def test_a_trial_goes_on_from_its_commit_if_that_is_newer(path: str, again: bool
 def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
     worker = Hosting()
     assert worker.restore(at(path)) == 10
-    assert worker._reports.reported == 10
+    assert worker.reports.reported == 10
     assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]
 
 
@@ -63,17 +64,17 @@ def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
 def test_iterations_after_the_checkpoint_are_reported(flags: dict[str, bool]) -> None:
     """In a retry as under stock Tune; and where the checkpoint's number is the user's, it cannot be compared."""
     worker = Hosting()
-    reports = worker._reports = ReportedResults(13, "", **flags)
-    reports.trainable = worker._trainable
+    reports = worker.reports = ReportedResults(13, "", **flags)
+    reports.trainable = worker.trainable
     assert worker.restore(at("/job/trial_1/checkpoint_10")) == 10
-    set_progress(worker._trainable, 11, 0.0)
+    set_progress(worker.trainable, 11, 0.0)
     assert not reports.was_seen({})
 
 
 def test_a_retry_from_the_start_reports_from_the_start() -> None:
     worker = Hosting()
-    reports = worker._reports = ReportedResults(13, "", repeats=True)
-    reports.trainable = worker._trainable
+    reports = worker.reports = ReportedResults(13, "", repeats=True)
+    reports.trainable = worker.trainable
     reports.begin()
-    set_progress(worker._trainable, 1, 0.0)
+    set_progress(worker.trainable, 1, 0.0)
     assert not reports.was_seen({})

@@ -15,8 +15,10 @@ from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
+from fluidtune.cluster import leader_host
 from fluidtune.cluster import worker as worker_module
-from fluidtune.cluster.worker import LoadSpec, Worker
+from fluidtune.cluster.messages import LoadSpec
+from fluidtune.cluster.worker import Worker
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until
@@ -67,7 +69,7 @@ def fresh(folder: str, name: str) -> Worker:
     from fluidtune.elastic import use
 
     use(None)
-    worker_module._storage = lambda spec: Storage(folder)
+    worker_module.storage_of = leader_host.storage_of = lambda spec: Storage(folder)
     _worker[:] = [Worker(name, {})]
     return _worker[0]
 
@@ -93,8 +95,8 @@ def train_in_a_group_that_is_lost(folder: str, raises: bool) -> tuple[Any, ...]:
 
     Counting.step = go_on  # type: ignore[method-assign]
     reply = worker.train()
-    assert worker._reports is not None
-    return reply.lost, reply.result, worker._reports.next_missed()
+    assert worker._leader is not None and worker._leader.reports is not None
+    return reply.lost, reply.result, worker._leader.reports.next_missed()
 
 
 def session_here() -> ElasticSession:
@@ -162,12 +164,13 @@ def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, s
 def mended(folder: str) -> None:
     worker = hosting(folder)
     train(worker, 2)
-    assert worker._reports is not None
-    note = worker._reports.note()
+    leader = worker._leader
+    assert leader is not None and leader.reports is not None
+    note = leader.reports.note()
     train(worker, 2)
-    assert isinstance(worker._trainable, Counting)
-    worker._trainable.module.weight.data.fill_(2.0)
-    worker._reports.rewind(note)
+    assert isinstance(leader.trainable, Counting)
+    leader.trainable.module.weight.data.fill_(2.0)
+    leader.reports.rewind(note)
     assert [(r["training_iteration"], r["steps"]) for r in train(worker, 2)] == [(5, 5), (6, 6)]
 
 
@@ -180,8 +183,8 @@ def leading(folder: str) -> Any:
     train(hosting(folder, notes=folder), 3)
     worker = hosting(folder, delivered=2, notes=folder)
     train(worker, 1)
-    assert worker._session is not None
-    return worker._session.address
+    assert worker._leader is not None and worker._leader.session is not None
+    return worker._leader.session.address
 
 
 def led(reform: Reform, iterations: int) -> None:
@@ -319,8 +322,8 @@ def sided_leader(folder: str) -> Any:
     assert worker.load(Sided, sided_spec(folder)) is None
     worker.train()
     assert worker.train().result["leads"] is True
-    assert worker._session is not None
-    return worker._session.address
+    assert worker._leader is not None and worker._leader.session is not None
+    return worker._leader.session.address
 
 
 def sided_follower(folder: str) -> tuple[str | None, str]:

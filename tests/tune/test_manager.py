@@ -16,8 +16,8 @@ from ray.exceptions import RayActorError
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import IterationReply
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.worker import WorkerInfo
 from fluidtune.engine import messages as m
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 from fluidtune.tune.worker_dispatch import STARTS_AT_ONCE, WorkerDispatch, WorkerRequest

@@ -1,0 +1,92 @@
+"""What a driver and its workers tell each other about a trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fluidtune.cluster import emulated
+from fluidtune.cluster.lanes import Lack, LaneSettings, LaneTicket
+from fluidtune.elastic.random_streams import Streams
+
+if TYPE_CHECKING:
+    from fluidtune.engine.messages import Kind
+    from salus_share.telemetry import DeviceSample
+
+
+@dataclass(frozen=True)
+class LoadSpec:
+    """What a worker needs in order to host a trial.
+
+    ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
+    has seen. ``repeats``: those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``backend``:
+    the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
+    ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
+    how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
+    the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
+    this node, so that no other one needs to reach them.
+    ``rehearse``: see `FollowerHost.join`.
+    """
+
+    trial: str
+    kwargs: dict[str, Any]
+    delivered: int = 0
+    repeats: bool = False
+    own_numbers: bool = False
+    backend: str = "torch"
+    device: str = "cpu"
+    emulation: emulated.Emulation | None = None
+    streams: Streams | None = None
+    lanes: LaneSettings | None = None
+    ticket: LaneTicket | None = None
+    secret: bytes = field(default=b"", repr=False)
+    one_node: bool = False
+    rehearse: bool = False
+
+
+@dataclass
+class IterationReply:
+    """One iteration's result, and what the worker has learned in it.
+
+    ``iteration``: its number by the trainable's own count. ``seconds``: duration of the iteration without the pause of
+    a resize. ``width``, ``address``, ``mends``: see `LeaderSession`. ``streams``: see there; None if they were sent
+    before. ``reformed``: generation and pause in seconds of a resize in this iteration. ``lost``: why there is no
+    result, if another worker has died or its loop cannot go on with this one's. ``ungrowable``, ``refused``,
+    ``differed``: see `LeaderSession`. ``lack``: there is no result, because the trial needs more room than it has.
+    ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
+    part of the device's memory that it needs only within an iteration. ``busy``: the part of the time that it kept its
+    device busy; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
+    """
+
+    result: dict[str, Any]
+    kind: Kind
+    seconds: float
+    iteration: int = 0
+    width: int = 1
+    address: tuple[str, int] | None = None
+    reformed: tuple[float, float] | None = None
+    lost: str | None = None
+    ungrowable: str | None = None
+    refused: float | None = None
+    differed: str | None = None
+    lack: Lack | None = None
+    mends: bool = False
+    streams: Streams | None = None
+    memory: float | None = None
+    ephemeral: float = 0.0
+    busy: float | None = None
+    gpu: DeviceSample | None = None
+
+
+@dataclass
+class WorkerInfo:
+    """Who a worker is.
+
+    ``pid``, ``gpus``: its process id and the ids of its GPUs. ``mps``: whether it is a client of MPS; None: it was not
+    asked to be one. ``why``: why it could not become one.
+    """
+
+    pid: int
+    gpus: list[str] = field(default_factory=list)
+    mps: bool | None = None
+    why: str = ""
