@@ -1,0 +1,270 @@
+"""Orloj on one worker of the twin, beside sound formers and servers on the same requests.
+
+``python -m benchmarks.orloj --json [--quick] [--seeds N] [--only PART ...]``. Finish rate: requests answered in time,
+over all. Each row has the mean over the seeds for an SLO of 1.5, 2, 3, 4 and 5 times the 99th percentile of the times
+alone. Parts:
+
+- ``columns``: by workload and side. Sides: `orloj` (the largest batch), `orloj_earliest`, `orloj_all` (all sizes from 1
+  to 16 instead of powers of two), `orloj_deferred` (starts when the next size could not be filled in time), `edf` (the
+  same queues, earliest deadlines instead of scores), `fifo` and `window` (Symphony's formers, on expected times),
+  `nexus`, `clipper`, `clockwork` (up to 16) and `clockwork_1` (batches of one).
+- ``b``: the three-modal workload by the rate of the anticipated delay, per ms.
+- ``tasks``: log-normal times with mean and P99 of table 4.1, at twice the rate that batches of one can answer.
+- ``places``: skewed sources, with equal weights, with the true ones, and by product.
+- ``profiling``: nothing known at first, and times that grow by a half midway; a request that runs again alone is taken
+  to cost nothing.
+- ``queue``: microseconds of insert, remove and top(16), by implementation and by requests that wait.
+- ``overhead``: milliseconds of a decision with 1,000 requests that wait; times scaled down to a P99 of 20 ms, without
+  and with that cost.
+- ``scale``: 1,000 workers, which know nothing of each other: simulated requests per second of wall time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.common import finish, parser, result, say
+from benchmarks.orloj_cases import Case, Load, load, modal
+from benchmarks.orloj_worker import SIDES, Worker
+from symphony_serve.batching.orloj import Orloj
+from symphony_serve.batching.orloj_hull import HullPending
+from symphony_serve.batching.orloj_profiles import Profiler, VaryingProfile
+from symphony_serve.batching.orloj_queues import NaivePending, Pending, SortedPending
+from symphony_serve.batching.orloj_scores import ANTICIPATED_DELAY_RATE
+from symphony_serve.messages import Dispatch, Request
+
+#: The SLO by the 99th percentile of the times alone (section 4.5.2).
+MULTIPLES = (1.5, 2.0, 3.0, 4.0, 5.0)
+
+#: Table 4.1: mean and 99th percentile of the execution time, seconds.
+TASKS = {
+    "rdinet": (0.68315, 2.66754),
+    "skipnet": (0.00324, 0.00556),
+    "blenderbot_convai": (0.20039, 0.24227),
+    "blenderbot_cornell": (0.20322, 0.24704),
+    "gpt_convai": (0.07947, 0.14340),
+    "gpt_cornell": (0.09484, 0.16169),
+    "bart": (0.77466, 1.10199),
+    "t5": (0.55291, 0.79728),
+    "fsmt": (0.18930, 0.31931),
+    "mbart": (0.43238, 0.72987),
+}
+
+WORKLOADS = {
+    "one_modal": modal(1),
+    "two_modal": modal(2),
+    "three_modal": modal(3),
+    "eight_modal": modal(8),
+    "bursty": replace(modal(2), shape=0.5),
+    "static": replace(modal(1), spread=0.0),
+    # Only 25 ms of a request's time are shared by a batch.
+    "weak_batching": replace(modal(2, spread=0.005), shared=0.025, rate=14.0),
+}
+ALL, FEW = tuple(SIDES), ("orloj", "orloj_earliest", "edf", "window", "nexus", "clockwork")
+SHOWN = {"two_modal": ALL, "eight_modal": ALL}
+
+
+#: Makes a worker from the workload, the requests, and what is known of the times.
+Make = Callable[[Case, Load, VaryingProfile], Worker]
+
+
+class Runs:
+    """How many seeds and requests each row has."""
+
+    def __init__(self, seeds: int, count: int) -> None:
+        self.seeds = range(1, seeds + 1)
+        self.count = count
+
+    def shown(self, name: str, case: Case, make: Make) -> list[float]:
+        """The mean finish rate of the workers that ``make`` makes, by SLO. Prints it."""
+        found = []
+        for multiple in MULTIPLES:
+            loads = [load(case, multiple, seed, self.count) for seed in self.seeds]
+            made = [make(case, one, case.profile(seed)) for one, seed in zip(loads, self.seeds, strict=True)]
+            found.append(round(mean(worker.run().good / self.count for worker in made), 3))
+        say(f"{name}: {' '.join(f'{rate:.3f}' for rate in found)}")
+        return found
+
+
+def columns(runs: Runs) -> dict[str, Any]:
+    """By workload and side."""
+    return {
+        name: {one: runs.shown(f"{name} {one}", case, SIDES[one]) for one in SHOWN.get(name, FEW)}
+        for name, case in WORKLOADS.items()
+    }
+
+
+def with_b(b: float) -> Make:
+    """Orloj with this rate of the anticipated delay, per second."""
+    return lambda case, load, profile: Worker(case, load, Orloj(profile, b=b))
+
+
+def by_b(runs: Runs) -> dict[str, Any]:
+    """By b per ms."""
+    return {f"1e{i}": runs.shown(f"b 1e{i}", modal(3), with_b(1000 * 10.0**i)) for i in range(-6, 0)}
+
+
+def tasks(runs: Runs) -> dict[str, Any]:
+    """By task and side."""
+    found: dict[str, Any] = {}
+    for name, (average, p99) in TASKS.items():
+        case = Case((average,), lognormal=(average, p99), rate=2 / average)
+        sides = ("orloj", "orloj_all", "window", "clockwork")
+        found[name] = {one: runs.shown(f"{name} {one}", case, SIDES[one]) for one in sides}
+    return found
+
+
+def with_settings(more: dict[str, Any]) -> Make:
+    """Orloj with other settings of the profile."""
+    return lambda case, load, profile: Worker(
+        case, load, Orloj(VaryingProfile(profile.batches, profile.sources, **more))
+    )
+
+
+def places(runs: Runs) -> dict[str, Any]:
+    """By the share of a source of 30 ms beside one of 150 ms, and by what the profile says of them."""
+    found: dict[str, Any] = {}
+    for shares in ((0.95, 0.05), (0.05, 0.95), (0.5, 0.5)):
+        case = replace(modal(2), peaks=(0.030, 0.150), shares=shares)
+        case = replace(case, rate=1.76 / sum(share * peak for share, peak in zip(shares, case.peaks, strict=True)))
+        weights = {str(source): share for source, share in enumerate(shares)}
+        kinds: dict[str, dict[str, Any]] = {"equal": {}, "true": {"weights": weights}, "product": {"places": "product"}}
+        found[f"{shares[0]:g}"] = {
+            kind: runs.shown(f"short {shares[0]:g} {kind}", case, with_settings(more)) for kind, more in kinds.items()
+        }
+    return found
+
+
+def profiled(given: Load, case: Case, first: VaryingProfile | None) -> Worker:
+    """Orloj with a profiler that begins with ``first``, or with nothing."""
+    profiler = Profiler(case.batches(), None if first is None else first.sources)
+
+    def observe(batch: Dispatch, seconds: float, now: float) -> VaryingProfile | None:
+        again = profiler.finished(batch.requests, seconds, now)
+        if again is not None:
+            profiler.ran_alone(again.source, given.alone[again.id], now)
+        return profiler.picked_up(now)
+
+    return Worker(case, given, Orloj(profiler.profile()), observe)
+
+
+def grown(given: Load) -> Load:
+    """The same requests. Those of the second half take half as long again."""
+    late = len(given.alone) // 2
+    return replace(given, alone={one: time * (1.5 if one >= late else 1.0) for one, time in given.alone.items()})
+
+
+def profiling(runs: Runs) -> dict[str, Any]:
+    """Cold start and drift, with the true profile, with a profiler, and (drift) with the profile of the beginning."""
+    makers: dict[str, Make] = {
+        "known": SIDES["orloj"],
+        "cold": lambda case, load, profile: profiled(load, case, None),
+        "drift_fixed": lambda case, load, profile: SIDES["orloj"](case, grown(load), profile),
+        "drift": lambda case, load, profile: profiled(grown(load), case, profile),
+    }
+    return {name: runs.shown(name, modal(2), make) for name, make in makers.items()}
+
+
+def microseconds(work: Callable[[int], object], times: int) -> float:
+    """The median time of one call, us."""
+    spent = []
+    for i in range(times):
+        began = time.perf_counter()
+        work(i)
+        spent.append(time.perf_counter() - began)
+    return round(1e6 * median(spent), 2)
+
+
+def queue(counts: Sequence[int]) -> dict[str, Any]:
+    """By implementation and by requests that wait."""
+    kinds = (SortedPending, HullPending, NaivePending)
+    return {kind.__name__: {str(count): operations(kind, count) for count in counts} for kind in kinds}
+
+
+def operations(kind: type[Pending], count: int) -> dict[str, float]:
+    """Microseconds of operations on one queue of batches of 16; of the hull also the nodes that an insertion visits."""
+    rng, pending = random.Random(1), kind({16: modal(3).profile(1).times[16]}, ANTICIPATED_DELAY_RATE)
+
+    def insert(number: int) -> None:
+        pending.insert(rng.uniform(0.3, 1.0), number, 0.0)
+
+    for number in range(count):
+        insert(-1 - number)
+    row = {
+        "insert": microseconds(insert, 100),
+        "remove": microseconds(pending.remove, 100),
+        "top": microseconds(lambda _: pending.best(16, 0.0), 20),
+    }
+    if isinstance(pending, HullPending):
+        before = pending.visits
+        for number in range(100):
+            insert(number)
+        row["visits_per_insert"] = (pending.visits - before) / 100
+    say(f"{kind.__name__} of {count}: {row}")
+    return row
+
+
+def overhead(runs: Runs) -> dict[str, Any]:
+    """The time of a decision, and what it costs where times are short."""
+    former, rng = Orloj(modal(3).profile(1)), random.Random(1)
+    for number in range(1000):
+        former.add(Request(number, "model", 0.0, rng.uniform(0.3, 3.0)))
+
+    def decide(_: int) -> None:
+        former.form(0.0)
+        for request in former.take():
+            former.add(request)
+
+    spent = microseconds(decide, 100) / 1e6
+    say(f"a decision: {1e3 * spent:.3f} ms")
+    base = modal(3)
+    p99 = sorted(load(base, 1.0, 1, 4000).alone.values())[3959]
+    case = base.scaled(0.020 / p99)
+    free = runs.shown("P99 of 20 ms", case, SIDES["orloj"])
+    dear = runs.shown(
+        "P99 of 20 ms, with the cost", case, lambda case, load, known: Worker(case, load, Orloj(known), cost=spent)
+    )
+    return {"milliseconds": round(1e3 * spent, 3), "free": free, "dear": dear}
+
+
+def scale(workers: int) -> dict[str, Any]:
+    """Workers with 40 requests each, one after the other, on one core."""
+    case, profile = modal(2), modal(2).profile(1)
+    loads = [load(case, 3.0, seed, 40) for seed in range(workers)]
+    began = time.process_time()
+    good = sum(Worker(case, one, Orloj(profile)).run().good for one in loads)
+    rate = round(40 * workers / (time.process_time() - began))
+    return {"workers": workers, "requests_per_second": rate, "finish_rate": good / (40 * workers)}
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser((__doc__ or "").splitlines()[0])
+    parts = ("columns", "b", "tasks", "places", "profiling", "queue", "overhead", "scale")
+    arguments.add_argument("--seeds", type=int, default=5, help="seeds of each row (5)")
+    arguments.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
+    options = arguments.parse_args()
+    runs = Runs(1, 200) if options.quick else Runs(options.seeds, 4000)
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
+        "columns": lambda: columns(runs),
+        "b": lambda: by_b(runs),
+        "tasks": lambda: tasks(runs),
+        "places": lambda: places(runs),
+        "profiling": lambda: profiling(runs),
+        "queue": lambda: queue((10, 100) if options.quick else (10, 100, 1000, 10_000)),
+        "overhead": lambda: overhead(runs),
+        "scale": lambda: scale(20 if options.quick else 1000),
+    }
+    figures = result("orloj", "1 worker", "twin", seeds=len(runs.seeds), requests=runs.count, multiples=MULTIPLES)
+    for part in options.only:
+        figures[part] = makers[part]()
+    finish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""One worker in the twin, and the servers that Orloj is compared with, for `benchmarks.orloj`.
+
+All see the same requests at the same moments. None is told the time of a request before its batch has run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.orloj_cases import SIZES, Case, Load
+from symphony_serve.batching import BatchFormer
+from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.orloj import Orloj
+from symphony_serve.batching.orloj_histograms import largest, mixture
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.batching.orloj_queues import Pending, first_feasible
+from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
+from symphony_serve.batching.window import Window
+from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.messages import (
+    BatchDone,
+    Dispatch,
+    Event,
+    GpuJoined,
+    Instruction,
+    ProfileChanged,
+    Request,
+    RequestArrived,
+)
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.twin.simulation import Outcome, Server, Simulation
+
+#: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
+Observer = Callable[[Dispatch, float, float], Any]
+
+#: Clockwork's defaults (docs/controller.md of its repository): an estimate is the largest of so many measurements, and
+#: the SLO is shortened by so many seconds.
+CLOCKWORK_WINDOW = 10
+CLOCKWORK_MARGIN_S = 0.005
+
+#: Clipper's additive increase and multiplicative decrease of the largest batch (its paper, section 4.3.1).
+CLIPPER_STEP, CLIPPER_BACK_OFF = 1.0, 0.9
+
+
+class EdfPending(Pending):
+    """The earliest deadlines instead of the highest scores."""
+
+    def best(self, size: int, now: float) -> list[int]:
+        mean = self.times[size].mean
+        found = sorted(key for keys in self.by_cost.values() for key in keys[first_feasible(keys, now, mean) :][:size])
+        return [number for _, number in found[:size]]
+
+
+class Worker:
+    """One worker that serves one model. ``former`` decides; ``observer`` may change the former's profile.
+
+    cost: seconds that a decision takes before its batch starts. policy: when a batch starts.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        load: Load,
+        former: BatchFormer,
+        observer: Observer | None = None,
+        cost: float = 0.0,
+        policy: StartPolicy = EAGER,
+    ) -> None:
+        self._case = case
+        self._load = load
+        self._observer = observer
+        self._cost = cost
+        # The model's own profile is only compared with its SLO: the former is made already.
+        model = Model("model", Profile.from_seconds([1e-9]), load.slo, lambda *_: former, policy)
+        self._server: Server = Scheduler([model])
+        #: Plan -> the batch that runs and its seconds.
+        self._running: dict[int, tuple[Dispatch, float]] = {}
+        self.sizes: list[int] = []
+
+    def run(self) -> Outcome:
+        """What became of the requests."""
+        requests = self._load.requests
+        return Simulation(self, 1, iter(requests), 0.0, requests[-1].arrival, takes=self._takes).run()
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """As the scheduler. The end of a batch is told to the observer first."""
+        out: list[Instruction] = []
+        if isinstance(event, BatchDone):
+            batch, seconds = self._running.pop(event.plan)
+            profile = self._observer(batch, seconds, now) if self._observer is not None else None
+            if profile is not None:
+                out += self._server.handle(ProfileChanged("model", profile), now)
+        return out + self._server.handle(event, now)
+
+    def _takes(self, batch: Dispatch) -> float:
+        offset, scale = self._case.batch(len(batch.requests))
+        seconds = offset + scale * max(self._load.alone[request.id] for request in batch.requests)
+        self._running[batch.plan] = (batch, seconds)
+        self.sizes.append(len(batch.requests))
+        return self._cost + seconds
+
+
+class ClipperWorker(Worker):
+    """Clipper: first come, first served, nothing refused; the largest batch grows by 1, and by 0.9 after a late one."""
+
+    def __init__(self, case: Case, load: Load) -> None:
+        super().__init__(case, load, Fifo(Profile.from_seconds([1e-9]), load.slo, NO_DELAYS))
+        self._waiting: deque[Request] = deque()
+        self._most = 1.0
+        self._plans = 0
+        self._ready = False
+        self._wake = math.inf
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        if isinstance(event, RequestArrived):
+            self._waiting.append(event.request)
+        elif isinstance(event, GpuJoined):
+            self._ready = True
+        elif isinstance(event, BatchDone):
+            self._ready = True
+            _, seconds = self._running.pop(event.plan)
+            late = seconds > self._load.slo
+            self._most = max(1.0, self._most * CLIPPER_BACK_OFF) if late else min(SIZES[-1], self._most + CLIPPER_STEP)
+        if not self._ready or not self._waiting:
+            return []
+        size = min(len(self._waiting), int(self._most))
+        taken = tuple(self._waiting.popleft() for _ in range(size))
+        self._ready, plan = False, self._plans
+        self._plans += 1
+        return [Dispatch(0, 1, plan, "model", taken, now, 1e-9)]
+
+
+class Nexus(Window):
+    """The target is the largest batch that takes at most half of the SLO; what falls behind it is given up."""
+
+    def _find_target(self) -> None:
+        self._target = max(1, self._profile.largest(self._slo / 2))
+        self._size = 0
+
+
+def expected(case: Case, profile: VaryingProfile) -> Profile:
+    """The expected seconds of batches of 1, 2 and so on to 16, padded to their longest request."""
+    alone = mixture(list(profile.sources.values()))
+    return _table(case, lambda size: largest(alone, size).mean, SIZES[-1])
+
+
+def by_mean(case: Case, profile: VaryingProfile, most: int = SIZES[-1]) -> Profile:
+    """The seconds of batches whose requests all take the mean time."""
+    alone = mixture(list(profile.sources.values())).mean
+    return _table(case, lambda size: alone, most)
+
+
+def _table(case: Case, longest: Callable[[int], float], most: int) -> Profile:
+    parts = [(case.batch(size), longest(size)) for size in range(1, most + 1)]
+    return Profile.from_seconds(offset + scale * time for (offset, scale), time in parts)
+
+
+class Clockwork:
+    """The estimate of a size is the largest of its last ten times; before any, what the mean would give.
+
+    A former that takes the earliest deadlines does the rest: the smallest ``deadline - estimate`` of all sizes that can
+    be filled with the head of the queue is that of the largest such size.
+    """
+
+    def __init__(self, known: Profile) -> None:
+        self._last = {
+            size: deque([known.seconds(size)], maxlen=CLOCKWORK_WINDOW) for size in range(1, known.max_batch + 1)
+        }
+
+    def observe(self, batch: Dispatch, seconds: float, now: float) -> Profile:
+        """Takes in a measurement and returns the new estimates. A larger size never counts as faster."""
+        self._last[len(batch.requests)].append(seconds)
+        table, most = [0.0], 0.0
+        for times in self._last.values():
+            most = max(most, *times)
+            table.append(most)
+        return Profile((*table, math.inf))
+
+
+def _clockwork(case: Case, load: Load, profile: VaryingProfile, most: int) -> Worker:
+    known = by_mean(case, profile, most)
+    former = Fifo(known, load.slo, Delays(jitter=CLOCKWORK_MARGIN_S))
+    return Worker(case, load, former, Clockwork(known).observe)
+
+
+def _all_sizes(case: Case, profile: VaryingProfile) -> VaryingProfile:
+    return VaryingProfile(BatchMap({k: case.batch(k) for k in range(1, SIZES[-1] + 1)}), profile.sources)
+
+
+#: Side -> what makes its worker from the workload, the requests and what is known of the times.
+SIDES: dict[str, Callable[[Case, Load, VaryingProfile], Worker]] = {
+    "orloj": lambda case, load, profile: Worker(case, load, Orloj(profile)),
+    "orloj_earliest": lambda case, load, profile: Worker(case, load, Orloj(profile, choice="earliest")),
+    "orloj_all": lambda case, load, profile: Worker(case, load, Orloj(_all_sizes(case, profile))),
+    "orloj_deferred": lambda case, load, profile: Worker(case, load, Orloj(profile), policy=DEFERRED),
+    "edf": lambda case, load, profile: Worker(case, load, Orloj(profile, pending=EdfPending)),
+    "fifo": lambda case, load, profile: Worker(case, load, Fifo(expected(case, profile), load.slo, NO_DELAYS)),
+    "window": lambda case, load, profile: Worker(case, load, Window(expected(case, profile), load.slo, NO_DELAYS)),
+    "nexus": lambda case, load, profile: Worker(case, load, Nexus(by_mean(case, profile), load.slo, NO_DELAYS)),
+    "clipper": lambda case, load, profile: ClipperWorker(case, load),
+    "clockwork": lambda case, load, profile: _clockwork(case, load, profile, SIZES[-1]),
+    "clockwork_1": lambda case, load, profile: _clockwork(case, load, profile, 1),
+}
