@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.orloj_cases import SIZES, Case, Load
+from symphony_serve.baselines.clipper import Clipper
+from symphony_serve.baselines.clockwork import MAX_BATCH, SHORTENED_S
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
@@ -24,11 +27,8 @@ from symphony_serve.messages import (
     BatchDone,
     Dispatch,
     Event,
-    GpuJoined,
     Instruction,
     ProfileChanged,
-    Request,
-    RequestArrived,
 )
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
@@ -38,13 +38,8 @@ from symphony_serve.twin.simulation import Outcome, Server, Simulation
 #: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
 Observer = Callable[[Dispatch, float, float], Any]
 
-#: Clockwork's defaults (docs/controller.md of its repository): an estimate is the largest of so many measurements, and
-#: the SLO is shortened by so many seconds.
+#: Clockwork's estimate is the largest of so many measurements. Source: docs/controller.md of its repository.
 CLOCKWORK_WINDOW = 10
-CLOCKWORK_MARGIN_S = 0.005
-
-#: Clipper's additive increase and multiplicative decrease of the largest batch (its paper, section 4.3.1).
-CLIPPER_STEP, CLIPPER_BACK_OFF = 1.0, 0.9
 
 
 class EdfPending(Pending):
@@ -80,7 +75,6 @@ class Worker:
         self._server: Server = Scheduler([model])
         #: Plan -> the batch that runs and its seconds.
         self._running: dict[int, tuple[Dispatch, float]] = {}
-        self.sizes: list[int] = []
 
     def run(self) -> Outcome:
         """What became of the requests."""
@@ -101,38 +95,30 @@ class Worker:
         offset, scale = self._case.batch(len(batch.requests))
         seconds = offset + scale * max(self._load.alone[request.id] for request in batch.requests)
         self._running[batch.plan] = (batch, seconds)
-        self.sizes.append(len(batch.requests))
         return self._cost + seconds
 
 
-class ClipperWorker(Worker):
-    """Clipper: first come, first served, nothing refused; the largest batch grows by 1, and by 0.9 after a late one."""
+class _MeasuredClipper(Clipper):
+    """Clipper, told how long its batches really took."""
 
-    def __init__(self, case: Case, load: Load) -> None:
-        super().__init__(case, load, Fifo(Profile.from_seconds([1e-9]), load.slo, NO_DELAYS))
-        self._waiting: deque[Request] = deque()
-        self._most = 1.0
-        self._plans = 0
-        self._ready = False
-        self._wake = math.inf
+    took = 0.0
+
+    def _done(self, dispatch: Dispatch) -> None:
+        super()._done(replace(dispatch, seconds=self.took))
+
+
+class ClipperWorker(Worker):
+    """One worker under Clipper: it has a rule of its own, and no former."""
+
+    def __init__(self, case: Case, load: Load, known: Profile) -> None:
+        super().__init__(case, load, Fifo(known, load.slo, NO_DELAYS))
+        self._server: Server = _MeasuredClipper([Model("model", known, load.slo)])
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        if isinstance(event, RequestArrived):
-            self._waiting.append(event.request)
-        elif isinstance(event, GpuJoined):
-            self._ready = True
-        elif isinstance(event, BatchDone):
-            self._ready = True
-            _, seconds = self._running.pop(event.plan)
-            late = seconds > self._load.slo
-            self._most = max(1.0, self._most * CLIPPER_BACK_OFF) if late else min(SIZES[-1], self._most + CLIPPER_STEP)
-        if not self._ready or not self._waiting:
-            return []
-        size = min(len(self._waiting), int(self._most))
-        taken = tuple(self._waiting.popleft() for _ in range(size))
-        self._ready, plan = False, self._plans
-        self._plans += 1
-        return [Dispatch(0, 1, plan, "model", taken, now, 1e-9)]
+        if isinstance(event, BatchDone):
+            assert isinstance(self._server, _MeasuredClipper)
+            self._server.took = self._running[event.plan][1]
+        return super().handle(event, now)
 
 
 class Nexus(Window):
@@ -184,7 +170,7 @@ class Clockwork:
 
 def _clockwork(case: Case, load: Load, profile: VaryingProfile, most: int) -> Worker:
     known = by_mean(case, profile, most)
-    former = Fifo(known, load.slo, Delays(jitter=CLOCKWORK_MARGIN_S))
+    former = Fifo(known, load.slo, Delays(jitter=SHORTENED_S))
     return Worker(case, load, former, Clockwork(known).observe)
 
 
@@ -202,7 +188,7 @@ SIDES: dict[str, Callable[[Case, Load, VaryingProfile], Worker]] = {
     "fifo": lambda case, load, profile: Worker(case, load, Fifo(expected(case, profile), load.slo, NO_DELAYS)),
     "window": lambda case, load, profile: Worker(case, load, Window(expected(case, profile), load.slo, NO_DELAYS)),
     "nexus": lambda case, load, profile: Worker(case, load, Nexus(by_mean(case, profile), load.slo, NO_DELAYS)),
-    "clipper": lambda case, load, profile: ClipperWorker(case, load),
-    "clockwork": lambda case, load, profile: _clockwork(case, load, profile, SIZES[-1]),
+    "clipper": lambda case, load, profile: ClipperWorker(case, load, by_mean(case, profile)),
+    "clockwork": lambda case, load, profile: _clockwork(case, load, profile, MAX_BATCH),
     "clockwork_1": lambda case, load, profile: _clockwork(case, load, profile, 1),
 }
