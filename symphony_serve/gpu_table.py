@@ -8,6 +8,7 @@ keep outdated entries until these come to the top.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class Gpu:
 
     token: names the time for which it is ours. free: when it is or will be idle.
     plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
-    leaving: when it will be taken away. stamp: grows with every change; a heap's entry with another one is outdated.
+    leaving: when it will be taken away. stamp: another one after every change; a heap's entry with an older one is
+    outdated. No two GPUs have the same one, not even a GPU and the same one when it has come back.
     """
 
     id: int
@@ -40,7 +42,7 @@ class Gpu:
     plans: int = 0
     sent: deque[Dispatch] = field(default_factory=deque)
     leaving: float = math.inf
-    stamp: int = 0
+    stamp: int = -1
     idle: bool = False
 
 
@@ -54,6 +56,7 @@ class GpuTable:
     def __init__(self, order: str = "consolidate", ahead: int = 0):
         self._spread = order == "spread"
         self._ahead = ahead
+        self._stamps = itertools.count()
         self.gpus: dict[int, Gpu] = {}
         #: (rank, id, stamp) of idle GPUs; (free, id, stamp) of the others that can get a batch.
         self._idle: list[tuple[float, int, int]] = []
@@ -66,7 +69,7 @@ class GpuTable:
     def join(self, gpu: int, token: int, free: float) -> None:
         """A GPU that is not in the table comes."""
         self.gpus[gpu] = Gpu(gpu, token, free)
-        self._push_busy(self.gpus[gpu])
+        self._set_free(self.gpus[gpu], free)
 
     def drop(self, gpu: int) -> list[Dispatch]:
         """The GPU is gone. Returns what it has not answered."""
@@ -113,7 +116,7 @@ class GpuTable:
     def close(self, gpu: Gpu) -> None:
         """The GPU gets no batch any more."""
         gpu.leaving = -math.inf
-        gpu.stamp += 1
+        gpu.stamp = next(self._stamps)
 
     def answer(self, gpu: int, token: int, plan: int, now: float) -> list[Dispatch]:
         """A GPU has finished a batch. Returns the batches that are over, this one last.
@@ -139,7 +142,8 @@ class GpuTable:
         while self._watch and self._watch[0][0] <= now:
             _, gpu, token, plan = heapq.heappop(self._watch)
             record = self.gpus.get(gpu)
-            if record is not None and record.token == token and plan in [one.plan for one in record.sent]:
+            unanswered = record is not None and record.token == token and plan in [one.plan for one in record.sent]
+            if record is not None and unanswered and record not in found:
                 found.append(record)
         return found
 
@@ -149,7 +153,7 @@ class GpuTable:
 
     def _set_free(self, gpu: Gpu, free: float) -> None:
         gpu.free = free
-        gpu.stamp += 1
+        gpu.stamp = next(self._stamps)
         gpu.idle = False
         if gpu.leaving > -math.inf and len(gpu.sent) <= self._ahead:
             self._push_busy(gpu)

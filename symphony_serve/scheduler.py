@@ -139,6 +139,7 @@ class Scheduler:
             self._take_back(over[:-1], now, out)
 
     def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:
+        self._wake = math.inf  # A tick that came a little too early uses its WakeAt up as well: tell it again.
         for gpu in self._gpus.suspects(now):
             out.append(Suspect(gpu.id, gpu.token))
             self._lose(gpu.id, now, out)
@@ -181,6 +182,11 @@ class Scheduler:
     def _refuse(self, refuse: Refuse, out: list[Instruction]) -> None:
         self._open.discard(refuse.request.id)
         out.append(refuse)
+
+    @property
+    def unanswered(self) -> frozenset[int]:
+        """The ids of the requests that are neither answered nor refused."""
+        return frozenset(self._open)
 
     @property
     def operations(self) -> int:

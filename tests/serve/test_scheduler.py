@@ -240,7 +240,7 @@ class TestGpus:
         run.at(20.0, BatchDone(1, 1, 0))
         run.at(21.0, BatchDone(2, 1, 0))
         run.run(until=22.0)
-        assert run.scheduler._open == set()
+        assert run.scheduler.unanswered == set()
 
     def test_the_requests_of_a_lost_gpu_wait_again_or_are_refused(self):
         run = driver(figure(policy=EAGER), answers=False)
@@ -262,9 +262,9 @@ class TestGpus:
         for moment, token in ((2.0, 1), (3.0, 2), (4.0, 2)):
             run.at(moment, BatchDone(1, token, 0))
         run.run(until=2.0)
-        assert run.scheduler._open == {1}
+        assert run.scheduler.unanswered == {1}
         run.run(until=4.0)
-        assert run.scheduler._open == set()
+        assert run.scheduler.unanswered == set()
         run.at(5.0, GpuJoined(1, 2))
         run.run(until=5.0)
 
@@ -376,3 +376,30 @@ def test_the_work_of_an_event_grows_with_the_logarithm_only():
     assert max(counted.values()) < 8
     assert counted[1024, 320] < 1.5 * counted[32, 320]
     assert counted[1024, 20] < 1.5 * counted[32, 20]
+
+
+def test_a_tick_that_comes_too_early_is_asked_for_again():
+    scheduler = Scheduler([figure()])
+    scheduler.handle(GpuJoined(1, 1), 0.0)
+    assert scheduler.handle(RequestArrived(Request(1, "m", 0.0, 12.0)), 0.0) == [WakeAt(5.0)]
+    assert scheduler.handle(Tick(), 4.999) == [WakeAt(5.0)]
+
+
+def test_a_gpu_that_comes_back_has_no_entry_of_its_former_life():
+    """Else it counts as idle since its former life, and its batch is closed before the second request comes."""
+    run = driver(figure(policy=EAGER), answers=False)
+    run.joins(0.0)
+    run.at(1.0, GpuLost(1))
+    run.at(2.0, GpuJoined(1, 2, 8.0))
+    run.requests([Request(1, "m", 3.0, 15.0), Request(2, "m", 4.0, 16.0)])
+    assert run.run(until=9.0).batches == [(8.0, 1, [1, 2])]
+
+
+def test_a_gpu_with_two_silent_batches_is_suspect_once():
+    run = driver(figure(delays=Delays(0.1), policy=EAGER), answers=False)
+    run.joins(0.0)
+    run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 14.0)])
+    run.run(until=10.0)
+    assert len(run.dispatches) == 2
+    run.scheduler.handle(Tick(), 100.0)
+    assert run.scheduler.unanswered == set()

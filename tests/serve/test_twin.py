@@ -65,8 +65,7 @@ def test_gpus_are_used_in_proportion_to_the_load():
         assert outcome.utilisation == pytest.approx(load, abs=0.08)
         assert outcome.worst_bad_rate <= 0.01
         busy = [outcome.busy[gpu] / outcome.seconds for gpu in range(24)]
-        assert busy == sorted(busy, reverse=True)
-        assert sum(busy[int(24 * (load + 0.25)) :]) < 0.5
+        assert sum(busy[: int(24 * (load + 0.15))]) > 0.97 * sum(busy)
     eager = [model(f"m{number}", *RESNET[:2], 100.0, Fifo, EAGER) for number in range(10)]
     assert simulate(ours, eager, 24, 0.15 * 20_300, SHORT).utilisation > 0.5
     assert simulate(ours, models, 24, 1.5 * 20_300, SHORT).good / SHORT.measured >= 0.97 * 20_300
