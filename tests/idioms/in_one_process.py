@@ -1,0 +1,85 @@
+"""Scripts of guides as trials of one process, without Ray: what each reports after others, and alone.
+
+``main("alone", FOLDER)`` runs each script in a fork of a process in which no trial has run. ``warm`` lets one process
+serve two trials of each script, one script after the other, and cleans it after each trial as a worker does. Scripts
+after which the process serves no further trial (`DIRTY`) run in a fork of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.process_properties import in_a_copy
+
+#: script -> why its process serves no further trial, in words that the reason has.
+DIRTY = {
+    "compiled": "finalizers left that run at exit",
+    "n_jobs": "exit handlers left by joblib",
+    "pool": "finalizers left by multiprocessing",
+    "futures": "finalizers left by multiprocessing",
+    "background_thread": "threads left running: prefetcher",
+    "database": "files left open",
+    "buffered_file": "files left open",
+}
+
+
+def run(script: str, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Run a script in a thread, as a trial's function does, and return what it reports."""
+    from ray import tune
+
+    reports: list[Any] = []
+    tune.report = reports.append
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def call() -> None:
+        os.chdir(folder)
+        try:
+            for room in ("torch_scripts", "library_scripts"):
+                function = getattr(importlib.import_module(f"tests.idioms.{room}"), script, None)
+                if function is not None:
+                    function({"seed": seed})
+        except BaseException:
+            reports.append({"error": traceback.format_exc()})
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    return reports
+
+
+def main(mode: str, folder: str, scripts: list[str]) -> None:
+    """Print {script: [reports, why the process is not used again]}."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what scripts and libraries print
+    baseline = None
+    if mode == "warm":
+        from fluidtune.cluster.process_reset import ProcessBaseline
+
+        baseline = ProcessBaseline(watch=True)
+        baseline.note_imports()
+    for name in ("ray.tune", "torch", "sklearn", "numpy"):
+        importlib.import_module(name)
+
+    def turn(script: str, seed: int) -> list[Any]:
+        found = run(script, seed, Path(folder, mode, f"{script}-{seed}"))
+        return [found, baseline.restore() if baseline is not None else None]
+
+    def both(script: str) -> list[Any]:
+        first = turn(script, 2)
+        return first if first[1] is not None else turn(script, 1)
+
+    answers = {}
+    for script in sorted(scripts, key=lambda name: name not in DIRTY):  # a fork first: OpenMP's threads survive none
+        if baseline is None:
+            answers[script] = in_a_copy(lambda script=script: turn(script, 1))
+        else:
+            answers[script] = in_a_copy(lambda script=script: both(script)) if script in DIRTY else both(script)
+    output.write(json.dumps(answers, default=float))
+    output.flush()
+    os._exit(0)
