@@ -31,7 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ["RAY_SUITE_SIDE"] == "fluid":
         # For the whole run: a test module imports the two names when it is collected.
         standing = ExitStack()
-        standing.enter_context(standing_in(FluidExecutor()))
+        # Devices on demand: some tests start tasks and actors beside their trials.
+        standing.enter_context(standing_in(FluidExecutor(reserve=False)))
         config.add_cleanup(standing.close)
 
 
