@@ -12,8 +12,12 @@ import json
 import os
 import threading
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.cluster.process_properties import in_a_copy
 
@@ -53,6 +57,16 @@ def run(script: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     return reports
 
 
+def without_children(call: Callable[[], Any]) -> Any:
+    """``call()``; the processes that it has left are ended."""
+    try:
+        return call()
+    finally:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
 def main(mode: str, folder: str, scripts: list[str]) -> None:
     """Print {script: [reports, why the process is not used again]}."""
     output = os.fdopen(os.dup(1), "w")
@@ -74,12 +88,15 @@ def main(mode: str, folder: str, scripts: list[str]) -> None:
         first = turn(script, 2)
         return first if first[1] is not None else turn(script, 1)
 
+    def in_fork(call: Callable[[], Any]) -> Any:
+        return in_a_copy(lambda: without_children(call))
+
     answers = {}
     for script in sorted(scripts, key=lambda name: name not in DIRTY):  # a fork first: OpenMP's threads survive none
         if baseline is None:
-            answers[script] = in_a_copy(lambda script=script: turn(script, 1))
+            answers[script] = in_fork(lambda script=script: turn(script, 1))
         else:
-            answers[script] = in_a_copy(lambda script=script: both(script)) if script in DIRTY else both(script)
+            answers[script] = in_fork(lambda script=script: both(script)) if script in DIRTY else both(script)
     output.write(json.dumps(answers, default=float))
     output.flush()
     os._exit(0)
