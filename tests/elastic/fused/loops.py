@@ -1,0 +1,200 @@
+"""Small models and the loop that trains one of them: what is run as one of several, and alone."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fluidtune.elastic.fused import FusedTrial, FusedTrials, current_trial
+
+SAMPLES, BATCH = 40, 16
+INPUTS = torch.randn(SAMPLES, 8, 8, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(0, 4, (SAMPLES,), generator=torch.Generator().manual_seed(6))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase] = nn.GRU, **options: Any) -> None:
+        super().__init__()
+        self.layer = kind(8, 6, 2, batch_first=True, **options)
+        self.head = nn.Linear(6 * (2 if options.get("bidirectional") else 1), 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+class Attentive(nn.Module):
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+        self.place = nn.Parameter(torch.randn(8, 8) * 0.1)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x + self.place).mean(1))
+
+
+def perceptron(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 4))
+
+
+def convolution(dropout: float = 0.1) -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)),
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Dropout2d(dropout),
+        nn.Conv2d(4, 6, 3, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(24, 4),
+    )
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "perceptron": perceptron,
+    "convolution": convolution,
+    "recurrent": lambda dropout=0.1: Recurrent(nn.GRU, dropout=dropout),
+    "transformer": Attentive,
+}
+
+OPTIMIZERS: dict[str, Callable[[Any, int], torch.optim.Optimizer]] = {
+    "sgd": lambda p, i: torch.optim.SGD(p, lr=0.01 * (i + 1)),
+    "momentum": lambda p, i: torch.optim.SGD(p, lr=0.01, momentum=0.5 + 0.1 * i, weight_decay=1e-3 * (i + 1)),
+    "nesterov": lambda p, i: torch.optim.SGD(p, lr=0.01, momentum=0.5 + 0.1 * i, nesterov=True),
+    "adam": lambda p, i: torch.optim.Adam(p, lr=1e-3 * (i + 1), betas=(0.9 - 0.1 * i, 0.999), amsgrad=True),
+    "adamw": lambda p, i: torch.optim.AdamW(p, lr=1e-3 * (i + 1), weight_decay=0.01 * (i + 1)),
+    "rmsprop": lambda p, i: torch.optim.RMSprop(p, lr=1e-3 * (i + 1)),
+    "two groups": lambda p, i: torch.optim.SGD([{"params": p[:1], "lr": 0.03}, {"params": p[1:]}], lr=0.01 * (i + 1)),
+}
+
+
+class Broken(Exception):
+    """A loop's own error."""
+
+
+@dataclass
+class Plan:
+    """What one trial's loop does. ``raises``, ``ends``: before which iteration, counted from 0."""
+
+    number: int = 0
+    model: str | Callable[..., nn.Module] = "perceptron"
+    optimizer: str = "sgd"
+    epochs: int = 2
+    batch: int = BATCH
+    raises: int | None = None
+    ends: int | None = None
+    dropout: float = 0.0
+    step: Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], float] | None = None
+    #: Called before each iteration with its number.
+    before: Callable[[int, nn.Module], None] | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def train(plan: Plan) -> dict[str, Any]:
+    """Train as people do; returns the losses, the final state and what was drawn afterwards from each stream."""
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(plan.number)
+    make = MODELS[plan.model] if isinstance(plan.model, str) else plan.model
+    model = make(plan.dropout) if isinstance(plan.model, str) else make()
+    optimizer = OPTIMIZERS[plan.optimizer](list(model.parameters()), plan.number)
+    trial = current_trial()
+    if trial is not None:
+        trial.prepare(model, optimizer)
+    losses: list[float] = []
+    iteration = 0
+    try:
+        for _ in range(plan.epochs):
+            model.train()
+            noise = random.random() + numpy.random.randn()
+            for chosen in torch.randperm(SAMPLES).split(plan.batch):
+                if iteration == plan.ends:
+                    return _ending(model, optimizer, losses)
+                if iteration == plan.raises:
+                    raise Broken(str(iteration))
+                if plan.before is not None:
+                    plan.before(iteration, model)
+                x, y = INPUTS[chosen] + 1e-3 * noise, LABELS[chosen]
+                losses.append((plan.step or plain)(model, optimizer, x, y))
+                iteration += 1
+            model.eval()
+            with torch.no_grad():
+                losses.append(F.cross_entropy(model(INPUTS), LABELS).item())
+        return _ending(model, optimizer, losses)
+    finally:
+        plan.kept.update(model=model, optimizer=optimizer, losses=losses)
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def _ending(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]) -> dict[str, Any]:
+    return {
+        "losses": losses,
+        "model": {name: value.clone() for name, value in model.state_dict().items()},
+        "optimizer": [
+            {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+            for state in optimizer.state_dict()["state"].values()
+        ],
+        "drawn": (random.random(), numpy.random.randn(), torch.rand(2)),
+    }
+
+
+def together(plans: list[Plan]) -> list[FusedTrial]:
+    """Train these at once; fails if a loop does not end."""
+    trials = FusedTrials()
+
+    def hold() -> None:
+        """Keep the baton until all are there, so that they begin together."""
+        while sum(not runner.apart for runner in trials.baton._runners) <= len(plans):
+            time.sleep(0.001)
+
+    trials.start("gate", hold)
+    while trials.baton.holder is None:
+        time.sleep(0.001)
+    started = [trials.start(str(plan.number), train, plan) for plan in plans]
+    assert all(trial.join(60) for trial in started)
+    trials.join()
+    return started
+
+
+def same(ours: Any, alone: Any) -> None:
+    """As the issue wants it: 1e-4 relative. Absolute for what is near 0."""
+    torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-5)
+
+
+def compare(plans: list[Plan], *, fused: bool = True) -> list[FusedTrial]:
+    """AssertionError unless each trial of these is what it is alone."""
+    alone: list[Any] = []
+    for plan in plans:
+        try:
+            alone.append(train(plan))
+        except Exception as error:
+            alone.append(error)
+    trials = together(plans)
+    for trial, expected in zip(trials, alone, strict=True):
+        if isinstance(expected, Exception):
+            assert repr(trial.error) == repr(expected)
+            continue
+        if trial.error is not None:
+            raise trial.error
+        same(trial.value, expected)
+        assert not fused or trial.reasons == []
+    return trials

@@ -1,0 +1,422 @@
+"""Trials that are trained as one are what they are alone, whatever their neighbours do."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fluidtune.elastic.fused import FusedTrials, current_trial
+from fluidtune.elastic.fused.fused_call import FusedCall
+from fluidtune.elastic.fused.joint_steps import JointSteps
+
+from .loops import INPUTS, MODELS, OPTIMIZERS, Broken, Plan, compare, perceptron, plain, together
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a worker on one core has it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
+    """How many calls and steps were done as one, by the number of trials in them."""
+    found: Counter[tuple[str, int]] = Counter()
+    forward, perform = FusedCall.forward, JointSteps.perform
+
+    def counted_forward(self: FusedCall) -> None:
+        forward(self)
+        found["call", len(self.calls)] += 1
+
+    def counted_perform(self: JointSteps, requests: list[Any]) -> None:
+        perform(self, requests)
+        found["step", sum(request.result is not None for request in requests)] += 1
+
+    monkeypatch.setattr("fluidtune.elastic.fused.baton.PATIENCE", float("inf"))  # whatever else this machine does
+    monkeypatch.setattr(FusedCall, "forward", counted_forward)
+    monkeypatch.setattr(JointSteps, "perform", counted_perform)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_is_trained_as_alone(model: str, sizes: Counter[tuple[str, int]]) -> None:
+    compare([Plan(i, model, "momentum", dropout=0.1 * i) for i in range(3)])
+    assert sizes["call", 3] >= 6  # three iterations and a validation an epoch
+    assert sizes["step", 3] >= 4
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_steps_as_alone(optimizer: str, sizes: Counter[tuple[str, int]]) -> None:
+    compare([Plan(i, "perceptron", optimizer, 3) for i in range(3)])
+    assert (sizes["step", 3] == 0) == (optimizer == "rmsprop")
+
+
+def test_different_batch_sizes_train_side_by_side() -> None:
+    compare([Plan(i, batch=(16, 16, 10)[i]) for i in range(3)])
+
+
+def test_a_trial_that_ends_or_raises_leaves_the_others_as_they_are() -> None:
+    others = [Plan(1, optimizer="adam", raises=3), Plan(2, ends=2), Plan(3, optimizer="adam")]
+    compare([Plan(0, optimizer="adam"), *others])
+
+
+moments = st.one_of(st.none(), st.integers(0, 7))
+plans = st.builds(
+    Plan,
+    number=st.integers(0, 9),
+    optimizer=st.sampled_from(["sgd", "momentum", "adamw"]),
+    raises=moments,
+    ends=moments,
+    dropout=st.sampled_from([0.0, 0.2]),
+    batch=st.sampled_from([16, 16, 20]),
+)
+
+
+def joined_at_any_moment(chosen: list[Plan], gates: list[int], model: str, epochs: int) -> None:
+    """Each trial but the first one is started by the first one, before the iteration that is its gate."""
+    for plan in chosen:
+        plan.model, plan.epochs, plan.before, plan.kept = model, epochs, None, {}
+    alone: list[Any] = []
+    from .loops import same, train
+
+    for plan in chosen:
+        try:
+            alone.append(train(plan))
+        except Broken as error:
+            alone.append(error)
+    trials = FusedTrials()
+    started: list[Any] = []
+
+    def start(iteration: int, _: nn.Module) -> None:
+        for plan, gate in zip(chosen[1:], gates, strict=False):
+            if gate == iteration:
+                started.append((plan, trials.start("joiner", train, plan)))
+
+    chosen[0].before = start
+    started.append((chosen[0], trials.start("first", train, chosen[0])))
+    assert started[0][1].join(60) and all(trial.join(60) for _, trial in started)
+    trials.join()
+    for plan, trial in started:
+        expected = alone[chosen.index(plan)]
+        if isinstance(expected, Broken):
+            assert repr(trial.error) == repr(expected)
+        else:
+            assert trial.error is None, trial.error
+            same(trial.value, expected)
+            assert trial.reasons == []
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.lists(plans, min_size=2, max_size=4), st.lists(st.integers(0, 5), min_size=3, max_size=3))
+def test_trials_come_end_and_raise_at_any_moment(chosen: list[Plan], gates: list[int]) -> None:
+    joined_at_any_moment(chosen, gates, "perceptron", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=int(os.environ.get("FLUIDTUNE_FUSED", "50")), deadline=None)
+@given(st.lists(plans, min_size=2, max_size=5), st.lists(st.integers(0, 12), min_size=4, max_size=4))
+def test_trials_of_every_model_come_end_and_raise_at_any_moment(
+    model: str, chosen: list[Plan], gates: list[int]
+) -> None:
+    joined_at_any_moment(chosen, gates, model, 5)
+
+
+# -- what a trial leaves behind, and what it sees of itself --
+
+
+def test_what_a_trial_saves_has_its_own_size() -> None:
+    files: dict[int, list[int]] = {}
+
+    def save(number: int) -> Any:
+        def before(iteration: int, model: nn.Module) -> None:
+            if iteration == 4:
+                buffer = io.BytesIO()
+                torch.save(model.state_dict(), buffer)
+                copied = copy.deepcopy(model)
+                assert pickle.loads(pickle.dumps(copied))(INPUTS[:2]).shape == (2, 4)
+                files.setdefault(number, []).append(len(buffer.getvalue()))
+
+        return before
+
+    compare([Plan(i, optimizer="adam", before=save(i)) for i in range(3)])
+    assert all(alone == fused for alone, fused in files.values())
+
+
+def test_a_finished_trials_model_stays_as_it_is() -> None:
+    short, long = Plan(0, epochs=1), Plan(1, epochs=3)
+    weights: list[torch.Tensor] = []
+
+    def look(iteration: int, _: nn.Module) -> None:
+        if iteration >= 5:
+            weights.append(next(short.kept["model"].parameters()).detach().clone())
+
+    long.before = look
+    together([short, long])
+    assert len(weights) == 4 and all(torch.equal(weights[0], other) for other in weights)
+
+
+def test_the_process_has_its_streams_and_functions_back() -> None:
+    functions = nn.Module.__call__, torch.optim.SGD.step, torch.autograd.Function.apply
+    random.seed(3)
+    numpy.random.seed(3)
+    torch.manual_seed(3)
+    expected = random.random(), numpy.random.randn(), numpy.random.randn(), torch.rand(1).item()
+    random.seed(3)
+    numpy.random.seed(3)
+    torch.manual_seed(3)
+    together([Plan(0), Plan(1)])
+    assert (random.random(), numpy.random.randn(), numpy.random.randn(), torch.rand(1).item()) == expected
+    assert functions == (nn.Module.__call__, torch.optim.SGD.step, torch.autograd.Function.apply)
+    assert float(Twice.apply(torch.ones(()))) == 2.0
+
+
+def test_a_trial_that_blocks_does_not_hold_up_the_others() -> None:
+    import threading
+
+    done = threading.Event()
+
+    def blocked() -> str:
+        trial = current_trial()
+        assert trial is not None
+        with trial.apart():
+            assert done.wait(30)
+        return "came back"
+
+    def other() -> str:
+        done.set()
+        return "done"
+
+    trials = FusedTrials()
+    first, second = trials.start("first", blocked), trials.start("second", other)
+    trials.join()
+    assert (first.value, second.value) == ("came back", "done")
+
+
+# -- steps as people write them --
+
+
+def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer.zero_grad(set_to_none=False)
+    for half, labels in zip(x.chunk(2), y.chunk(2), strict=True):
+        (F.cross_entropy(model(half), labels) / 2).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return float(model(x).sum())
+
+
+def two_calls(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    penalty = 1e-3 * next(model.parameters()).square().sum()
+    loss = F.cross_entropy(model(x), y) + 0.1 * model(-x).square().mean() + penalty
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def retained(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    out = model(x)
+    F.cross_entropy(out, y).backward(retain_graph=True)
+    (0.1 * out.abs().mean()).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    return float(out.sum())
+
+
+def adversarial(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    x = x.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
+    return plain(model, optimizer, (x + 0.1 * slope.sign()).detach(), y)
+
+
+def with_closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    def again() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return float(optimizer.step(again))
+
+
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    model.zero_grad()
+    out = model(x)
+    out.mul_(0.5)
+    F.cross_entropy(out, y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.03 * p.grad
+    return float(out.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [accumulated, two_calls, retained, adversarial, with_closure, by_hand])
+def test_steps_of_every_kind(step: Any) -> None:
+    compare([Plan(i, optimizer="momentum", step=step) for i in range(2)])
+
+
+def test_a_gradient_that_is_differentiated_is_computed_alone() -> None:
+    def penalty(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+        x = x.clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        loss = F.cross_entropy(model(x), y) + 0.1 * slope.flatten(1).norm(dim=1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    smooth = [Plan(i, model=lambda: nn.Sequential(perceptron(), nn.Tanh()), step=penalty) for i in range(2)]
+    trials = compare(smooth, fused=False)
+    assert any("differentiates its gradients" in line for trial in trials for line in trial.reasons)
+
+
+# -- what is not fused, with its reason --
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = perceptron(), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(self.norm(x))
+        return y if y.sum() > 0 else -y
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = perceptron(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x) * (1 + 0.1 * self.calls)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x + 0.1 * torch.randn(x.shape))
+
+
+class Skipping(Noisy):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x if random.random() < 0.5 else -x)
+
+
+class Alone(Noisy):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(F.alpha_dropout(x, 0.1, self.training))
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return 2 * grad
+
+
+class OwnFunction(Noisy):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Twice.apply(self.inner(x))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))[:, :4].mean(2)
+
+
+class Unregistered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = perceptron(), torch.rand(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.temperature = perceptron(), random.random()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.temperature
+
+
+def hooked() -> nn.Module:
+    model = perceptron()
+    model.register_forward_hook(lambda module, args, out: out * 2)
+    return model
+
+
+def checkpointed() -> nn.Module:
+    class Recomputing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = perceptron()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    return Recomputing()
+
+
+UNFUSED = [
+    (Branching, "depends on its data"),
+    (Counting, "writes to its module"),
+    (Noisy, "draws random numbers"),
+    (Skipping, "draws random numbers"),
+    (Alone, "draws random numbers (alpha_dropout)"),
+    (OwnFunction, "Twice, an autograd function"),
+    (Tied, "tied parameters"),
+    (Unregistered, "scale is a tensor or module that is not registered"),
+    (Tempered, "differs from that of another trial in temperature"),
+    (hooked, "has hooks"),
+    (lambda: nn.utils.parametrizations.weight_norm(perceptron()[1]), "parametrizations"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "reason"), UNFUSED)
+def test_what_cannot_be_fused_is_trained_alone_and_says_why(model: Any, reason: str) -> None:
+    step = plain if model is not UNFUSED[-1][0] else _flat
+    trials = compare([Plan(i, model=model, step=step) for i in range(2)], fused=False)
+    said = [line for trial in trials for line in trial.reasons]
+    assert any(reason in line for line in said), said
+    assert all(len(trial.reasons) <= 1 for trial in trials)
+
+
+def _flat(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    return plain(nn.Sequential(nn.Flatten(), model), optimizer, x, y)
