@@ -11,15 +11,15 @@ policies run on the real arbiter; kind "twin".
   fraction of apps bound by the network, errors in the estimates, and lies about placements by each of eight equal apps
   in turn. For a trace: f, the lease, ``--seeds`` draws of errors, and lies about its work by every ninth job in turn.
 
-A side has ``worst_rho`` (the largest of all workloads) and these means over workloads: ``median_rho``, ``jain`` (Jain's
-index of rho), ``mean_jct`` and ``makespan`` (s), ``gpu_time`` (GPU seconds held), ``placement_score`` (1 / slowdown,
-averaged over GPU time), ``above_1_05`` (fraction of apps with a rho above 1.05) and ``rounds``. ``ratios``: another
-side's worst rho divided by that of Themis; ``ratio`` is the smallest. ``equal``: the worst rho if the cluster were
-divided equally at every moment, at no cost and as if all of it were in one place.
+A side has ``worst_rho`` and ``static_worst_rho`` (the largest of all workloads) and these means over workloads:
+``median_rho``, ``jain`` (Jain's index of rho), ``mean_jct`` and ``makespan`` (s), ``gpu_time`` (GPU seconds held),
+``placement_score`` (1 / slowdown, averaged over GPU time), ``above_1_05`` (fraction of apps with a rho above 1.05) and
+``rounds``. ``ratios``: another side's worst rho divided by that of Themis; ``ratio`` is the smallest. ``equal``: the
+worst rho if the cluster were divided equally at every moment, at no cost and as if all of it were in one place.
 
-Contention in rho is, for tuning apps, the paper's: the number of apps in the system, averaged over the app's life. The
-jobs of a trace ask for few GPUs each; for them it is the GPUs that all jobs in the system ask for divided by the GPUs
-of the cluster, at least 1, averaged over the job's life.
+rho is the one of `themis_bridge.fairness`: T_id = work / min(GPUs / N, demand), where N is the number of apps in the
+system, averaged over the app's life. ``static_worst_rho`` is by Shockwave's measure (`static_finish_time`), to compare
+with what is published by it: there N is the number of jobs in the whole trace divided by the GPUs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning
 #: One workload and the seed of the errors in its estimates.
 Run = tuple[Sequence[Spec], int]
 #: How a trace's jobs are run. Judgement for the lease: `--sweeps` shows what others give.
-TRACE = Setup(contention="demand", lease_s=1200.0)
+TRACE = Setup(lease_s=1200.0)
 
 
 def side(runs: Sequence[Run], gpus: Sequence[Gpu], setup: Setup) -> dict[str, float]:
@@ -49,18 +49,20 @@ def side(runs: Sequence[Run], gpus: Sequence[Gpu], setup: Setup) -> dict[str, fl
     began = time.perf_counter()
     each = [simulate(specs, gpus, replace(setup, seed=seed)).figures() for specs, seed in runs]
     figures = {key: statistics.mean(run[key] for run in each) for key in each[0]}
-    figures["worst_rho"] = max(run["worst_rho"] for run in each)
+    for key in ("worst_rho", "static_worst_rho"):
+        figures[key] = max(run[key] for run in each)
     say(
-        f"{setup.policy:10} worst rho {figures['worst_rho']:.3f}, GPU time {figures['gpu_time'] / 3600:.0f} h, "
+        f"{setup.policy:10} worst rho {figures['worst_rho']:.3f} ({figures['static_worst_rho']:.3f} static), "
+        f"GPU time {figures['gpu_time'] / 3600:.0f} h, "
         f"mean JCT {figures['mean_jct'] / 3600:.1f} h, makespan {figures['makespan']:.0f} s "
         f"({time.perf_counter() - began:.0f} s)"
     )
     return figures
 
 
-def equal(specs: Sequence[Spec], gpus: int, contention: str) -> float:
+def equal(specs: Sequence[Spec], gpus: int) -> float:
     """The worst rho under equal shares that cost nothing."""
-    return max(rhos(specs, ends(specs, gpus), gpus, contention).values())
+    return max(rhos(specs, ends(specs, gpus), gpus).values())
 
 
 def alike(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
@@ -159,13 +161,13 @@ def main() -> None:
         runs = [(make(seed), 0) for seed in range(1, 1 + (options.seeds or 1))]
         name = f"{len(runs)} workloads of {count} tuning apps"
     say(f"{name} on {len(gpus)} GPUs")
-    figures: dict[str, Any] = {"workload": name, "contention": base.contention, "f": base.f, "lease_s": base.lease_s}
+    figures: dict[str, Any] = {"workload": name, "f": base.f, "lease_s": base.lease_s}
     if options.sweeps:
         figures["sweeps"] = trace_sweeps(jobs, gpus, options.seeds or 3) if options.trace else sweeps(make, gpus)
     else:
         sides = {policy: side(runs, gpus, replace(base, policy=policy)) for policy in ("themis", *BASELINES)}
         against = ratios(sides, "themis", "worst_rho")
-        ideal = max(equal(specs, len(gpus), base.contention) for specs, _ in runs)
+        ideal = max(equal(specs, len(gpus)) for specs, _ in runs)
         say(f"divided equally at no cost: worst rho {ideal:.3f}")
         figures |= {"sides": sides, "ratios": against, "ratio": min(against.values()), "equal": ideal}
     finish(result("fairness", f"{len(gpus)} GPUs", "twin", **figures), options.json)

@@ -115,8 +115,9 @@ class Agent:
         most = min(value.useful, ask.gpus)
         left = value.finish((), {most: 1} if most else {})
         best = min(value.rho_after(left), rho)
-        whole = value.independent / ask.contention
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens)
+        whole = value.independent / ask.contention if value.whole is None else value.whole
+        fair = value.independent
+        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens, fair)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _answer_offer(self, offer: m.Offer) -> m.BidAnswer:

@@ -90,7 +90,7 @@ class AppRecord:
         self.rho = report.rho
         if not (report.whole and report.useful and gpus):
             return
-        ends = report.rho * report.whole * contention - elapsed
+        ends = report.rho * (report.fair or report.whole * contention) - elapsed
         tokens = list(held) if tuple(held) == tuple(report.leases) else []
         if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME_WORK:
             self._note_progress(self.ends - ends, elapsed - self.at)

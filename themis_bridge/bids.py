@@ -40,6 +40,7 @@ class Valuation:
     independent: T_id, s.
     slowdowns: what a placement costs the app.
     most: how many GPUs the app wants at most; None for as many as its jobs can use.
+    whole: T_cluster, seconds that all its work takes on all GPUs that it can use; None: T_id / N.
     """
 
     phases: Sequence[Sequence[JobInfo] | Phase]
@@ -47,6 +48,7 @@ class Valuation:
     independent: float
     slowdowns: Slowdowns = field(default_factory=Slowdowns)
     most: int | None = None
+    whole: float | None = None
 
     def __post_init__(self) -> None:
         self._phases = [jobs if isinstance(jobs, Phase) else Phase(jobs) for jobs in self.phases]

@@ -92,7 +92,11 @@ def shared_finish_time(
 
 
 def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float, contention: float) -> float:
-    """T_id = T_cluster * N_avg, with T_cluster = B / min(R_C, max_gpus) (eq. 1 and 2): seconds on the app's own share.
+    """T_id = B / min(R_C / N, max_gpus): seconds that an app's work takes on its share of the cluster, R_C / N GPUs.
+
+    Where the app can use the whole cluster this is the paper's T_cluster * N_avg, with T_cluster = B / min(R_C,
+    max_gpus) (eq. 1 and 2). Where it cannot, the paper gives it N times as long as on all GPUs that it can use, though
+    they may fit into its share; `docs/arbiter.md` says why that is not done here. With N = 1 this is T_cluster.
 
     Args:
         budget: B, all work of the app in GPU seconds, without slowdown, > 0.
@@ -108,7 +112,16 @@ def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float,
     for name, value in (("cluster_gpus", cluster_gpus), ("max_gpus", max_gpus), ("contention", contention)):
         if not (math.isfinite(value) and value >= 1):
             raise ThemisError(f"{name}={value!r}: expected a finite number >= 1")
-    return budget / min(cluster_gpus, max_gpus) * contention
+    return budget / min(cluster_gpus / contention, max_gpus)
+
+
+def static_finish_time(budget: float, cluster_gpus: float, max_gpus: float, jobs: int) -> float:
+    """T_id as Shockwave computes it for a trace: seconds alone on all GPUs that the job can use, times jobs per GPU.
+
+    It is only to compare with what they publish: an app cannot know how many jobs a trace will have. Arguments as of
+    `independent_finish_time`; ``jobs``: in the whole trace.
+    """
+    return budget / min(cluster_gpus, max_gpus) * max(1.0, jobs / cluster_gpus)
 
 
 def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]]) -> list[list[JobInfo]]:

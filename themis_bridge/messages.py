@@ -69,6 +69,7 @@ class Report:
     best: its rho if it had all GPUs that it could use from now on.
     left: seconds until it would end with all those GPUs.
     whole: T_cluster, seconds that all its work, done and left, takes with all those GPUs.
+    fair: T_id, seconds that all its work takes on its own share of the cluster; 0: ``whole`` times the contention.
     leases: tokens of the leases that ``rho`` was computed for; empty if ``rho`` is that of an earlier bid.
     """
 
@@ -80,6 +81,7 @@ class Report:
     left: float = 0.0
     whole: float = 0.0
     leases: tuple[int, ...] = ()
+    fair: float = 0.0
 
 
 @dataclass(frozen=True)

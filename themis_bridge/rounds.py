@@ -45,7 +45,13 @@ class Round:
 
     def take_report(self, app: str, report: m.Report) -> None:
         """Note a report. Raises ThemisError, TypeError or AttributeError for one that cannot be true."""
-        for name, value in (("rho", report.rho), ("best", report.best), ("left", report.left), ("whole", report.whole)):
+        for name, value in (
+            ("rho", report.rho),
+            ("best", report.best),
+            ("left", report.left),
+            ("whole", report.whole),
+            ("fair", report.fair),
+        ):
             if not math.isfinite(value) or value < 0:
                 raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
         whole = isinstance(report.useful, int) and isinstance(report.gang, int)

@@ -8,6 +8,7 @@ which trial leaves a device, and how.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
 from typing import Any
@@ -52,6 +53,11 @@ class Progress:
         #: the job gets a device in time.
         self._phases = [[JobInfo(1.0, UNKNOWN_S)]]
         self._done = 0.0
+        #: The trials at the look with most of them: TrialGroup -> number of elastic trials, and what the others use.
+        self._crowd: dict[str, int] = {}
+        self._crowd_fixed = self._crowd_size = 0
+        #: TrialGroup -> the most devices that one of its elastic trials can use, as of the last look.
+        self._widest: dict[str, int] = {}
         self._peak = self.useful
         self._slowdowns = Slowdowns()
         #: Trial -> the number of its iterations at the last look.
@@ -71,10 +77,14 @@ class Progress:
             return
         groups: dict[str, list[JobInfo]] = {}
         widest: dict[str, int] = {}
+        elastic: Counter[str] = Counter()
+        fixed = 0
         jobs: dict[tuple[float, float, int], JobInfo] = {}
         for work in engine.works_left():
+            elastic[work.group] += work.kind == "elastic"
             if work.kind != "elastic":
                 most = max(1, int(work.width))
+                fixed += most
             elif work.group in widest:
                 most = widest[work.group]
             else:
@@ -96,7 +106,19 @@ class Progress:
         each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
         self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]
         self._done = engine.work_done()
-        self._peak = max(self._peak, self.useful)
+        self._widest.update(widest)
+        if sum(map(len, groups.values())) >= self._crowd_size:
+            self._crowd_size = sum(map(len, groups.values()))
+            self._crowd, self._crowd_fixed = dict(elastic), fixed
+        self._peak = max(self._crowd_peak(), self.useful)
+
+    def _crowd_peak(self) -> int:
+        """The most devices that the job's trials could ever use, by the widths that are known now.
+
+        A guess from before anything was measured must not stay in it: T_id would be too small for the job's whole life.
+        """
+        most = sum(self._widest[group] * count for group, count in self._crowd.items() if count) + self._crowd_fixed
+        return max(1, most if self._most is None else min(most, self._most))
 
     def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:
         """Learn what a placement costs from one trial: its iterations there against its iterations on one device."""
@@ -115,9 +137,11 @@ class Progress:
         """See `themis_bridge.agent.Work`."""
         phases = self._phases
         budget = self._done + sum(job.work for jobs in phases for job in jobs)
-        independent = independent_finish_time(max(budget, 1e-3), max(1, cluster_gpus), self._peak, contention)
+        budget, gpus = max(budget, 1e-3), max(1, cluster_gpus)
+        independent = independent_finish_time(budget, gpus, self._peak, contention)
+        whole = independent_finish_time(budget, gpus, self._peak, 1.0)
         elapsed = time.monotonic() - self._started
-        return Valuation(phases, elapsed, independent, self._slowdowns, self._most)
+        return Valuation(phases, elapsed, independent, self._slowdowns, self._most, whole)
 
     def facts(self) -> None:
         """See `themis_bridge.agent.Work`: None, as a real job never runs under the twin's baselines."""

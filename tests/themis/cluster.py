@@ -25,7 +25,8 @@ class Job:
     def valuation(self, contention, cluster_gpus):
         jobs = [JobInfo(1, self.seconds)] * self.jobs
         independent = independent_finish_time(self.jobs * self.seconds, cluster_gpus, max(1, self.jobs), contention)
-        return Valuation([jobs], self.now, independent)
+        whole = independent_finish_time(self.jobs * self.seconds, cluster_gpus, max(1, self.jobs), 1.0)
+        return Valuation([jobs], self.now, independent, whole=whole)
 
     def facts(self):
         return None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from themis_bridge import JobInfo, ThemisError, independent_finish_time, shared_finish_time
 from themis_bridge.bids import Valuation
-from themis_bridge.fairness import halving_phases
+from themis_bridge.fairness import halving_phases, static_finish_time
 from themis_bridge.locality import Gpu, Phase, Slowdowns, link
 
 RUNNING = [JobInfo(8, seconds, 8) for seconds in (80, 100, 100, 120)]
@@ -32,7 +32,13 @@ def test_later_phases_use_the_median_job():
 
 def test_single_job_is_equation_1():
     assert shared_finish_time([[JobInfo(10, 6, 4)]], 8, elapsed=30, slowdown=1.1) == pytest.approx(30 + 60 * 1.1 / 4)
-    assert independent_finish_time(100, 8, 4, 3) == 75
+    # Three apps share eight GPUs. One that can use four has less than it can use; one that can use two has all of it.
+    assert independent_finish_time(100, 8, 4, 3) == pytest.approx(100 / (8 / 3))
+    assert independent_finish_time(100, 8, 2, 3) == 100 / 2
+    # Eq. 1, where the share is the smaller: T_cluster * N_avg.
+    assert independent_finish_time(100, 8, 8, 3) == pytest.approx(100 / 8 * 3)
+    # Shockwave's: 120 jobs on 32 GPUs, one job of one GPU.
+    assert static_finish_time(100, 32, 1, 120) == 100 * 120 / 32
 
 
 def test_insensitive_job_feels_no_placement():

@@ -286,3 +286,35 @@ def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch)
     progress.update({})
     assert progress.useful == 50 and not views
     assert progress.valuation(1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))
+
+
+def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def work(number):
+        return SimpleNamespace(
+            trial=f"t{number}", group="g", kind="elastic", width=1, height=100.0, iterations=10, base=10.0, done=0
+        )
+
+    there = SimpleNamespace(works=[work(k) for k in range(3)], beta=1.0)
+    engine = SimpleNamespace(
+        has_trials=True,
+        works_left=lambda: iter(there.works),
+        group_overheads=lambda group: (1.0, there.beta),
+        work_done=lambda: 0.0,
+    )
+    progress = progress_of(lambda: engine)
+    progress.update({})
+    assert progress.valuation(1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
+    # A second worker still pays, a third one does not.
+    clock.now, there.beta = 10.0, 1.5
+    progress.update({})
+    assert progress.useful == 6
+    assert progress.valuation(1.0, 64).independent == pytest.approx(300 / 6)
+    # On a share of 64 / 16 GPUs; and the six stay what the job could use, when trials have ended.
+    assert progress.valuation(16.0, 64).independent == pytest.approx(300 / 4)
+    clock.now, there.works = 20.0, there.works[:1]
+    progress.update({})
+    assert progress.useful == 2
+    assert progress.valuation(1.0, 64).independent == pytest.approx(100 / 6)

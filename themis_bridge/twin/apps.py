@@ -160,10 +160,10 @@ class TwinApp:
         return rest + [phase.part(factor) if factor != 1 else phase for phase in self._phases[self.phase + 1 :]]
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        independent = independent_finish_time(
-            self.spec.budget * self._claim, cluster_gpus, self.spec.demand, contention
-        )
-        return Valuation(self._rest(self._claim), self.now - self.spec.arrives, independent, self._told)
+        budget, demand = self.spec.budget * self._claim, self.spec.demand
+        independent = independent_finish_time(budget, cluster_gpus, demand, contention)
+        whole = independent_finish_time(budget, cluster_gpus, demand, 1.0)
+        return Valuation(self._rest(self._claim), self.now - self.spec.arrives, independent, self._told, whole=whole)
 
     def facts(self) -> Facts:
         rest = self._rest(1.0)
@@ -186,10 +186,10 @@ def rho(jct: float, spec: Spec, cluster_gpus: int, contention: float) -> float:
     return jct / independent_finish_time(spec.budget, cluster_gpus, spec.demand, contention)
 
 
-def average_contention(specs: Iterable[tuple[float, float, float]], start: float, end: float) -> float:
-    """The sum of the weights of the apps in the system, averaged over [start, end], at least 1.
+def average_contention(lives: Iterable[tuple[float, float]], start: float, end: float) -> float:
+    """N of `independent_finish_time`: the number of apps in the system, averaged over [start, end], at least 1.
 
-    ``specs``: (weight, arrival, end) of every app.
+    ``lives``: (arrival, end) of every app.
     """
-    total = sum(weight * max(0.0, min(end, until) - max(start, begin)) for weight, begin, until in specs)
+    total = sum(max(0.0, min(end, until) - max(start, begin)) for begin, until in lives)
     return max(1.0, total / (end - start))

@@ -79,7 +79,8 @@ class Driver:
         budget = sum(job.work for job in jobs)
         demand = self.jobs * self.width
         independent = independent_finish_time(budget, max(1, cluster_gpus), demand, contention)
-        return Valuation([jobs], self.world.now - self.arrived, independent)
+        whole = independent_finish_time(budget, max(1, cluster_gpus), demand, 1.0)
+        return Valuation([jobs], self.world.now - self.arrived, independent, whole=whole)
 
     def facts(self) -> None:
         return None

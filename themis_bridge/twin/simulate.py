@@ -20,6 +20,7 @@ from themis_bridge.agent import Agent, Gained, Lost
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.errors import ThemisError
+from themis_bridge.fairness import static_finish_time
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
@@ -40,8 +41,6 @@ class Setup:
     error: estimates are wrong by up to this fraction, drawn with ``seed``.
     liar: name of an app that lies; None if none does.
     lie, claim: how that app lies about placements and about its work, see `TwinApp`.
-    contention: what N(t) in rho is: "apps" for the number of apps (the paper's), or "demand" for the GPUs that all apps
-        ask for divided by the GPUs of the cluster, which is fairer to jobs that ask for few.
     """
 
     policy: str = "themis"
@@ -51,7 +50,6 @@ class Setup:
     liar: str | None = None
     lie: float = 0.0
     claim: float = 1.0
-    contention: str = "apps"
     seed: int = 0
 
 
@@ -61,6 +59,8 @@ class Result:
 
     #: App -> the finish-time fairness that it got.
     rho: dict[str, float]
+    #: App -> the same by Shockwave's measure, see `fairness.static_finish_time`.
+    static: dict[str, float]
     #: App -> seconds from its arrival to its end.
     jct: dict[str, float]
     #: Seconds from the first arrival to the last end.
@@ -88,6 +88,7 @@ class Result:
         ordered = sorted(self.rho.values())
         return {
             "worst_rho": self.worst,
+            "static_worst_rho": max(self.static.values()),
             "median_rho": ordered[len(ordered) // 2],
             "above_1_05": sum(value > 1.05 for value in ordered) / len(ordered),
             "jain": self.jain,
@@ -104,8 +105,6 @@ class Simulation:
 
     def __init__(self, specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup):
         self.gpus, self.setup = gpus, setup
-        if setup.contention not in ("apps", "demand"):
-            raise ThemisError(f'contention={setup.contention!r}: expected "apps" or "demand"')
         chosen = policy(setup.policy, setup.f)
         lease = setup.lease_s if getattr(chosen, "preempts", True) else math.inf
         # Judgement: a quarter of the lease, where that is shorter than the pace.
@@ -228,7 +227,8 @@ class Simulation:
         specs = [app.spec for app in apps]
         jct = {spec.name: ends[spec.name] - spec.arrives for spec in specs}
         return Result(
-            rho=rhos(specs, ends, len(self.gpus), self.setup.contention),
+            rho=rhos(specs, ends, len(self.gpus)),
+            static=static_rhos(specs, ends, len(self.gpus)),
             jct=jct,
             makespan=max(ends.values()) - min(app.spec.arrives for app in apps),
             gpu_time=sum(app.attained for app in apps),
@@ -237,16 +237,21 @@ class Simulation:
         )
 
 
-def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int, contention: str) -> dict[str, float]:
-    """App -> the finish-time fairness that it got. ``ends``: app -> when it ended. ``contention``: as in `Setup`."""
-    weight = (lambda spec: 1.0) if contention == "apps" else (lambda spec: spec.demand / gpus)
-    lives = [(weight(spec), spec.arrives, ends[spec.name]) for spec in specs]
+def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int) -> dict[str, float]:
+    """App -> the finish-time fairness that it got. ``ends``: app -> when it ended."""
+    lives = [(spec.arrives, ends[spec.name]) for spec in specs]
     return {
         spec.name: rho(
             ends[spec.name] - spec.arrives, spec, gpus, average_contention(lives, spec.arrives, ends[spec.name])
         )
         for spec in specs
     }
+
+
+def static_rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int) -> dict[str, float]:
+    """App -> its completion time divided by `fairness.static_finish_time`. ``ends``: app -> when it ended."""
+    fair = {spec.name: static_finish_time(spec.budget, gpus, spec.demand, len(specs)) for spec in specs}
+    return {spec.name: (ends[spec.name] - spec.arrives) / fair[spec.name] for spec in specs}
 
 
 def simulate(specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup) -> Result:
