@@ -215,7 +215,7 @@ class CollectiveBackend(ABC):
                 self.barrier()
                 in_order = True
         self.rank, self.world = 0, 1
-        self._lockstep = None
+        self._lockstep = self._meeting = None
         try:
             self._dissolve(in_order)
         except RuntimeError:
@@ -367,17 +367,19 @@ class CollectiveBackend(ABC):
         Called in any thread while there is a group. The leader tells the others through its store, as they have no
         connections to each other.
         """
-        assert self._meeting is not None
+        meeting = self._meeting
+        if meeting is None:  # the group was dissolved meanwhile
+            return None
         key = f"{self.generation}/dead"
         try:
             if self._followers is None:
-                said = self._meeting.heard(key)
+                said = meeting.heard(key)
                 return None if said is None else said.decode()
             dead = self._dead(self.world)
             if dead is None:
                 return None
             why = f"worker {dead} of generation {self.generation} has died"
-            self._meeting.say(key, why.encode())
+            meeting.say(key, why.encode())
         except (RuntimeError, OSError):
             return f"the leader of generation {self.generation} is gone"
         return why

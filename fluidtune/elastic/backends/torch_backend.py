@@ -138,11 +138,11 @@ class TorchBackend(CollectiveBackend):
         """See `StuckCollectives`. A collective on the CPU that waits compares itself with the others'."""
         why = self._death()
         now = time.monotonic()
-        if why is None and not self._waits_on_cpu and now >= self._next_look:
-            assert self._lockstep is not None
+        lockstep = self._lockstep  # None: the group was dissolved meanwhile
+        if why is None and lockstep is not None and not self._waits_on_cpu and now >= self._next_look:
             self._next_look = now + LOOK_S
             with suppress(RuntimeError, OSError):  # the leader is gone: the next look sees it
-                why = self._lockstep.look_from_gpu(place)
+                why = lockstep.look_from_gpu(place)
                 self._apart = why is not None
         return why
 
