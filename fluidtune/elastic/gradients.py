@@ -17,11 +17,16 @@ from typing import Any
 
 import torch
 
+from .errors import CannotDivide
 from .group_view import GroupView
 
 #: Bytes of gradients in one allreduce. Judgement: large enough that the time of a message does not count, and the most
 #: memory that reducing takes at a time.
 _BUCKET = 32 * 2**20
+
+
+#: Why such a loop has one worker.
+CAPTURED = "the loop captures a backward pass in a CUDA graph, which cannot sum gradients when it runs again"
 
 
 class GradientReducer:
@@ -32,6 +37,8 @@ class GradientReducer:
         self.parameters: list[torch.Tensor] = []
         self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
+        #: A backward pass is part of a CUDA graph. When the graph runs again, nothing of ours is called.
+        self.captured = False
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
         self._weight = 0.0  # of this worker's gradients in the last reduction
 
@@ -100,6 +107,10 @@ class GradientReducer:
                 self._unfinished.add(id(parameter))
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if is_captured(parameter):
+            self.captured = True
+            if self._group.width > 1:
+                raise CannotDivide(CAPTURED)
         self._unfinished.add(id(parameter))
         if self._group.width == 1:
             return
@@ -157,6 +168,11 @@ class GradientReducer:
                 parameter.grad.copy_(slot.view_as(parameter))
             elif count:
                 parameter.grad = slot.view_as(parameter).clone()
+
+
+def is_captured(parameter: torch.Tensor) -> bool:
+    """Whether what happens to this parameter now becomes part of a CUDA graph."""
+    return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 # The two private calls into autograd, which FSDP uses as well; tests/elastic/test_gradients.py fails if

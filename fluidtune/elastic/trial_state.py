@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from .backends.base import CollectiveBackend
 from .batchnorm import GlobalBatchStatistics
 from .comparison import digest_of, digest_of_tensors, distance_between, plain_leaves
-from .gradients import GradientReducer
+from .gradients import CAPTURED, GradientReducer
 from .group_view import GroupView
 from .loader import ElasticLoader, generators_of
 from .random_streams import capture_streams, restore_streams
@@ -91,6 +91,8 @@ class TrialState:
                 "the loop keeps an iterator over a prepared DataLoader from one turn to the next: make a new one in "
                 "each turn of elastic.epochs() to let the trial grow"
             )
+        if self._gradients.captured:
+            return CAPTURED
         now = self._make_up()
         if now != self._begun_as:
             changed = next(name for name in now if now[name] != self._begun_as.get(name))

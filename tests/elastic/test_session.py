@@ -226,6 +226,7 @@ def test_class_trainables_come_to_a_boundary_before_each_step(pool, tmp_path):
         (trials.nested, {}, "inside elastic.epochs"),
         (trials.keeping, {}, "keeps an iterator"),
         (trials.extending, {}, r"param groups of \[2\] tensors before, param groups of \[2, 2\]"),
+        (trials.capturing, {}, "CUDA graph"),
         (trials.keeping, {"renews": True}, None),
     ],
 )

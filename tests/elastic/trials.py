@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform, comparison
+from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform, comparison, gradients
 from fluidtune.elastic.backends import CollectiveBackend, backend_class
 from fluidtune.testing.collective_backends import SECRET
 
@@ -215,6 +215,21 @@ def extending(config: dict[str, Any], report: Report) -> list[int]:
         optimizer.step()
         report(loss.item())
     return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def capturing(config: dict[str, Any], report: Report) -> None:
+    """Its first backward pass becomes part of a CUDA graph, as far as `gradients` can see."""
+    torch.manual_seed(2)
+    model, (x, y) = nn.Linear(6, 1), next(iter(DataLoader(data(16), batch_size=16)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer = elastic.prepare(model, optimizer)
+    for epoch in elastic.epochs(0, config["stop"]):
+        with mock.patch.object(gradients, "is_captured", lambda _, now=epoch == 0: now):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+        optimizer.step()
+        report(loss.item())
 
 
 def stubborn(config: dict[str, Any], report: Report) -> None:
