@@ -110,7 +110,8 @@ class Trip(Driver):
             self.turn(turn)
             if leader.call(trials.outcome, 0)[0] != "runs":
                 break
-            if width != leader.call(trials.facts)["width"]:
+            self.width = leader.call(trials.facts)["width"]  # the loop may end before it is asked again
+            if width != self.width:
                 self.resize(width)
             leader.call(trials.allow)
         self.turn(len(widths) + 1)
