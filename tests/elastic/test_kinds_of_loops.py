@@ -49,6 +49,7 @@ APART = [
     ({"step": {"scaled", "accumulate", "accumulate over turns", "by gradient", "summed"}}, {"schedule": {"by step"}}),
     ({"step": {"short batches end the turn"}}, {"data": {"batch sampler", "buckets"}}),  # they have no batch size
     ({"data": {"one by one"}}, {"model": {"batch norm", "image", "frozen"}}),  # one sample has no variance
+    ({"step": {"penalty"}}, {"model": {"attention"}}),  # torch has no second derivative of it
     ({"step": {"two passes", "recomputed"}}, {"model": {"spectral"}}),  # torch refuses: it changes in each forward
     ({"extra": {"saves its model"}}, {"model": {"parametrised", "spectral"}}),  # torch pickles no such model
     (
