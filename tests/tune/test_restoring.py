@@ -71,7 +71,8 @@ def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, o
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
     assert "ended in order" in said, said[-3000:]
-    _, alive = psutil.wait_procs(below, timeout=20)
+    # Ray's own agents may outlive a driver by more than half a minute, under stock Ray Tune as well.
+    _, alive = psutil.wait_procs(below, timeout=60)
     assert not alive, f"left behind: {alive}"
     assert fluidtune.Tuner.can_restore(str(tmp_path / "job"))
     assert not fluidtune.Tuner.can_restore(str(tmp_path / "another"))
