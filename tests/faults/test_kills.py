@@ -12,8 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -118,6 +116,27 @@ def fit(kind: str, tmp_path: Path, trials: int, iterations: int, step: float, de
     return tuner.fit()
 
 
+@pytest.mark.timeout(420)
+@pytest.mark.usefixtures("ray2")
+@pytest.mark.parametrize("kind", ["elastic", "checkpointing", "plain"])
+def test_workers_killed_20_times_at_random_moments(kind, tmp_path):
+    # At first there is one trial more than there are devices. At the end there are fewer, so elastic trials grow wide.
+    # A plain trial begins anew after each kill, so there are many short ones.
+    trials, iterations, step = {"elastic": (3, 150, 0.1), "checkpointing": (3, 150, 0.1), "plain": (24, 40, 0.05)}[kind]
+    killer = Killer(tmp_path / "job" / EVENT_LOG_NAME, seed=kind)
+    killer.start()
+    grid = fit(kind, tmp_path, trials, iterations, step)
+    killer.over = True
+    killer.join()
+    assert not grid.errors
+    assert killer.kills == KILLS
+    check_reports(kind, tmp_path, trials, iterations, tmp_path)
+    events = read_events(tmp_path / "job" / EVENT_LOG_NAME)
+    lost = sum(e["event"] == "worker_lost" for e in events)
+    # The loss of an idle worker is noticed only when a trial needs it.
+    assert lost >= killer.kills // 2
+
+
 #: Ray's own agents. They may outlive a killed driver by more than half a minute, under stock Tune as well.
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -136,116 +155,46 @@ def left_by_driver(directory: Path) -> list[psutil.Process]:
     return found
 
 
-def start_driver(
-    mode: str, kind: str, storage: Path, size: tuple[int, int, float], directory: Path
-) -> subprocess.Popen:
-    """A driver process with a Ray cluster of its own below ``directory``, whose path must be short: Ray's sockets."""
-    command = [sys.executable, "-m", "tests.faults.jobs", mode, kind, str(storage), *map(str, size)]
-    environment = {**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)}
-    with open(storage / "out.txt", "ab") as out:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
-
-
-def wait_until_gone(directory: Path) -> None:
-    deadline = time.monotonic() + 30
-    while left := left_by_driver(directory):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-
-
-def said(storage: Path) -> str:
-    return (storage / "out.txt").read_text()[-3000:]
-
-
-def outcome_of(storage: Path) -> dict:
-    return json.loads((storage / "done.json").read_text())
-
-
-def all_kinds(play: Callable[[str, Path], None], kinds: Iterable[str], tmp_path: Path) -> None:
-    """Play all kinds at once, each in a folder and with processes of its own: they wait most of the time."""
-    with ThreadPoolExecutor() as threads:
-        running = []
-        for kind in kinds:
-            (tmp_path / kind).mkdir()
-            running.append(threads.submit(play, kind, tmp_path / kind))
-    for each in running:
-        each.result()
-
-
-#: Trials, iterations of each, and seconds of an iteration. At first there is one trial more than there are devices. At
-#: the end there are fewer, so elastic trials grow wide. A plain trial begins anew after each kill, so there are many
-#: short ones.
-KILLED_WORKERS = {"elastic": (3, 150, 0.1), "checkpointing": (3, 150, 0.1), "plain": (24, 40, 0.05)}
-
-
-def kill_workers(kind: str, storage: Path) -> None:
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
-    killer = Killer(storage / "job" / EVENT_LOG_NAME, seed=kind)
-    killer.start()
-    try:
-        driver = start_driver("new", kind, storage, KILLED_WORKERS[kind], directory)
-        assert driver.wait(timeout=400) == 0, said(storage)
-    finally:
-        killer.over = True
-        driver.kill()
-    killer.join()
-    assert killer.kills == KILLS, kind
-    wait_until_gone(directory)
-
-
-@pytest.mark.timeout(480)
-@pytest.mark.usefixtures("no_ray")
-def test_workers_killed_20_times_at_random_moments(tmp_path):
-    all_kinds(kill_workers, KILLED_WORKERS, tmp_path)
-    for kind, (trials, iterations, _) in KILLED_WORKERS.items():
-        assert outcome_of(tmp_path / kind) == {"errors": 0, "iterations": [iterations] * trials}
-        check_reports(kind, tmp_path / kind, trials, iterations, tmp_path)
-        lost = sum(e["event"] == "worker_lost" for e in read_events(tmp_path / kind / "job" / EVENT_LOG_NAME))
-        # The loss of an idle worker is noticed only when a trial needs it.
-        assert lost >= KILLS // 2, kind
-
-
-DRIVER_KILLS = 10
-#: Trials, iterations of each, and seconds of an iteration of the jobs whose drivers are killed.
-KILLED_DRIVERS = (4, 120, 0.1)
-#: A driver is killed after up to so many results since its first one: two trials make them in 2 s.
-MOST_RESULTS = 40
-
-
-def kill_drivers(kind: str, storage: Path) -> None:
-    rng = random.Random(f"{kind} {DRIVER_KILLS}")
-    log, mode, kills = storage / "job" / EVENT_LOG_NAME, "new", 0
-    while not (storage / "done.json").exists():
-        directory = Path(tempfile.mkdtemp(prefix="d-"))
-        driver = start_driver(mode, kind, storage, KILLED_DRIVERS, directory)
-        if kills < DRIVER_KILLS:
-            wait_for_results(log, 1 + rng.randrange(MOST_RESULTS), driver)
-            driver.kill()
-            driver.wait()
-            kills += 1
-        else:
-            assert driver.wait(timeout=300) == 0, said(storage)
-        wait_until_gone(directory)
-        mode = "restore"
-    assert kills == DRIVER_KILLS, "the job was over before it had been killed so often"
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_ray")
-def test_drivers_killed_at_random_moments(tmp_path):
-    kinds, (trials, iterations, _) = ("elastic", "checkpointing"), KILLED_DRIVERS
-    all_kinds(kill_drivers, kinds, tmp_path)
-    for kind in kinds:
-        assert outcome_of(tmp_path / kind) == {"errors": 0, "iterations": [iterations] * trials}
-        check_reports(kind, tmp_path / kind, trials, iterations, tmp_path)
+@pytest.mark.parametrize("kind, kills", [("elastic", 10), ("checkpointing", 10)])
+def test_driver_killed_at_random_moments(kind, kills, tmp_path):
+    trials, iterations, step = 4, 120, 0.1
+    rng = random.Random(kills)
+    done = tmp_path / "done.json"
+    mode, count = "new", 0
+    while not done.exists():
+        directory = Path(tempfile.mkdtemp(prefix="d-"))  # not below tmp_path: the paths of Ray's sockets must be short
+        arguments = [mode, kind, tmp_path, trials, iterations, step]
+        command = [sys.executable, "-m", "tests.faults.jobs", *map(str, arguments)]
+        environment = {**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)}
+        with open(tmp_path / "out.txt", "ab") as out:
+            driver = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
+            if count < kills:
+                wait_for_progress(tmp_path / "job" / EVENT_LOG_NAME, driver)
+                time.sleep(rng.uniform(0.0, 2.0))
+                os.kill(driver.pid, signal.SIGKILL)
+                driver.wait()
+                count += 1
+            else:
+                assert driver.wait(timeout=300) == 0, (tmp_path / "out.txt").read_text()[-3000:]
+        deadline = time.monotonic() + 30
+        while left := left_by_driver(directory):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+        mode = "restore"
+    assert count == kills, "the job was over before it had been killed so often"
+    outcome = json.loads(done.read_text())
+    assert outcome == {"errors": 0, "iterations": [iterations] * trials}
+    check_reports(kind, tmp_path, trials, iterations, tmp_path)
 
 
-def wait_for_results(log: Path, more: int, driver: subprocess.Popen) -> None:
-    """Wait until this driver has reported so many iterations or has ended."""
+def wait_for_progress(log: Path, driver: subprocess.Popen) -> None:
+    """Wait until this driver has reported an iteration or has ended."""
 
     def results() -> int:
         return sum(e["event"] == "trial_result" for e in read_events(log)) if log.exists() else 0
 
     before = results()
-    while results() < before + more and driver.poll() is None:
-        time.sleep(0.05)
+    while results() == before and driver.poll() is None:
+        time.sleep(0.1)
