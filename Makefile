@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TWO := -n 2 --dist load --maxschedchunk 1
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint hooks oldest horovod test-horovod ray-suite clean
+.PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod ray-suite clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -24,7 +24,9 @@ demo: $(STAMP)
 # Lint, the test suite on the newest Ray, the tests of tune and ray_compat on the oldest. Where Horovod can be compiled,
 # its tests, too, except those on Ray, which take five minutes.
 test: lint fast
-	$(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(TWO)
+	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
+	$(MAKE) -s oldest-installed & $(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(TWO); \
+	status=$$?; wait; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
 	else echo "left out: all tests of Horovod"; fi
@@ -44,8 +46,10 @@ lint: $(STAMP)
 hooks: $(STAMP)
 	$(BIN)/pre-commit install
 
-oldest:
+oldest-installed:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+oldest: oldest-installed
 	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat -m "not faults" $(TWO)
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
