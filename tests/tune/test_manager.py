@@ -446,6 +446,17 @@ def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.Mo
     assert not sorts and tried.job.engine.waiting == () and sorts == [0]
 
 
+def unload_call(tried: Tried, status: str) -> tuple[str, tuple[Any, ...]]:
+    """The last call of a worker's actor and its arguments, when its trial ends so and Tune retries it."""
+    run = tried.placed(1.0)
+    leader: Any = run.leader
+    run.trial.status = status
+    tried.manager.remove_actor(run.ticket)
+    run.trial.status = "PENDING"
+    tried.manager._advance()
+    return leader.actor.called[-1], leader.actor.args[-1]
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "keeps"), [(True, "TERMINATED", True), (True, "ERROR", False), (False, "TERMINATED", False)]
 )
@@ -453,22 +464,12 @@ def test_a_trainable_may_stay_if_that_is_asked_for_and_it_has_not_failed(
     tried: Tried, asked: bool, status: str, keeps: bool
 ) -> None:
     tried.job.keeps_trainables = asked
-    run = tried.placed(1.0)
-    leader: Any = run.leader
-    run.trial.status = status
-    tried.manager.remove_actor(run.ticket)
-    run.trial.status = "PENDING"  # Tune retries it
-    tried.manager._advance()
-    assert (leader.actor.called[-1], leader.actor.args[-1][1]) == ("unload", keeps)
+    call, arguments = unload_call(tried, status)
+    assert (call, arguments[1]) == ("unload", keeps)
 
 
 @pytest.mark.parametrize(("status", "fresh"), [("TERMINATED", None), ("ERROR", "its trial failed"), ("PAUSED", None)])
 def test_a_process_in_which_a_trial_failed_serves_no_other(tried: Tried, status: str, fresh: str | None) -> None:
     # docs/bugs.md, 190
-    run = tried.placed(1.0)
-    leader: Any = run.leader
-    run.trial.status = status
-    tried.manager.remove_actor(run.ticket)
-    run.trial.status = "PENDING"  # Tune retries it
-    tried.manager._advance()
-    assert (leader.actor.called[-1], leader.actor.args[-1][0]) == ("unload", fresh)
+    call, arguments = unload_call(tried, status)
+    assert (call, arguments[0]) == ("unload", fresh)

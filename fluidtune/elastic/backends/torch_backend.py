@@ -156,7 +156,7 @@ class TorchBackend(CollectiveBackend):
         backend.abort()
 
     def _give_up(self) -> None:
-        if self._gpu() is not None:
+        if self._stuck is not None:
             self._abort_on_gpu()
         for place, inode in self._sockets.items():
             with suppress(OSError):
