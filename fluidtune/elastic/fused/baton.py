@@ -88,11 +88,16 @@ class Baton:
         #: Who holds the baton; None: all are apart.
         self.holder: Runner | None = None
 
-    def enter(self, runner: Runner) -> None:
-        """In the runner's thread: take part, and wait for the first turn."""
+    def add(self, runner: Runner) -> None:
+        """In any thread: let this runner take part from now on, so that the others wait for what it does first."""
         with self._lock:
             self._runners.append(runner)
-        self._come_back(runner)
+        self._arrive(runner)
+
+    def enter(self, runner: Runner) -> None:
+        """In the thread of a runner that was added: wait for the first turn."""
+        runner.go.acquire()
+        self._start(runner)
 
     def end(self, runner: Runner) -> None:
         """In the runner's thread, which holds the baton: it takes no part any more."""
@@ -120,9 +125,10 @@ class Baton:
         try:
             yield
         finally:
-            self._come_back(runner)
+            self._arrive(runner)
+            self.enter(runner)
 
-    def _come_back(self, runner: Runner) -> None:
+    def _arrive(self, runner: Runner) -> None:
         with self._lock:
             # Who was away has no claim to the time that the others had meanwhile.
             here = [other.used for other in self._runners if not other.apart]
@@ -131,9 +137,8 @@ class Baton:
             free = self.holder is None
             if free:
                 self.holder = runner
-        if not free:
-            runner.go.acquire()
-        self._start(runner)
+        if free:
+            runner.go.release()
 
     def _start(self, runner: Runner) -> None:
         runner.streams.put()

@@ -27,6 +27,8 @@ from .stacked_tensor import NotFusable, Stacked, plain
 
 #: Modules that fill the table of grouped forms when they are imported.
 FORMS_OF = (grouped_forms, layer_forms, recurrent_forms)
+#: Why a model is trained by itself whose forward leaves something in an attribute.
+WRITES = "its forward writes to its module"
 
 
 @dataclass(eq=False)
@@ -121,7 +123,7 @@ class FusedCall:
                 new = _new_buffers(carrier, buffers)
             self._keep_outputs(value)
             if carrier.attributes.written():
-                raise NotFusable("its forward writes to its module")
+                raise NotFusable(WRITES)
         except BaseException:
             carrier.attributes.restore()
             for buffer, as_it_was in zip(buffers, kept, strict=True):

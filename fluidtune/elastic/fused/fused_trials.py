@@ -29,7 +29,7 @@ from ..random_streams import Streams, capture_streams
 from . import interception
 from .alikeness import Shape
 from .baton import Baton, Request, Runner
-from .fused_call import Call, FusedCall, signature, take_apart
+from .fused_call import WRITES, Call, FusedCall, signature, take_apart
 from .joint_steps import NUMBERS, JointSteps, OptimizerSlot
 from .own_streams import OwnStreams
 from .stack_memory import Slot, Stack, refuse_shared
@@ -70,7 +70,10 @@ class FusedTrial:
     # -- the loop's side: its thread --
 
     def prepare(self, *objects: Any) -> None:
-        """Hand over models and optimizers, after they are complete and on their device; others are left alone."""
+        """Hand over models and optimizers, after they are complete and on their device; others are left alone.
+
+        The trials that have been started and have prepared nothing so far come first, so that all call together.
+        """
         for model in objects:
             if isinstance(model, nn.Module) and id(model) not in self._slots:
                 self._take_model(model)
@@ -81,6 +84,8 @@ class FusedTrial:
                     if mine == {id(p) for group in optimizer.param_groups for p in group["params"]}:
                         self._optimizers[id(optimizer)] = OptimizerSlot(optimizer, slot)
                         self._take(optimizer)
+        if not self._elsewhere():
+            self._wait(None)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -100,8 +105,10 @@ class FusedTrial:
             return nn.Module._call_impl(model, *args, **kwargs)
         request = self._request(slot, args, kwargs)
         self._wait(request)
-        if request is None or request.result is None:
+        if request is None:
             return nn.Module._call_impl(model, *args, **kwargs)
+        if request.result is None:
+            return self._call_alone(slot, args, kwargs)
         fused, row = request.result
         return fused.value(row)
 
@@ -118,6 +125,13 @@ class FusedTrial:
         request = Request((stack, "step", key), steps.perform, stack.took.get("step", math.inf), one)
         self._wait(request)
         return bool(request.result)
+
+    def _call_alone(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that met no other. What its forward writes may be why, as a count of its calls is never the same."""
+        value = nn.Module._call_impl(slot.model, *args, **kwargs)
+        if slot.stack is not None and slot.attributes.written():
+            self.part(slot, WRITES)
+        return value
 
     def _elsewhere(self) -> bool:
         """In a thread of the user's own, or within common work."""
@@ -222,6 +236,7 @@ class FusedTrials:
         trial = FusedTrial(name, self, self._streams if streams is None else streams, lambda: loop(*args))
         self.trials.append(trial)
         trial._thread.start()
+        self.baton.add(trial._runner)
         return trial
 
     def join(self) -> list[FusedTrial]:

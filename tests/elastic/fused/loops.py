@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,17 +159,10 @@ def _ending(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[flo
 
 def together(plans: list[Plan]) -> list[FusedTrial]:
     """Train these at once; fails if a loop does not end."""
-    trials = FusedTrials()
-
-    def hold() -> None:
-        """Keep the baton until all are there, so that they begin together."""
-        while sum(not runner.apart for runner in trials.baton._runners) <= len(plans):
-            time.sleep(0.001)
-
-    trials.start("gate", hold)
-    while trials.baton.holder is None:
-        time.sleep(0.001)
+    trials, all_there = FusedTrials(), threading.Event()
+    trials.start("gate", all_there.wait)  # keeps the baton, so that they begin together
     started = [trials.start(str(plan.number), train, plan) for plan in plans]
+    all_there.set()
     assert all(trial.join(60) for trial in started)
     trials.join()
     return started

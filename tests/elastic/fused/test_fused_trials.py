@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +61,12 @@ def test_every_model_is_trained_as_alone(model: str, sizes: Counter[tuple[str, i
     compare([Plan(i, model, "momentum", dropout=0.1 * i) for i in range(3)])
     assert sizes["call", 3] >= 6  # three iterations and a validation an epoch
     assert sizes["step", 3] >= 4
+
+
+def test_those_that_have_been_started_are_together_from_the_first_call_on(sizes: Counter[tuple[str, int]]) -> None:
+    compare([Plan(i) for i in range(3)])
+    assert sizes["call", 3] == 8  # three iterations and a validation in each of two epochs
+    assert {trials for _, trials in sizes} == {3}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -164,7 +171,7 @@ def test_what_a_trial_saves_has_its_own_size() -> None:
     assert all(alone == fused for alone, fused in files.values())
 
 
-def test_a_finished_trials_model_stays_as_it_is() -> None:
+def test_a_finished_trials_model_stays_as_it_is(sizes: Counter[tuple[str, int]]) -> None:
     short, long = Plan(0, epochs=1), Plan(1, epochs=3)
     weights: list[torch.Tensor] = []
 
@@ -193,8 +200,6 @@ def test_the_process_has_its_streams_and_functions_back() -> None:
 
 
 def test_a_trial_that_blocks_does_not_hold_up_the_others() -> None:
-    import threading
-
     done = threading.Event()
 
     def blocked() -> str:
@@ -410,6 +415,23 @@ UNFUSED = [
     (hooked, "has hooks"),
     (lambda: nn.utils.parametrizations.weight_norm(perceptron()[1]), "parametrizations"),
 ]
+
+
+def test_a_model_whose_calls_never_meet_says_what_it_writes(sizes: Counter[tuple[str, int]]) -> None:
+    ahead = threading.Event()
+
+    def behind(iteration: int, model: nn.Module) -> None:
+        trial = current_trial()
+        if iteration == 0 and trial is not None:
+            with trial.apart():
+                assert ahead.wait(30)
+
+    def leading(iteration: int, model: nn.Module) -> None:
+        if iteration == 2 and current_trial() is not None:
+            ahead.set()
+
+    trials = compare([Plan(0, model=Counting, before=leading), Plan(1, model=Counting, before=behind)], fused=False)
+    assert any("writes to its module" in line for trial in trials for line in trial.reasons)
 
 
 @pytest.mark.slow
