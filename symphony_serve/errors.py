@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+from symphony_serve.messages import Reason
+
 
 class ServeError(ValueError):
     """A profile, a setting, a message or a call is wrong."""
+
+
+class Refused(Exception):
+    """A request got no answer. Its text says why.
+
+    reason: a `messages.Reason`.
+    """
+
+    def __init__(self, model: str, reason: Reason):
+        super().__init__(f"a request to model {model} was refused: {reason.value}")
+        self.model = model
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, Reason]]:
+        return type(self), (self.model, self.reason)

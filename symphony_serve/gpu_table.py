@@ -50,12 +50,14 @@ class GpuTable:
     """All GPUs of a sub-cluster.
 
     order: one of `ORDERS`. ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where
-    the way to it takes time, or else it would be idle meanwhile.
+    the way to it takes time, or else it would be idle meanwhile. least_patience: seconds after the start of a batch
+    before which its GPU is not suspect.
     """
 
-    def __init__(self, order: str = "consolidate", ahead: int = 0):
+    def __init__(self, order: str = "consolidate", ahead: int = 0, least_patience: float = 0.0):
         self._spread = order == "spread"
         self._ahead = ahead
+        self._least_patience = least_patience
         self._stamps = itertools.count()
         self.gpus: dict[int, Gpu] = {}
         #: (rank, id, stamp) of idle GPUs; (free, id, stamp) of the others that can get a batch.
@@ -109,7 +111,7 @@ class GpuTable:
         """The batch was sent to the GPU, which is free after it."""
         gpu.plans += 1
         gpu.sent.append(dispatch)
-        patience = PATIENCE * max(dispatch.seconds, dispatch.longest)
+        patience = max(PATIENCE * max(dispatch.seconds, dispatch.longest), self._least_patience)
         heapq.heappush(self._watch, (dispatch.start + patience, gpu.id, gpu.token, dispatch.plan))
         self._set_free(gpu, dispatch.start + dispatch.seconds)
 

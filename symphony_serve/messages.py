@@ -30,6 +30,8 @@ class Reason(str, Enum):
     CANCELLED = "it was cancelled"
     #: No model of that name is served.
     UNKNOWN_MODEL = "no model of that name is served"
+    #: The server was closed before its batch was sent.
+    CLOSED = "the server was closed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,13 @@ _NONE: frozenset[int] = frozenset()
 class Scheduler:
     """Decides for requests to ``models`` which batches run on which GPUs, and when.
 
-    order: in which idle GPUs are given out, see `gpu_table.ORDERS`. Raises ServeError if two models have one name, if
-    the order is unknown, or if the models do not have the same delays: all are reached over one network.
+    order: in which idle GPUs are given out, see `gpu_table.ORDERS`. least_patience: seconds from the start of a batch
+    before which its GPU is not suspect, however short the batch is; more than 0 on real machines, where any process
+    may stand still for a while. Raises ServeError if two models have one name, if the order is unknown, or if the
+    models do not have the same delays: all are reached over one network.
     """
 
-    def __init__(self, models: Iterable[Model], order: str = "consolidate"):
+    def __init__(self, models: Iterable[Model], order: str = "consolidate", least_patience: float = 0.0):
         given = list(models)
         if not given or len({model.name for model in given}) < len(given):
             names = ", ".join(model.name for model in given)
@@ -52,7 +54,8 @@ class Scheduler:
         if order not in ORDERS:
             raise ServeError(f"order {order!r} is none of {', '.join(ORDERS)}")
         self._sides = {model.name: ModelSide(model) for model in given}
-        self._matching = Matching(self._sides, GpuTable(order, ahead=1 if given[0].delays.control > 0 else 0))
+        ahead = 1 if given[0].delays.control > 0 else 0
+        self._matching = Matching(self._sides, GpuTable(order, ahead, least_patience))
         self._gpus = self._matching.gpus
         #: The ids of all requests that are neither answered nor refused.
         self._open: set[int] = set()

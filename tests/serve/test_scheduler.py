@@ -242,6 +242,13 @@ class TestGpus:
         run.run(until=22.0)
         assert run.scheduler.unanswered == set()
 
+    def test_a_short_batch_has_the_least_patience(self):
+        run = Driver(Scheduler([Model("m", FIGURE, 100.0, Fifo, EAGER)], least_patience=30.0), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 100.0)])
+        assert run.run(until=29.0).others == []
+        assert run.run(until=30.0).others == [Suspect(1, 1)]
+
     def test_the_requests_of_a_lost_gpu_wait_again_or_are_refused(self):
         run = driver(figure(policy=EAGER), answers=False)
         run.joins(0.0)

@@ -1,0 +1,72 @@
+"""A model's profile, corrected by the batches that were seen. All times are seconds.
+
+A profile that was measured at load is soon wrong: others use the machine, its clock changes, inputs differ. What is
+kept of a batch is its *stretch*: its seconds divided by those of the first profile. The profile of now is the first one
+times a high quantile of the latest stretches of about that size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from symphony_serve.profiles import Profile
+
+#: The profile is exceeded by one batch in ten. Judgement: a batch that takes longer makes its requests late, and a
+#: profile that is too long makes batches small. `python -m benchmarks.serve_real --only quantiles` compares some.
+QUANTILE = 0.9
+#: So many of the latest batches count. Judgement: some seconds under load, and a quantile of 0.9 is known from them.
+RECENT = 256
+#: A size range of which fewer than this were seen has the stretch of all sizes together. Judgement: the quantile of
+#: fewer is their longest.
+ENOUGH = 10
+#: So many batches are seen before the profile is made anew. Judgement: 0.1 ms of work is then 6 us a batch.
+EVERY = 16
+#: The profile stays while no entry would change by more than this part. Judgement: a change makes all plans anew.
+CHANGE = 0.02
+
+
+def high_quantile(values: list[float]) -> float:
+    """The value that one in ten (1 - `QUANTILE`) exceeds."""
+    return sorted(values)[min(len(values) - 1, int(QUANTILE * len(values)))]
+
+
+class SeenTimes:
+    """Corrects the profile of one model.
+
+    first: the profile that was measured at load. slowest: the longest seconds of a batch of 1 that the profile may say.
+    Without that limit, a model that was too slow for a while would refuse all requests, run no batch, and so never
+    find out that it has become faster.
+    """
+
+    def __init__(self, first: Profile, slowest: float):
+        self._first = self.profile = first
+        self._slowest = slowest
+        self._seen: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._until = EVERY
+
+    def add(self, size: int, seconds: float) -> Profile | None:
+        """A batch of ``size`` took ``seconds``. Returns the new profile if it has changed, else None."""
+        self._seen.append((size, seconds / self._first.seconds(size)))
+        self._until -= 1
+        if self._until > 0:
+            return None
+        self._until = EVERY
+        made = self._corrected()
+        pairs = zip(made.table[1:-1], self.profile.table[1:-1], strict=True)
+        if all(abs(new - old) <= CHANGE * old for new, old in pairs):
+            return None
+        self.profile = made
+        return made
+
+    def _corrected(self) -> Profile:
+        """The first profile, each range of sizes from one power of two to the next with its own stretch."""
+        ranges: dict[int, list[float]] = {}
+        for size, stretch in self._seen:
+            ranges.setdefault(size.bit_length(), []).append(stretch)
+        of_all = high_quantile([stretch for _, stretch in self._seen])
+        known = {bits: high_quantile(some) for bits, some in ranges.items() if len(some) >= ENOUGH}
+        table = [0.0]
+        for size in range(1, self._first.max_batch + 1):
+            seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all)
+            table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))
+        return Profile((*table, float("inf")))

@@ -1,0 +1,162 @@
+"""Measures how long batches take, and how late threads are, on the devices that will serve. All times are seconds."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from symphony_serve.batching.start_times import DEFERRED, StartPolicy
+from symphony_serve.batching.window import Window
+from symphony_serve.delays import Delays
+from symphony_serve.errors import ServeError
+from symphony_serve.model_side import Gathering, Model
+from symphony_serve.profiles import Profile
+from symphony_serve.shell.threaded_server import Function
+
+logger = logging.getLogger(__name__)
+
+#: A size is run so many times at most, and for so many seconds; but so many times at least. Judgement: a model with ten
+#: sizes is measured in a second or two; the first profile need not be exact, since it is corrected by what is seen.
+MOST_RUNS, SECONDS_EACH, LEAST_RUNS = 30, 0.1, 5
+#: So many times, the lateness of a thread is measured that sleeps so many seconds. Judgement: 0.2 s in all.
+WAKES, SLEEP_S = 100, 0.001
+#: The part of the wakes and of the ways through the threads that the delays allow for. Source: of a model's requests,
+#: 1 % may be late at its goodput (section 5.1). (On a network the room asks for 99.9 %.)
+DELAY_QUANTILE = 0.99
+
+
+def measure_models(
+    devices: Sequence[Mapping[str, Function]],
+    samples: Mapping[str, Sequence[Any]],
+    slos: Mapping[str, float],
+    max_batch: int = 64,
+    profiles: Mapping[str, Profile] | None = None,
+    policy: StartPolicy = DEFERRED,
+    gathering: Gathering = Window,
+) -> list[Model]:
+    """The models for a `ThreadedServer` on these devices.
+
+    devices: for each device, the function of every model. samples: inputs of each model, one at least, to measure with.
+    slos: seconds by model. max_batch: no larger batch is measured or formed. profiles: those that are known already
+    (see `kept_profiles`); the others are measured on all devices at once, because devices may share cores. Raises
+    ServeError if a batch of 1 with the delays of this machine takes longer than the SLO, or if a function fails with
+    one sample.
+    """
+    if not devices or not slos:
+        raise ServeError(f"there are {len(devices)} devices and {len(slos)} models, expected at least one of each")
+    if max_batch < 1:
+        raise ServeError(f"max_batch is {max_batch}, expected 1 or more")
+    known = dict(profiles or {})
+    for name, slo in slos.items():
+        if not samples.get(name):
+            raise ServeError(f"model {name} has no sample inputs, expected one at least to measure it with")
+        if name not in known:
+            known[name] = measure_profile([one[name] for one in devices], samples[name], slo, max_batch)
+    some = min(slos)
+    delays = measure_delays(lambda: devices[0][some](list(samples[some][:1])))
+    return [Model(name, known[name], slo, gathering, policy, delays) for name, slo in slos.items()]
+
+
+def measure_profile(functions: Sequence[Function], samples: Sequence[Any], slo: float, max_batch: int) -> Profile:
+    """The profile of a model whose function on each device is given; the slowest device counts.
+
+    Sizes are doubled until ``max_batch``, or until a batch takes longer than ``slo`` seconds or fails, as one does that
+    the memory cannot hold. Sizes in between are interpolated.
+    """
+    known: dict[int, float] = {}
+    size = 1
+    with ThreadPoolExecutor(len(functions), thread_name_prefix="serve-measure") as threads:
+        while size <= max_batch:
+            inputs = [samples[place % len(samples)] for place in range(size)]
+            runs = [threads.submit(_seconds, function, inputs) for function in functions]
+            try:
+                known[size] = max(run.result() for run in runs)
+            except Exception as error:
+                if size == 1:
+                    said = f"a batch of 1 cannot be measured: {error!r}; check the model's function"
+                    raise ServeError(said) from error
+                most = max(known)
+                logger.warning("A batch of %d failed with %r; larger ones than %d are not formed", size, error, most)
+                break
+            if known[size] > slo or size == max_batch:
+                break
+            size = min(2 * size, max_batch)
+    return Profile.from_seconds(_interpolated(known))
+
+
+def _seconds(function: Function, inputs: list[Any]) -> float:
+    """The median seconds of the batch. What is set up at its first run does not count."""
+    function(list(inputs))
+    times: list[float] = []
+    while len(times) < MOST_RUNS and (len(times) < LEAST_RUNS or sum(times) < SECONDS_EACH):
+        begin = time.monotonic()
+        outputs = function(list(inputs))
+        times.append(max(time.monotonic() - begin, 1e-9))
+    if len(outputs) != len(inputs):
+        raise ServeError(f"it returned {len(outputs)} outputs for {len(inputs)} inputs")
+    return statistics.median_low(times)
+
+
+def _interpolated(known: Mapping[int, float]) -> list[float]:
+    """The seconds of each size up to the largest, made so that they never fall."""
+    sizes = sorted(known)
+    table = [known[sizes[0]]]
+    for smaller, larger in itertools.pairwise(sizes):
+        begin, end = table[-1], max(table[-1], known[larger])
+        table += [
+            begin + (end - begin) * step / (larger - smaller) for step in range(1, larger - smaller + 1)
+        ]
+    return table
+
+
+def measure_delays(work: Callable[[], object]) -> Delays:
+    """The delays between the threads of this process while a device works.
+
+    ``response``: the way to a device's thread and back. ``jitter``: how late a thread wakes. Nothing is sent ahead,
+    because a device's thread asks for its next batch itself, so ``control`` is 0.
+    """
+    ends = threading.Event()
+
+    def keep_working() -> None:
+        while not ends.is_set():
+            work()
+
+    there: SimpleQueue[int | None] = SimpleQueue()
+    back: SimpleQueue[int] = SimpleQueue()
+
+    def answer() -> None:
+        while (item := there.get()) is not None:
+            back.put(item)
+
+    threads = [threading.Thread(target=run, name="serve-measure", daemon=True) for run in (keep_working, answer)]
+    for thread in threads:
+        thread.start()
+    late, ways = [], []
+    condition = threading.Condition()
+    try:
+        for number in range(WAKES):
+            begin = time.monotonic()
+            with condition:
+                condition.wait(SLEEP_S)
+            woken = time.monotonic()
+            late.append(max(0.0, woken - begin - SLEEP_S))
+            there.put(number)
+            back.get()
+            ways.append(time.monotonic() - woken)
+    finally:
+        ends.set()
+        there.put(None)
+        for thread in threads:
+            thread.join()
+    return Delays(response=_most(ways), jitter=_most(late))
+
+
+def _most(values: list[float]) -> float:
+    return sorted(values)[int(DELAY_QUANTILE * (len(values) - 1))]

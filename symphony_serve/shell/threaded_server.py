@@ -1,0 +1,374 @@
+"""A server in one process: the scheduler over threads, for tests and laptops. All times are seconds.
+
+A request passes through `submit` (in the caller's thread), the scheduler, and the thread of a device, which calls the
+model's function with the inputs of a batch. Whoever enters the server first carries out what is due: a caller, a
+device's thread that has finished a batch, or the thread that keeps the time. The scheduler is never entered by two
+threads at once, and no code of a user runs while it is entered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from symphony_serve.errors import Refused, ServeError
+from symphony_serve.messages import (
+    SAME_MOMENT_S,
+    BatchDone,
+    Cancelled,
+    Dispatch,
+    Event,
+    GpuJoined,
+    GpuLost,
+    ProfileChanged,
+    Reason,
+    Refuse,
+    Request,
+    RequestArrived,
+    Suspect,
+    Tick,
+    WakeAt,
+)
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.seen_times import SeenTimes
+
+logger = logging.getLogger(__name__)
+
+#: A model on one device: takes a list of inputs, and returns as many outputs when they are there (on a GPU it waits).
+Function = Callable[[list[Any]], Sequence[Any]]
+
+#: A batch that was not answered so many seconds after it was sent makes its device suspect, if it also took three times
+#: its time. Judgement: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
+LEAST_PATIENCE_S = 1.0
+#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. Judgement: the rest is
+#: the time from a request's arrival to a decision about it.
+TRIED = 0.9
+
+
+class Answer(Future):
+    """What becomes of a request: the model's output, the error that its function raised, or `Refused`.
+
+    `cancel` works until the batch is sent. A callback of `add_done_callback` runs in a thread of the server, as in
+    `concurrent.futures`, and so it must be short.
+    """
+
+    def __init__(self, server: ThreadedServer, model: str, number: int, value: Any):
+        super().__init__()
+        self._server, self._model, self._number = server, model, number
+        self._value = value
+        #: Whether its batch was sent once.
+        self._sent = False
+
+    def cancel(self) -> bool:
+        """Take the request out of its queue. False: its batch was sent, or it is answered."""
+        cancelled = super().cancel()
+        if cancelled:
+            self._server._forget(self)
+        return cancelled
+
+
+#: An answer, and what it is told: the output, or an exception that is raised where the result is asked for.
+_Told = list[tuple[Answer, Any, BaseException | None]]
+
+
+class _Device:
+    """A device's thread. token: the scheduler's name for the time since it last joined."""
+
+    def __init__(self, number: int, functions: Mapping[str, Function]):
+        self.number, self.functions = number, functions
+        self.token = 1
+        #: (batch, its answers, when it was sent); None: end.
+        self.batches: SimpleQueue[tuple[Dispatch, list[Answer], float] | None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+
+
+class ThreadedServer:
+    """Answers requests to ``models``, each before its deadline, or refuses them.
+
+    models: with profiles and delays, mostly from `measuring.measure_models`. Their jitter is what a thread may wake
+        too late; with less, a batch that is deferred to its latest start is given up. devices: for each device the
+        function of every model. A function is called by the thread of its device only.
+
+    Each request is answered or refused exactly once. A refusal comes before the deadline, so that no queue is longer
+    than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A batch that
+    takes three times its time, and `LEAST_PATIENCE_S`, is given up: its requests go to another device or are refused.
+    A function that raises is its batch's answer: each of the requests gets the error. Use it as a context manager, or
+    `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
+    """
+
+    def __init__(self, models: Sequence[Model], devices: Sequence[Mapping[str, Function]]):
+        if not devices:
+            raise ServeError("there are 0 devices, expected one mapping from model to function for each device")
+        names = {model.name for model in models}
+        for number, functions in enumerate(devices):
+            if functions.keys() != names:
+                raise ServeError(
+                    f"device {number} has the models {sorted(functions)}, expected {sorted(names)}: "
+                    "every device has a function for each model"
+                )
+        self._scheduler = Scheduler(models, least_patience=LEAST_PATIENCE_S)
+        self._slos = {model.name: model.slo for model in models}
+        self._seen = {one.name: SeenTimes(one.profile, TRIED * (one.slo - one.delays.smallest)) for one in models}
+        self._jitter = max(model.delays.jitter for model in models)
+        self._lock = threading.Lock()
+        #: Told when the scheduler wants to be woken sooner than its thread will be.
+        self._sooner = threading.Condition(self._lock)
+        self._wake = self._sleeps_until = math.inf
+        self._numbers = itertools.count()
+        #: By number, what is neither answered nor refused.
+        self._open: dict[int, Answer] = {}
+        self._closed = False
+        self._devices = [_Device(number, functions) for number, functions in enumerate(devices)]
+        told: _Told = []
+        with self._lock:
+            for device in self._devices:
+                self._handle(GpuJoined(device.number, device.token), told)
+        self._time_thread = self._start(self._keep_time, "serve-time")
+        for device in self._devices:
+            device.thread = self._start(partial(self._serve, device), f"serve-device-{device.number}")
+
+    @staticmethod
+    def _start(run: Callable[[], None], name: str) -> threading.Thread:
+        """A daemon, so that a function that never returns does not keep the process from ending."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    # What users call.
+
+    def submit(self, model: str, value: Any) -> Answer:
+        """Ask ``model`` about one input. Never waits; nothing is raised, what is refused is told by the answer."""
+        arrival = time.monotonic()
+        told: _Told = []
+        with self._lock:
+            number = next(self._numbers)
+            answer = self._open[number] = Answer(self, model, number, value)
+            if self._closed:
+                self._refuse(number, Reason.CLOSED, told)
+            else:
+                deadline = arrival + self._slos.get(model, 0.0)
+                self._handle(RequestArrived(Request(number, model, arrival, deadline)), told)
+        _tell(told)
+        return answer
+
+    def profile(self, model: str) -> Profile:
+        """The model's profile as it is known now, to be kept by `kept_profiles`."""
+        return self._seen[model].profile
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests are neither answered nor refused."""
+        return len(self._open)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Refuse all requests that wait, and end.
+
+        Batches that were sent are answered if they end within ``timeout`` seconds; else their requests are refused,
+        and the thread of that device ends when its function returns.
+        """
+        until = time.monotonic() + timeout
+        self._end(waiting_only=True)
+        for thread in (self._time_thread, *(device.thread for device in self._devices)):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+        self._end(waiting_only=False)
+
+    def __enter__(self) -> ThreadedServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # The scheduler. All of these are called with the lock held.
+
+    def _handle(self, event: Event, told: _Told) -> None:
+        """Let the scheduler handle what was due before the event, the event, and what it makes due at once."""
+        now = time.monotonic()
+        try:
+            self._catch_up(now, told)
+            self._carry_out(event, now, told)
+            self._catch_up(now, told)
+        except Exception:
+            logger.exception("The scheduler has failed; the server is closed")
+            self._refuse_all(told, waiting_only=False)
+        if self._wake < self._sleeps_until:
+            self._sooner.notify()
+
+    def _catch_up(self, now: float, told: _Told) -> None:
+        while self._wake <= now and not self._closed:
+            due, self._wake = self._wake, math.inf
+            moment = told_moment(due, now, self._jitter)
+            self._carry_out(Tick(), moment, told)
+            if self._wake <= moment:
+                self._wake = moment + SAME_MOMENT_S  # So that the clock goes on, whatever the scheduler wants.
+
+    def _carry_out(self, event: Event, now: float, told: _Told) -> None:
+        for instruction in self._scheduler.handle(event, now):
+            if isinstance(instruction, WakeAt):
+                self._wake = instruction.at
+            elif isinstance(instruction, Dispatch):
+                self._send(instruction)
+            elif isinstance(instruction, Refuse):
+                self._refuse(instruction.request.id, instruction.reason, told)
+            elif isinstance(instruction, Suspect):
+                self._devices[instruction.gpu].token += 1  # It joins again when its function returns.
+                logger.warning("Device %d does not answer; its batch is given up", instruction.gpu)
+
+    def _send(self, batch: Dispatch) -> None:
+        answers = []
+        for request in batch.requests:
+            answer = self._open.get(request.id)
+            if answer is not None and (answer._sent or answer.set_running_or_notify_cancel()):
+                answer._sent = True
+                answers.append(answer)
+        self._devices[batch.gpu].batches.put((batch, answers, time.monotonic()))
+
+    def _refuse(self, number: int, reason: Reason, told: _Told) -> None:
+        answer = self._open.pop(number, None)
+        if answer is not None:
+            told.append((answer, None, Refused(answer._model, reason)))
+
+    def _refuse_all(self, told: _Told, waiting_only: bool) -> None:
+        self._closed = True
+        for number, answer in list(self._open.items()):
+            if not (waiting_only and answer._sent):
+                self._refuse(number, Reason.CLOSED, told)
+        self._sooner.notify()
+
+    # Without the lock.
+
+    def _end(self, waiting_only: bool) -> None:
+        told: _Told = []
+        with self._lock:
+            for device in self._devices if waiting_only else ():
+                device.batches.put(None)
+            self._refuse_all(told, waiting_only)
+        _tell(told)
+
+    def _forget(self, answer: Answer) -> None:
+        """The answer was cancelled before its batch was sent."""
+        told: _Told = []
+        with self._lock:
+            if not self._closed:
+                self._handle(Cancelled(answer._model, answer._number), told)
+            self._open.pop(answer._number, None)
+        _tell(told)
+
+    def _keep_time(self) -> None:
+        while True:
+            told: _Told = []
+            with self._lock:
+                if self._closed:
+                    return
+                self._sleeps_until = self._wake
+                left = self._wake - time.monotonic()
+                if left > 0:
+                    self._sooner.wait(min(left, threading.TIMEOUT_MAX))
+                self._sleeps_until = -math.inf
+                self._due(told)
+            _tell(told)
+
+    def _due(self, told: _Told) -> None:
+        try:
+            self._catch_up(time.monotonic(), told)
+        except Exception:
+            logger.exception("The scheduler has failed; the server is closed")
+            self._refuse_all(told, waiting_only=False)
+
+    def _serve(self, device: _Device) -> None:
+        """A device's thread."""
+        while True:
+            item = device.batches.get()
+            if item is None:
+                return
+            try:
+                self._work(device, *item)
+            except BaseException:
+                logger.exception("The thread of device %d has failed; it begins anew", device.number)
+                self._lose(device, item[1])
+
+    def _work(self, device: _Device, batch: Dispatch, answers: list[Answer], sent: float) -> None:
+        if batch.token != device.token:
+            return  # It was sent behind one that took too long, and given up with it.
+        outputs, error = _call(device.functions[batch.model], batch.model, answers)
+        told: _Told = []
+        seconds = time.monotonic() - sent
+        with self._lock:
+            if batch.token == device.token:
+                for answer, output in zip(answers, outputs, strict=True):
+                    if self._open.pop(answer._number, None) is not None:
+                        told.append((answer, output, error))
+                if not self._closed:
+                    self._handle(BatchDone(batch.gpu, batch.token, batch.plan), told)
+                if error is None and answers and not self._closed:
+                    self._correct(batch, seconds, told)
+            elif not self._closed:
+                self._handle(GpuJoined(device.number, device.token), told)
+        _tell(told)
+
+    def _correct(self, batch: Dispatch, seconds: float, told: _Told) -> None:
+        profile = self._seen[batch.model].add(len(batch.requests), seconds)
+        if profile is not None:
+            self._handle(ProfileChanged(batch.model, profile), told)
+
+    def _lose(self, device: _Device, answers: list[Answer]) -> None:
+        told: _Told = []
+        with self._lock:
+            if not self._closed:
+                device.token += 1
+                self._handle(GpuLost(device.number), told)
+                self._handle(GpuJoined(device.number, device.token), told)
+            else:
+                for answer in answers:
+                    self._refuse(answer._number, Reason.CLOSED, told)
+        _tell(told)
+
+
+def told_moment(due: float, now: float, jitter: float) -> float:
+    """The moment that the scheduler is told for something that was due at ``due``, when ``now`` has come.
+
+    A thread wakes a little late. The margin of a batch has ``jitter`` seconds for that. So what is late by less is told
+    with its own moment; else a batch that was to start at its latest start would be too late each time.
+    """
+    return max(due, now - jitter)
+
+
+def _call(function: Function, model: str, answers: list[Answer]) -> tuple[Sequence[Any], BaseException | None]:
+    """The outputs for the answers, or the error that all of them are told."""
+    nothing = [None] * len(answers)
+    if not answers:
+        return nothing, None  # All were cancelled while the batch was on its way.
+    try:
+        outputs = list(function([answer._value for answer in answers]))
+    except Exception as error:
+        return nothing, error
+    except BaseException as error:
+        return nothing, ServeError(f"the function of model {model} wanted to end its thread by {error!r}")
+    if len(outputs) != len(answers):
+        said = f"the function of model {model} returned {len(outputs)} outputs for {len(answers)} inputs"
+        return nothing, ServeError(f"{said}; return as many")
+    return outputs, None
+
+
+def _tell(told: _Told) -> None:
+    """Give the answers. What a callback raises does not keep the others from theirs."""
+    for answer, output, error in told:
+        try:
+            if not answer._sent and not answer.set_running_or_notify_cancel():
+                continue
+            if error is None:
+                answer.set_result(output)
+            else:
+                answer.set_exception(error)
+        except BaseException:
+            logger.exception("A callback of an answer of model %s has failed", answer._model)

@@ -1,0 +1,142 @@
+"""Profiles that are measured, corrected by what is seen, and kept."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from symphony_serve.errors import ServeError
+from symphony_serve.kept_profiles import profiles_from_json, profiles_to_json
+from symphony_serve.profiles import Profile
+from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
+from symphony_serve.shell import measuring
+from symphony_serve.shell.measuring import measure_models, measure_profile
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Each size is run twice."""
+    monkeypatch.setattr(measuring, "LEAST_RUNS", 2)
+    monkeypatch.setattr(measuring, "SECONDS_EACH", 0.0)
+    monkeypatch.setattr(measuring, "WAKES", 5)
+
+
+class Sizes:
+    """A function that notes the sizes of its batches."""
+
+    def __init__(self, fails_from=1000):
+        self.seen: list[int] = []
+        self._fails_from = fails_from
+
+    def __call__(self, values):
+        self.seen.append(len(values))
+        if len(values) >= self._fails_from:
+            raise MemoryError("too many")
+        return list(values)
+
+
+def test_sizes_are_doubled(short):
+    first, second = Sizes(), Sizes()
+    profile = measure_profile([first, second], [1, 2, 3], 10.0, 12)
+    assert profile.max_batch == 12
+    assert sorted(set(first.seen)) == sorted(set(second.seen)) == [1, 2, 4, 8, 12]
+
+
+def test_sizes_end_where_a_batch_fails_or_takes_longer_than_the_slo(short, caplog):
+    assert measure_profile([Sizes(fails_from=8)], [1], 10.0, 64).max_batch == 4
+    assert "A batch of 8 failed with MemoryError" in caplog.text
+    assert measure_profile([Sizes()], [1], 1e-12, 64).max_batch == 1
+
+
+def test_sizes_between_measured_ones_are_interpolated():
+    assert measuring._interpolated({1: 1.0, 2: 3.0, 4: 2.0, 7: 6.0}) == pytest.approx([1, 3, 3, 3, 4, 5, 6])
+
+
+def test_an_slo_that_a_batch_of_1_cannot_meet_is_refused_with_both_numbers(short):
+    def slow(values):
+        time.sleep(0.01)
+        return values
+
+    with pytest.raises(ServeError, match=r"has an SLO of 0.005 s, but a batch of 1 takes 0.01\d+ s and the network"):
+        measure_models([{"m": slow}], {"m": [1]}, {"m": 0.005}, max_batch=2)
+
+
+def test_delays_count_against_the_slo(short):
+    """A profile that is known, and an SLO that leaves nothing for the way through the threads."""
+    known = {"m": Profile.linear(0.0, 0.01, 4)}
+    with pytest.raises(ServeError, match=r"SLO of 0.01 s, but a batch of 1 takes 0.01 s and the network"):
+        measure_models([{"m": list}], {"m": [1]}, {"m": 0.01}, profiles=known)
+    assert measure_models([{"m": list}], {"m": [1]}, {"m": 5.0}, profiles=known)[0].profile == known["m"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "samples", "said"),
+    [
+        (lambda values: 1 // 0, [1], "a batch of 1 cannot be measured: ZeroDivisionError"),
+        (lambda values: [1, 2], [1], "returned 2 outputs for 1 inputs"),
+        (list, [], "model m has no sample inputs"),
+    ],
+)
+def test_models_that_cannot_be_measured(short, functions, samples, said):
+    with pytest.raises(ServeError, match=said):
+        measure_models([{"m": functions}], {"m": samples}, {"m": 1.0})
+
+
+class TestSeenTimes:
+    def feed(self, seen, pairs):
+        """The last profile that is told, or None."""
+        told = None
+        for size, seconds in pairs:
+            told = seen.add(size, seconds) or told
+        return told
+
+    def test_each_range_of_sizes_has_its_own_stretch(self):
+        seen = SeenTimes(Profile.linear(1.0, 0.0, 8), 100.0)
+        profile = self.feed(seen, [(1, 2.0), (4, 6.0)] * EVERY)
+        assert profile.table[1:-1] == pytest.approx([2.0, 4.0, 6.0, 6.0, 7.5, 9.0, 10.5, 16.0])
+
+    def test_one_batch_in_ten_takes_longer(self):
+        seen = SeenTimes(Profile.linear(0.0, 1.0, 1), 100.0)
+        profile = self.feed(seen, [(1, float(1 + number % 20)) for number in range(5 * 20 * EVERY)])
+        longer = sum(1 + number % 20 > profile.seconds(1) for number in range(20))
+        assert longer in (1, 2)
+
+    def test_nothing_changes_while_it_is_right(self):
+        seen = SeenTimes(Profile.linear(1.0, 5.0, 8), 100.0)
+        assert self.feed(seen, [(4, 9.05)] * RECENT) is None
+
+    def test_a_size_that_is_not_run_any_more_is_forgotten(self):
+        """Else a size that was slow once would never be tried again."""
+        seen = SeenTimes(Profile.linear(1.0, 0.0, 8), 100.0)
+        slow = self.feed(seen, [(8, 80.0)] * ENOUGH + [(1, 1.0)] * ENOUGH)
+        assert slow.seconds(8) == pytest.approx(80.0)
+        assert self.feed(seen, [(1, 1.0)] * (RECENT + EVERY)).seconds(8) == pytest.approx(8.0)
+
+    def test_a_batch_of_1_is_always_tried(self):
+        seen = SeenTimes(Profile.linear(1.0, 0.0, 2), 5.0)
+        assert self.feed(seen, [(1, 50.0)] * EVERY).table[1:-1] == (5.0, 100.0)
+        assert self.feed(seen, [(1, 1.0)] * (RECENT + EVERY)).table[1:-1] == (1.0, 2.0)
+
+
+class TestKeptProfiles:
+    def test_what_is_kept_is_read(self):
+        profiles = {"m": Profile.from_seconds([0.1, 0.2]), "n": Profile.linear(1e-3, 1e-2, 3)}
+        assert profiles_from_json(profiles_to_json(profiles, "cpu"), "cpu") == profiles
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("{", "are not JSON"),
+            ("[]", "have format list, expected 1"),
+            (json.dumps({"format": 2, "device": "cpu", "seconds": {}}), "have format 2, expected 1"),
+            (json.dumps({"format": 1, "device": "gpu", "seconds": {}}), "are of device 'gpu', not of 'cpu'"),
+            (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": 3}}), "an entry that is no list"),
+            (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": [-1.0]}}), "takes -1.0 s"),
+        ],
+    )
+    def test_what_cannot_be_read_is_refused_in_one_line(self, text, said):
+        with pytest.raises(ServeError, match=said) as caught:
+            profiles_from_json(text, "cpu")
+        assert "\n" not in str(caught.value)

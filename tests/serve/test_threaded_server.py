@@ -1,0 +1,318 @@
+"""The server over threads: every request is answered or refused exactly once. No assertion is about a time."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import CancelledError, Future, wait
+
+import pytest
+
+from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.start_times import DEFERRED, EAGER
+from symphony_serve.delays import Delays
+from symphony_serve.errors import Refused, ServeError
+from symphony_serve.messages import Reason
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.shell import threaded_server
+from symphony_serve.shell.threaded_server import ThreadedServer, told_moment
+
+#: Seconds until a test gives up.
+PATIENCE_S = 30.0
+
+
+def model(slo=60.0, max_batch=4, policy=EAGER, name="m", jitter=None):
+    """A model whose batches take 1 ms by its profile. jitter: half of the SLO unless given."""
+    profile = Profile.linear(0.0, 1e-3, max_batch)
+    return Model(name, profile, slo, Fifo, policy, Delays(jitter=slo / 2 if jitter is None else jitter))
+
+
+def doubled(values):
+    return [2 * value for value in values]
+
+
+def finished(answers):
+    """The outcome of each answer: its result, or the name of what it was told instead."""
+    assert not wait(answers, PATIENCE_S).not_done
+    return [outcome(answer) for answer in answers]
+
+
+def outcome(answer):
+    try:
+        return answer.result(0)
+    except Refused as refused:
+        return refused.reason.name
+    except CancelledError:
+        return "cancelled"
+    except Exception as error:
+        return str(error)
+
+
+class Gate:
+    """A model that waits in its first batch until it is let go on. batches: the inputs of each batch."""
+
+    def __init__(self, function=doubled):
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.batches: list[list] = []
+        self._function = function
+
+    def __call__(self, values):
+        self.batches.append(list(values))
+        if len(self.batches) == 1:
+            self.entered.set()
+            assert self.open.wait(PATIENCE_S)
+        return self._function(values)
+
+
+def behind_a_gate(server, gate, count):
+    """The answer of the first batch, which waits in the gate, and those of ``count`` requests behind it."""
+    first = server.submit("m", 0)
+    assert gate.entered.wait(PATIENCE_S)
+    return first, [server.submit("m", value) for value in range(1, count + 1)]
+
+
+def test_what_waits_is_answered_in_batches():
+    gate = Gate()
+    with ThreadedServer([model()], [{"m": gate}]) as server:
+        first, others = behind_a_gate(server, gate, 6)
+        assert server.unanswered == 7
+        gate.open.set()
+        assert finished([first, *others]) == [0, 2, 4, 6, 8, 10, 12]
+        assert server.unanswered == 0
+    assert gate.batches == [[0], [1, 2, 3, 4], [5, 6]]
+
+
+def test_a_full_batch_starts_at_once_and_what_is_deferred_starts_by_its_deadline():
+    with ThreadedServer([model(0.5, 3, DEFERRED)], [{"m": doubled}]) as server:
+        assert finished([server.submit("m", value) for value in (1, 2, 3)]) == [2, 4, 6]
+        assert finished([server.submit("m", 4)]) == [8]
+
+
+def test_several_devices_work_at_once():
+    both = threading.Barrier(2)
+
+    def meet(values):
+        both.wait(PATIENCE_S)
+        return values
+
+    with ThreadedServer([model(max_batch=1)], [{"m": meet}, {"m": meet}]) as server:
+        assert finished([server.submit("m", value) for value in range(4)]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda values: 1 // 0, "integer division or modulo by zero"),
+        (lambda values: [1, 2, 3], "returned 3 outputs for 1 inputs"),
+        (lambda values: None, "'NoneType' object is not iterable"),
+        (lambda values: (_ for _ in ()).throw(SystemExit(3)), "wanted to end its thread by SystemExit(3)"),
+    ],
+)
+def test_a_function_that_fails_for_one_batch(function, said):
+    functions = iter([function, doubled])
+    with ThreadedServer([model()], [{"m": lambda values: next(functions)(values)}]) as server:
+        assert said in finished([server.submit("m", 1)])[0]
+        assert finished([server.submit("m", 2)]) == [4]
+
+
+def test_overload_is_refused_with_the_reason():
+    """The device does not come back within the SLO, so that what waits behind it is refused; nothing stays queued."""
+    gate = Gate()
+    with ThreadedServer([model(slo=0.05)], [{"m": gate}]) as server:
+        first, others = behind_a_gate(server, gate, 40)
+        assert set(finished(others)) == {"LATE"}
+        assert server.unanswered == 1
+        gate.open.set()
+        assert finished([first]) == [0]
+
+
+def test_an_unknown_model_is_refused():
+    with ThreadedServer([model()], [{"m": doubled}]) as server:
+        answer = server.submit("n", 1)
+        assert finished([answer]) == ["UNKNOWN_MODEL"]
+        with pytest.raises(Refused, match="model n was refused: no model of that name"):
+            answer.result()
+        assert pickle.loads(pickle.dumps(answer.exception())).reason is Reason.UNKNOWN_MODEL
+
+
+def test_close_refuses_what_waits_and_answers_what_runs():
+    gate = Gate()
+    server = ThreadedServer([model()], [{"m": gate}])
+    first, others = behind_a_gate(server, gate, 5)
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    assert finished(others) == ["CLOSED"] * 5
+    assert not first.done()
+    gate.open.set()
+    closing.join(PATIENCE_S)
+    assert finished([first]) == [0]
+    assert finished([server.submit("m", 1)]) == ["CLOSED"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("serve-")]
+    assert gate.batches == [[0]]
+
+
+def test_close_refuses_a_batch_that_does_not_end():
+    gate = Gate()
+    server = ThreadedServer([model()], [{"m": gate}])
+    first, _ = behind_a_gate(server, gate, 0)
+    server.close(timeout=0.0)
+    assert finished([first]) == ["CLOSED"]
+    gate.open.set()
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("serve-")])
+    assert outcome(first) == "CLOSED"
+
+
+def wait_for(condition):
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_what_is_cancelled_does_not_run():
+    gate = Gate()
+    with ThreadedServer([model()], [{"m": gate}]) as server:
+        first, others = behind_a_gate(server, gate, 5)
+        assert not first.cancel()
+        assert others[1].cancel() and others[3].cancel()
+        gate.open.set()
+        assert finished([first, *others]) == [0, 2, "cancelled", 6, "cancelled", 10]
+    assert gate.batches == [[0], [1, 3, 5]]
+
+
+def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monkeypatch):
+    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.05)
+    gate = Gate()
+    with ThreadedServer([model(slo=0.04)], [{"m": gate}]) as server:
+        first, _ = behind_a_gate(server, gate, 0)
+        assert finished([first]) == ["GPU_LOST"]
+        gate.open.set()
+        wait_for(lambda: finished([server.submit("m", 3)]) == [6])
+
+
+def test_a_batch_that_is_given_up_runs_on_another_device(monkeypatch):
+    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.05)
+    gate = Gate()
+    with ThreadedServer([model()], [{"m": gate}, {"m": lambda values: [-value for value in values]}]) as server:
+        first = server.submit("m", 5)
+        assert finished([first]) == [-5]
+        gate.open.set()
+        wait_for(lambda: finished([server.submit("m", 3)]) == [6])
+        assert outcome(first) == -5
+
+
+def test_a_device_thread_that_fails_begins_anew(monkeypatch):
+    """Whatever is wrong in the server itself: the requests of that batch wait again."""
+    real, failures = threaded_server._call, iter([RuntimeError("broken"), None])
+
+    def broken(*arguments):
+        failure = next(failures, None)
+        if failure:
+            raise failure
+        return real(*arguments)
+
+    monkeypatch.setattr(threaded_server, "_call", broken)
+    with ThreadedServer([model()], [{"m": doubled}]) as server:
+        assert finished([server.submit("m", 1)]) == [2]
+
+
+@pytest.mark.parametrize("arrivals_before", [0, 1])
+def test_a_scheduler_that_fails_leaves_nobody_waiting(monkeypatch, arrivals_before):
+    gate = Gate()
+    with ThreadedServer([model()], [{"m": gate}]) as server:
+        first, others = behind_a_gate(server, gate, arrivals_before)
+        monkeypatch.setattr(Scheduler, "handle", lambda self, event, now: 1 // 0)
+        others.append(server.submit("m", 7))
+        assert finished([first, *others]) == ["CLOSED"] * (2 + arrivals_before)
+        gate.open.set()
+        assert finished([server.submit("m", 8)]) == ["CLOSED"]
+
+
+def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
+    again: list[Future] = []
+
+    def ask(answer):
+        again.append(server.submit("m", 10))
+        raise SystemExit("from a callback")
+
+    gate = Gate()
+    with ThreadedServer([model()], [{"m": gate}]) as server:
+        first, others = behind_a_gate(server, gate, 3)
+        others[0].add_done_callback(ask)
+        gate.open.set()
+        assert finished([first, *others]) == [0, 2, 4, 6]
+        wait_for(lambda: again)
+        assert finished(again) == [20]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
+    """Three callers, two models on two devices, functions that fail, cancellations, and a close in the middle."""
+    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", PATIENCE_S)
+    ran: Counter = Counter()
+    told: Counter = Counter()
+    lock = threading.Lock()
+
+    def function(values):
+        with lock:
+            ran.update(values)
+        if random.random() < 0.1:
+            raise RuntimeError("failed")
+        time.sleep(random.uniform(0.0, 2e-3))
+        return doubled(values)
+
+    functions = {"a": function, "b": function}
+    models = [model(0.01, name="a", jitter=5e-3), model(0.02, 8, DEFERRED, "b", 5e-3)]
+    server = ThreadedServer(models, [functions, functions])
+    answers: dict[int, Future] = {}
+
+    def note(value):
+        with lock:
+            told[value] += 1
+
+    def ask(first):
+        rng = random.Random(seed * 10 + first)
+        for value in range(first, first + 200):
+            answers[value] = server.submit(rng.choice("ab"), value)
+            answers[value].add_done_callback(lambda answer, value=value: note(value))
+            if rng.random() < 0.1:
+                answers[value].cancel()
+            if rng.random() < 0.05:
+                time.sleep(2e-3)
+
+    callers = [threading.Thread(target=ask, args=(1000 * number,)) for number in range(3)]
+    for caller in callers:
+        caller.start()
+    if seed % 2:
+        time.sleep(0.02)
+        server.close()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    server.close()
+    outcomes = finished(list(answers.values()))
+    wait_for(lambda: len(told) == 600)
+    assert set(told.values()) == {1}
+    assert max(ran.values(), default=1) == 1
+    values = zip(answers, outcomes, strict=True)
+    assert all(one in (2 * value, "failed", "cancelled") or one in Reason.__members__ for value, one in values)
+    assert server.unanswered == 0
+
+
+def test_what_is_a_little_late_is_told_with_its_own_moment():
+    """Else a batch that is to start at its latest start would be given up each time that the thread wakes late."""
+    assert told_moment(5.0, 5.003, 0.004) == 5.0
+    assert told_moment(5.0, 5.010, 0.004) == pytest.approx(5.006)
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [([], "there are 0 devices"), ([{"m": doubled}, {"n": doubled}], r"device 1 has the models \['n'\], expected")],
+)
+def test_what_is_refused(devices, said):
+    with pytest.raises(ServeError, match=said):
+        ThreadedServer([model()], devices)
