@@ -54,10 +54,14 @@ class Lost(Notice):
 
 
 class Agent:
-    """The agent of one app. ``session``: a name that is unique to this run of the app's driver."""
+    """The agent of one app.
 
-    def __init__(self, app: str, session: str, work: Work):
-        self.app, self.session = app, session
+    session: a name that is unique to this run of the app's driver.
+    user: whose app it is, see `messages.AppJoined`.
+    """
+
+    def __init__(self, app: str, session: str, work: Work, user: str = ""):
+        self.app, self.session, self.user = app, session, user
         self.work = work
         #: GPU id -> its lease, by the arbiter's last message.
         self.leases: dict[str, m.LeaseView] = {}
@@ -89,7 +93,7 @@ class Agent:
                 # The arbiter may be a new one whose clock was set back, so its versions and tokens may be smaller than
                 # those known here. From now on they count.
                 self._version, self.fence = (0, 0), Fence()
-                return [m.AppJoined(self.app, self.session)], []
+                return [m.AppJoined(self.app, self.session, self.user)], []
         return [], []
 
     def vacated(self, gpu: str) -> list[m.AppEvent]:

@@ -8,7 +8,8 @@ stored in the arbiter's books as JSON: a field's name and meaning are part of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from themis_bridge.messages import Report
@@ -42,7 +43,7 @@ class AppRecord:
     joined: float
     #: When its agent last sent anything.
     heard: float
-    #: Integral over time, since it joined, of the number of apps; divided by its age it is N_avg.
+    #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg.
     crowd: float = 0.0
     #: The last rho that it reported; None before its first report.
     rho: float | None = None
@@ -68,6 +69,9 @@ class AppRecord:
     held_up: tuple[float, float] = (0.0, 0.0)
     #: The same pair while its placement did not hold it up.
     free: tuple[float, float] = (0.0, 0.0)
+    #: The user or team that it belongs to, by which shares, quotas and weights go. "": it is the only app of its user,
+    #: who has the app's name.
+    user: str = ""
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
         """Note a report and check it against the earlier ones.
@@ -117,3 +121,12 @@ class AppRecord:
             return 1.0
         factor = approached / passed / max(1.0, usual / there if there else 1.0)
         return factor if factor > PLACEMENT_SLACK else 1.0
+
+
+def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:
+    """App -> N: its share of the cluster is one in so many.
+
+    Every user who has an app there gets an equal share, and divides it equally among the apps that he has there.
+    """
+    count = Counter(app.user or name for name, app in apps.items())
+    return {name: len(count) * count[app.user or name] for name, app in apps.items()}

@@ -153,9 +153,9 @@ class Arbiter:
             self._forget_app(event.app)
             app = None
         if app is None:
-            app = state.apps[event.app] = AppRecord(event.session, state.clock, state.clock)
+            app = state.apps[event.app] = AppRecord(event.session, state.clock, state.clock, user=event.user)
             self.auctioneer.recall_leases_for(event.app)
-        app.session, app.heard = event.session, state.clock
+        app.session, app.heard, app.user = event.session, state.clock, event.user
         self._leases.tell_app(event.app)
         self.auctioneer.begin_soon()
 
@@ -200,8 +200,9 @@ class Arbiter:
     @_on_event.register
     def _on_configured(self, event: m.Configured) -> None:
         self.state.settings = self.state.settings.changed(event.changes)
+        for user in sorted(set(map(self.state.user_of, self.state.apps))):
+            self._leases.end_leases_over_quota(user)
         for app in self.state.apps:
-            self._leases.end_leases_over_quota(app)
             self._leases.tell_app(app)
         self.auctioneer.begin_soon()
 

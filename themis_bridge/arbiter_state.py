@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from themis_bridge.app_record import AppRecord
+from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.backoff import Backoff
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
@@ -82,28 +82,31 @@ class ArbiterState:
         """Let time pass, and account it to the apps."""
         self.clock += seconds
         held = Counter(lease.app for lease in self.leases if not lease.closing)
+        share = crowding(self.apps)
         for name, app in self.apps.items():
-            app.crowd += seconds * len(self.apps)
+            app.crowd += seconds * share[name]
             app.served += seconds * min(1.0, held[name] / app.useful) * app.speed
 
     # --- questions
 
     def contention(self, name: str) -> float:
-        """N_avg: the number of apps, averaged over this app's life."""
+        """N_avg: the app's `crowding`, averaged over its life."""
         app = self.apps[name]
         life = self.clock - app.joined
-        return max(1.0, app.crowd / life) if life > 0 else float(len(self.apps))
+        return max(1.0, app.crowd / life) if life > 0 else float(crowding(self.apps)[name])
 
-    def quota_left(self, app: str, offer: Container[str] | None = None) -> int:
-        """How many more GPUs the app's quota allows.
+    def quota_left(self, user: str) -> int:
+        """How many more GPUs the user's quota allows. It counts all leases of all his apps."""
+        quota = self.settings.quotas.get(user)
+        return NO_QUOTA if quota is None else quota - len(self.leases_of_user(user))
 
-        It counts all leases of the app; with ``offer``, the ids of GPUs in a round, only those that it will surely
-        keep.
-        """
-        quota = self.settings.quotas.get(app)
-        if quota is None:
-            return NO_QUOTA
-        return quota - sum(1 for lease in self.leases.of(app) if offer is None or self.is_kept(lease, offer))
+    def leases_of_user(self, user: str) -> list[Lease]:
+        """The leases that the apps of a user hold."""
+        return [each for each in self.leases if not each.closing and self.user_of(each.app) == user]
+
+    def user_of(self, app: str) -> str:
+        """The user of an app that is known."""
+        return self.apps[app].user or app
 
     def is_kept(self, lease: Lease, offer: Container[str]) -> bool:
         """Whether the holder keeps the GPU whatever comes of a round on ``offer``."""

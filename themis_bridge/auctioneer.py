@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.errors import ThemisError
+from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.preemption import leases_to_recall
 from themis_bridge.rounds import Round
+from themis_bridge.settings import NO_QUOTA
+from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +96,7 @@ class Auctioneer:
         if round_ is None:
             return
         try:
-            round_.take_bid(event.app, event.bid, self._state.quota_left(event.app, round_.offer))
+            round_.take_bid(event.app, event.bid)
         except BAD_ANSWER as error:
             self._refuse(round_, event, str(error))
 
@@ -166,6 +171,8 @@ class Auctioneer:
             self._settle(round_, self._policy.decide(situation, {}) if round_.offer else Outcome())
             return
         round_.deadline = state.clock + state.settings.answer_s
+        for app in situation.quota.keys() & set(round_.bidders):
+            round_.rooms[app] = situation.quota[app] - len(situation.held[app])
         for app in round_.bidders:
             self._out.append(
                 m.Offer(
@@ -176,7 +183,7 @@ class Auctioneer:
                     state.contention(app),
                     len(state.gpus),
                     situation.held[app],
-                    state.settings.quotas.get(app),
+                    situation.quota.get(app),
                 )
             )
 
@@ -197,7 +204,8 @@ class Auctioneer:
             if winner is not None and winner not in state.apps:
                 winner = None
             if lease is None:
-                if winner is not None:
+                # His leases that nobody won count until they end.
+                if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                     self._leases.grant_gpu(gpu, winner, leftover)
                     told.add(winner)
                 continue
@@ -239,15 +247,39 @@ class Auctioneer:
         for lease in state.leases:
             if lease.heir in held:
                 held[lease.heir] += (state.gpus[lease.gpu],)
-        for app, weight in state.settings.weights.items():
-            if app in reports:
-                known = reports[app]
-                reports[app] = replace(known, rho=known.rho * weight, best=known.best * weight)
         for app, known in reports.items():
-            doubt = state.apps[app].doubt
-            reports[app] = replace(known, rho=known.rho / doubt, best=known.best / doubt)
+            factor = state.settings.weights.get(state.user_of(app), 1.0) / state.apps[app].doubt
+            reports[app] = replace(known, rho=known.rho * factor, best=known.best * factor)
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}
-        return Situation(reports, held, round_.offer, holder, state.settings.quotas)
+        return Situation(reports, held, round_.offer, holder, self._quotas(reports, held))
+
+    def _quotas(self, reports: Mapping[str, m.Report], held: Mapping[str, tuple[Gpu, ...]]) -> dict[str, int]:
+        """App -> the most GPUs that it may hold, for the apps of a user who has a quota or several apps.
+
+        A user's apps use up his quota in turn, worst rho first. A user of several apps is also limited to the GPUs that
+        are his share if every user has an equal share (or fewer, if he can use fewer): rho goes by app, so that many
+        apps that take turns at being the worst would get more than one app does.
+        """
+        state = self._state
+        own: dict[str, list[str]] = defaultdict(list)
+        for app in sorted(reports, key=lambda app: (-reports[app].rho, app)):
+            own[state.user_of(app)].append(app)
+        most = {
+            user: min(sum(reports[app].useful for app in apps), state.settings.quotas.get(user, NO_QUOTA))
+            for user, apps in own.items()
+        }
+        shares = equal_shares(most, len(state.gpus))
+        quotas: dict[str, int] = {}
+        for user, apps in own.items():
+            if len(apps) == 1 and user not in state.settings.quotas:
+                continue
+            left = most[user] if len(apps) == 1 else math.ceil(shares[user] - EQUAL)
+            left -= sum(len(held[app]) for app in apps)
+            for app in apps:
+                more = max(0, min(left, reports[app].useful - len(held[app])))
+                quotas[app] = len(held[app]) + more
+                left -= more
+        return quotas
 
     def _round_awaiting(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
         """The round in progress, if it waits for this answer."""

@@ -10,7 +10,7 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -122,6 +122,16 @@ def static_finish_time(budget: float, cluster_gpus: float, max_gpus: float, jobs
     `independent_finish_time`; ``jobs``: in the whole trace.
     """
     return budget / min(cluster_gpus, max_gpus) * max(1.0, jobs / cluster_gpus)
+
+
+def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:
+    """App, or user -> GPUs, max-min fair: an equal number for everyone, except for those that can use fewer."""
+    shares, left = {}, gpus
+    waiting = sorted(demands, key=lambda app: (demands[app], app))
+    for position, app in enumerate(waiting):
+        shares[app] = min(demands[app], left / (len(waiting) - position))
+        left -= shares[app]
+    return shares
 
 
 def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]]) -> list[list[JobInfo]]:

@@ -59,10 +59,10 @@ class LeaseManager:
             if lease.heir == app:
                 lease.heir = None
 
-    def end_leases_over_quota(self, app: str) -> None:
-        """Let leases beyond the app's quota end without renewal."""
-        over = -self._state.quota_left(app)
-        for lease in self._state.leases.of(app)[: max(0, over)]:
+    def end_leases_over_quota(self, user: str) -> None:
+        """Let leases beyond the user's quota end without renewal."""
+        over = -self._state.quota_left(user)
+        for lease in self._state.leases_of_user(user)[: max(0, over)]:
             lease.ending, lease.heir = True, None
 
     def close_expired(self) -> None:
@@ -99,7 +99,7 @@ class LeaseManager:
         if not lease.closing:
             self.tell_app(lease.app)
         heir = lease.heir
-        if heir in state.apps and gpu in state.gpus and state.quota_left(heir) > 0:
+        if heir in state.apps and gpu in state.gpus and state.quota_left(state.user_of(heir)) > 0:
             self.grant_gpu(gpu, heir, lease.heir_leftover)
             self.tell_app(heir)
         return True
@@ -110,7 +110,7 @@ class LeaseManager:
         lease = state.leases.current(gpu, token)
         if lease is None or lease.closing:
             return
-        if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(lease.app) < 0:
+        if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(state.user_of(lease.app)) < 0:
             # The app has won other GPUs meanwhile.
             self.close_lease(lease)
         self.tell_app(lease.app)

@@ -45,7 +45,9 @@ class AppEvent(Event):
 
 @dataclass(frozen=True)
 class AppJoined(AppEvent):
-    """An app wants GPUs."""
+    """An app wants GPUs. ``user``: the user or team that it belongs to; "": it is the only app of its user."""
+
+    user: str = ""
 
 
 @dataclass(frozen=True)

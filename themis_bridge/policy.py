@@ -39,7 +39,7 @@ class Situation:
     offer: Mapping[str, Gpu]
     #: GPU id -> the app that holds it until its lease ends, for those on offer that are leased.
     holder: Mapping[str, str]
-    #: App -> the most GPUs that it may hold, for apps that have a quota.
+    #: App -> the most GPUs that it may hold, for apps whose user has a quota.
     quota: Mapping[str, int]
 
     def wants(self, app: str) -> int:

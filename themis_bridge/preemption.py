@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from themis_bridge.app_record import AppRecord
+from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.settings import Settings
+from themis_bridge.settings import NO_QUOTA, Settings
 
 
 def leases_to_recall(
@@ -27,12 +27,12 @@ def leases_to_recall(
 ) -> list[Lease]:
     """The leases to recall, so that the newcomer can win its share.
 
-    Its share is the number of GPUs divided by the number of apps, at least 1, and at most its quota. GPUs that are
-    free, or soon will be, are subtracted. The holder with the smallest rho (the one furthest ahead) gives first; each
-    holder keeps at least a share.
+    An app's share is the number of GPUs divided by its `crowding`, at least 1. The newcomer's is also at most its
+    user's quota, and GPUs that are free, or soon will be, are subtracted from it. The holder with the smallest rho (the
+    one furthest ahead) gives first; each holder keeps at least its share.
     """
-    share = max(1, len(gpus) // max(1, len(apps)))
-    need = min(share, settings.quotas.get(newcomer, share))
+    share = {name: max(1, len(gpus) // crowd) for name, crowd in crowding(apps).items()}
+    need = min(share[newcomer], settings.quotas.get(apps[newcomer].user or newcomer, NO_QUOTA))
     held: dict[str, list[Lease]] = {}
     for gpu in gpus:
         lease = leases.get(gpu)
@@ -41,12 +41,14 @@ def leases_to_recall(
         elif not lease.closing and not lease.ending and not lease.on_offer(clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
-    rho = {name: app.rho * settings.weights.get(name, 1.0) / app.doubt for name, app in apps.items() if app.rho}
+    rho = {
+        name: app.rho * settings.weights.get(app.user or name, 1.0) / app.doubt for name, app in apps.items() if app.rho
+    }
     chosen: list[Lease] = []
     for app in sorted(held.keys() & rho.keys(), key=lambda app: (rho[app], app)):
         own = held[app]
         together = Counter(gpus[lease.gpu].machine for lease in own)
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
         own.sort(key=lambda lease: (-together[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
-        chosen += own[: max(0, min(need - len(chosen), len(own) - share))]
+        chosen += own[: max(0, min(need - len(chosen), len(own) - share[app]))]
     return chosen

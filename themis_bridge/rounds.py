@@ -15,6 +15,7 @@ from themis_bridge import messages as m
 from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
+from themis_bridge.settings import NO_QUOTA
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Round:
     #: Apps that are offered the GPUs; empty in the first stage.
     bidders: list[str] = field(default_factory=list)
     bids: dict[str, Bid] = field(default_factory=dict)
+    #: Bidder -> the most GPUs that it may win.
+    rooms: dict[str, int] = field(default_factory=dict)
     #: Apps whose answer was refused; they are not waited for.
     refused: set[str] = field(default_factory=set)
 
@@ -61,14 +64,15 @@ class Round:
             )
         self.reports[app] = report
 
-    def take_bid(self, app: str, bid: Bid, room: int) -> None:
-        """Note a bid. ``room``: how many GPUs the app may win at most.
+    def take_bid(self, app: str, bid: Bid) -> None:
+        """Note a bid.
 
         Raises ThemisError, TypeError or AttributeError for a bid that cannot be true.
         """
         if bid.app != app:
             raise ThemisError(f"it bids in the name of {bid.app!r}")
         bid.check(frozenset(self.offer))
+        room = self.rooms.get(app, NO_QUOTA)
         if max(map(len, bid.rho)) > room:
             raise ThemisError(f"the bid is over its quota; it may bid for {room} GPUs")
         self.bids[app] = bid

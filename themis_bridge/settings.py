@@ -27,8 +27,8 @@ class Settings:
     patience_s: an app that has sent nothing for this long is gone. Judgement: many missed exchanges, still short
         beside a lease.
     pace_s: time between rounds while nothing new happens. Judgement: short beside the notice.
-    quotas: by app, the most GPUs it may hold.
-    weights: by app, a factor on its rho when the worst apps are chosen.
+    quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
+    weights: by user, a factor on the rho of his apps when the worst apps are chosen.
     """
 
     f: float = 0.8

@@ -69,9 +69,9 @@ class Cluster:
                     self.notices += notices
                     queue += events
 
-    def join(self, name: str, job: Job | None = None, session: str = "s") -> Agent:
-        agent = self.agents[name] = Agent(name, session, job or Job())
-        self.send(m.AppJoined(name, session))
+    def join(self, name: str, job: Job | None = None, session: str = "s", user: str = "") -> Agent:
+        agent = self.agents[name] = Agent(name, session, job or Job(), user)
+        self.send(m.AppJoined(name, session, user))
         return agent
 
     def wait(self, seconds: float, step: float = 1.0):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from themis_bridge import messages as m
+from themis_bridge.app_record import AppRecord
 from themis_bridge.locality import Gpu
 from themis_bridge.shell import actor, books_file, restart
 
@@ -71,7 +73,9 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     held = {("a", f"m-{i}", i + 1): "CREATED" for i in range(3)}
     arbiter = start(3, held, BOOKS_OF_2CE470D)
     before, after = json.loads(BOOKS_OF_2CE470D), arbiter.books()
-    assert after == {**before, "epoch": 1, "format": 1}
+    # What those books say is kept; fields that are new since then have their defaults.
+    apps = {name: {**asdict(AppRecord("", 0.0, 0.0)), **app} for name, app in before["apps"].items()}
+    assert after == {**before, "apps": json.loads(json.dumps(apps)), "epoch": 1, "format": 1}
     status = arbiter.actor.status()
     assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
     assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
@@ -121,7 +125,7 @@ GOOD = json.loads(BOOKS_OF_2CE470D)
         ("[]", "they are a list"),
         (json.dumps({**GOOD, "format": 99}), "newer FluidTune"),
         (json.dumps({**GOOD, "settings": {"lease_s": -1}}), "lease_s=-1"),
-        (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "user": "x"}}}), "user"),
+        (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "planet": "x"}}}), "planet"),
         (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "joined": "soon"}}}), "joined='soon'"),
         (json.dumps({**GOOD, "bundles": 3}), "bundles"),
         (json.dumps({**GOOD, "clock": None}), "NoneType"),

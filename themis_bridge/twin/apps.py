@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,12 +28,14 @@ class Spec:
     arrives: seconds on the clock of the simulation.
     phases: its jobs, phase by phase.
     links: link -> its true S.
+    user: whose app it is; "": the only one of its user, see `messages.AppJoined`.
     """
 
     name: str
     arrives: float
     phases: list[list[JobInfo]]
     links: dict[str, float] = field(default_factory=lambda: dict(GUESSES))
+    user: str = ""
 
     @cached_property
     def budget(self) -> float:
@@ -186,10 +188,23 @@ def rho(jct: float, spec: Spec, cluster_gpus: int, contention: float) -> float:
     return jct / independent_finish_time(spec.budget, cluster_gpus, spec.demand, contention)
 
 
-def average_contention(lives: Iterable[tuple[float, float]], start: float, end: float) -> float:
-    """N of `independent_finish_time`: the number of apps in the system, averaged over [start, end], at least 1.
+def average_contention(lives: Sequence[tuple[float, float, str]], own: int) -> float:
+    """N of `independent_finish_time`: the `app_record.crowding` of app number ``own``, averaged over its life.
 
-    ``lives``: (arrival, end) of every app.
+    ``lives``: (arrival, end, user) of every app.
     """
-    total = sum(max(0.0, min(end, until) - max(start, begin)) for begin, until in lives)
+    start, end, user = lives[own]
+    there = [
+        (max(start, begin), min(end, until), whose) for begin, until, whose in lives if begin < end and until > start
+    ]
+    changes = sorted(
+        [(begin, 1, whose) for begin, _, whose in there] + [(until, -1, whose) for _, until, whose in there]
+    )
+    count: Counter[str] = Counter()
+    users, total, since = 0, 0.0, start
+    for at, change, whose in changes:
+        total += (at - since) * users * count[user]
+        since = at
+        users += (count[whose] + change > 0) - (count[whose] > 0)
+        count[whose] += change
     return max(1.0, total / (end - start))

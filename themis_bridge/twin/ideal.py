@@ -7,20 +7,10 @@ others. GPUs are divisible, all in one place, and change hands at once, without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from themis_bridge.fairness import phase_time
+from themis_bridge.fairness import equal_shares, phase_time
 from themis_bridge.twin.apps import Spec
-
-
-def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:
-    """App -> GPUs, max-min fair: an equal number for every app, except for those that can use fewer."""
-    shares, left = {}, gpus
-    waiting = sorted(demands, key=lambda app: (demands[app], app))
-    for position, app in enumerate(waiting):
-        shares[app] = min(demands[app], left / (len(waiting) - position))
-        left -= shares[app]
-    return shares
 
 
 def ends(specs: Iterable[Spec], gpus: int) -> dict[str, float]:

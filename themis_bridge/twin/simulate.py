@@ -166,8 +166,8 @@ class Simulation:
         """The app arrives, or a phase of it ends. Returns whether it is done."""
         app = self.apps[name]
         if name not in self.agents:
-            self.agents[name] = Agent(name, name, app)
-            self._send(m.AppJoined(name, name))
+            self.agents[name] = Agent(name, name, app, app.spec.user)
+            self._send(m.AppJoined(name, name, app.spec.user))
             return False
         if name in self._ended:
             self._ended.remove(name)
@@ -239,12 +239,10 @@ class Simulation:
 
 def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int) -> dict[str, float]:
     """App -> the finish-time fairness that it got. ``ends``: app -> when it ended."""
-    lives = [(spec.arrives, ends[spec.name]) for spec in specs]
+    lives = [(spec.arrives, ends[spec.name], spec.user or spec.name) for spec in specs]
     return {
-        spec.name: rho(
-            ends[spec.name] - spec.arrives, spec, gpus, average_contention(lives, spec.arrives, ends[spec.name])
-        )
-        for spec in specs
+        spec.name: rho(ends[spec.name] - spec.arrives, spec, gpus, average_contention(lives, number))
+        for number, spec in enumerate(specs)
     }
 
 
