@@ -37,6 +37,7 @@ PUBLIC_MODULES = frozenset(
     {
         "ray",
         "ray.actor",
+        "ray.air.integrations.wandb",
         "ray.cloudpickle",
         "ray.cluster_utils",
         "ray.data",
