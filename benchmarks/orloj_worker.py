@@ -29,11 +29,12 @@ from symphony_serve.messages import (
     Event,
     Instruction,
     ProfileChanged,
+    Server,
 )
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.simulation import Outcome, Server, Simulation
+from symphony_serve.twin.simulation import Outcome, Simulation
 
 #: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
 Observer = Callable[[Dispatch, float, float], Any]

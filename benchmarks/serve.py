@@ -32,11 +32,12 @@ from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.messages import Server
 from symphony_serve.model_side import Gathering, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.goodput import goodput
-from symphony_serve.twin.simulation import Outcome, Server, Simulation
+from symphony_serve.twin.simulation import Outcome, Simulation
 from symphony_serve.workloads import arrivals, equal
 
 #: Table 2: alpha, beta and SLO in ms.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 #: Two times that differ by less are the same moment, s. Judgement: far above the rounding error of a clock that counts
 #: years in seconds (2e-8 would be one), far below any latency.
@@ -196,3 +196,10 @@ class Want(Instruction):
     """Advice: with this many GPUs, the load would be served and none of them be idle for long."""
 
     gpus: int
+
+
+class Server(Protocol):
+    """Whoever decides about batches: the `Scheduler`, or a baseline."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in what happened at ``now``."""

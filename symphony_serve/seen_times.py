@@ -19,8 +19,9 @@ RECENT = 256
 #: A size range of which fewer than this were seen has the stretch of all sizes together. Judgement: the quantile of
 #: fewer is their longest.
 ENOUGH = 10
-#: So many batches are seen before the profile is made anew. Judgement: 0.1 ms of work is then 6 us a batch.
-EVERY = 16
+#: The profile is made anew after so many batches, or so many seconds of batches. Judgement: 0.1 ms of work is then at
+#: most 6 us a batch, or 0.2 % of the time; a model with long batches need not run many of them with a wrong profile.
+EVERY, EVERY_S = 16, 0.05
 #: The profile stays while no entry would change by more than this part. Judgement: a change makes all plans anew.
 CHANGE = 0.02
 
@@ -42,15 +43,16 @@ class SeenTimes:
         self._first = self.profile = first
         self._slowest = slowest
         self._seen: deque[tuple[int, float]] = deque(maxlen=RECENT)
-        self._until = EVERY
+        self._batches, self._seconds = 0, 0.0
 
     def add(self, size: int, seconds: float) -> Profile | None:
         """A batch of ``size`` took ``seconds``. Returns the new profile if it has changed, else None."""
         self._seen.append((size, seconds / self._first.seconds(size)))
-        self._until -= 1
-        if self._until > 0:
+        self._batches += 1
+        self._seconds += seconds
+        if self._batches < EVERY and self._seconds < EVERY_S:
             return None
-        self._until = EVERY
+        self._batches, self._seconds = 0, 0.0
         made = self._corrected()
         pairs = zip(made.table[1:-1], self.profile.table[1:-1], strict=True)
         if all(abs(new - old) <= CHANGE * old for new, old in pairs):

@@ -10,7 +10,6 @@ import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
@@ -19,21 +18,14 @@ from symphony_serve.messages import (
     Dispatch,
     Event,
     GpuJoined,
-    Instruction,
     Preempt,
     Refuse,
     Request,
     RequestArrived,
+    Server,
     Tick,
     WakeAt,
 )
-
-
-class Server(Protocol):
-    """Whoever decides about batches: the `Scheduler`, or a baseline."""
-
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take in what happened at ``now``."""
 
 
 @dataclass(slots=True)

@@ -7,8 +7,21 @@ import pytest
 from symphony_serve.baselines.clipper import Clipper
 from symphony_serve.baselines.clockwork import Clockwork
 from symphony_serve.baselines.nexus import Nexus, plan
+from symphony_serve.baselines.serve_batch import ServeBatch
 from symphony_serve.baselines.shepherd import Shepherd
-from symphony_serve.messages import BatchDone, Dispatch, GpuJoined, Preempt, Request, RequestArrived, Tick
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import (
+    BatchDone,
+    Dispatch,
+    GpuJoined,
+    Preempt,
+    Reason,
+    Refuse,
+    Request,
+    RequestArrived,
+    Tick,
+    WakeAt,
+)
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.twin.simulation import Simulation
@@ -82,6 +95,39 @@ def test_clipper_grows_by_one_and_shrinks_by_a_tenth():
     assert server._sizes["m"] == pytest.approx(8 * 0.9)
 
 
+class TestServeBatch:
+    """The rule of `serve.batch`: batches of 2 at most, a wait of 3 s."""
+
+    def server(self, most=None):
+        server = ServeBatch([MODEL], 2, 3.0, most)
+        server.handle(GpuJoined(0, 1), 0.0)
+        server.handle(RequestArrived(Request(1, "m", 0.0, 12.0)), 0.0)
+        return server
+
+    def sent(self, told):
+        return [[request.id for request in one.requests] for one in told if isinstance(one, Dispatch)]
+
+    def test_a_batch_starts_when_it_is_full(self):
+        server = self.server()
+        assert server.handle(Tick(), 0.0) == [WakeAt(3.0)]
+        assert server.handle(RequestArrived(Request(2, "m", 1.0, 13.0)), 1.0) == [WakeAt(1.0)]
+        assert self.sent(server.handle(Tick(), 1.0)) == [[1, 2]]
+
+    def test_a_batch_starts_when_its_first_request_has_waited(self):
+        assert self.sent(self.server().handle(Tick(), 3.0)) == [[1]]
+
+    def test_nothing_is_refused_but_what_the_queue_has_no_place_for(self):
+        server = self.server(most=1)
+        assert server.handle(RequestArrived(Request(2, "m", 0.0, 12.0)), 0.0) == [
+            Refuse(Request(2, "m", 0.0, 12.0), Reason.MAKES_WAY)
+        ]
+        assert self.sent(server.handle(Tick(), 500.0)) == [[1]]
+
+    def test_what_is_refused(self):
+        with pytest.raises(ServeError, match=r"size 0, wait 3.0 s"):
+            ServeBatch([MODEL], 0, 3.0)
+
+
 class TestNexus:
     def test_a_rate_that_fills_gpus(self):
         """Golden example 3: 4500.5/s on 8 GPUs with batches of 7."""
@@ -112,6 +158,7 @@ class TestNexus:
         Shepherd,
         lambda models: Shepherd(models, heads=False),
         Clipper,
+        lambda models: ServeBatch(models, 8, 1.5, 16),
     ],
 )
 @pytest.mark.parametrize("load", [0.3, 3.0])

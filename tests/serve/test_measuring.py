@@ -92,6 +92,13 @@ class TestSeenTimes:
             told = seen.add(size, seconds) or told
         return told
 
+    def test_long_batches_correct_it_at_once(self):
+        assert SeenTimes(Profile.linear(1.0, 0.0, 4), 100.0).add(2, 6.0).table[1:-1] == (3.0, 6.0, 9.0, 12.0)
+
+    def test_short_batches_correct_it_seldom(self):
+        seen = SeenTimes(Profile.linear(1e-4, 0.0, 4), 100.0)
+        assert [seen.add(1, 2e-4) is None for _ in range(EVERY)] == [True] * (EVERY - 1) + [False]
+
     def test_each_range_of_sizes_has_its_own_stretch(self):
         seen = SeenTimes(Profile.linear(1.0, 0.0, 8), 100.0)
         profile = self.feed(seen, [(1, 2.0), (4, 6.0)] * EVERY)

@@ -1,0 +1,25 @@
+"""`benchmarks.serve_real` sends every request and counts what became of it. No figure of it is asserted."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import serve_real
+from symphony_serve import seen_times
+
+
+@pytest.mark.slow
+def test_all_sides_have_the_same_requests(monkeypatch):
+    """A smaller network, because it is measured for each run."""
+    monkeypatch.setattr(serve_real, "WIDTH", 32)
+    monkeypatch.setattr(serve_real, "MAX_BATCH", 4)
+    figures = serve_real.run(["loads", "quantiles"], 0.05, 1, quick=True)
+    assert figures["kind"] == "real"
+    for arrivals in serve_real.SHAPES:
+        sides = figures["loads"][arrivals]["1.2"]
+        assert sides.keys() == {"deferred_window", "eager_window", "eager_fifo", "serve_batch"}
+        for row in sides.values():
+            assert row["good"] + row["late"] + row["refused"] == pytest.approx(1.0, abs=1e-3)
+    assert figures["quantiles"].keys() == {f"{value:g}" for value in serve_real.QUANTILES}
+    assert seen_times.QUANTILE == 0.9
+    assert figures["ratios"].keys() == {"eager_window", "eager_fifo", "serve_batch"}
