@@ -1,0 +1,137 @@
+"""How many GPUs the load wants: the golden examples, and that advice does not go to and fro."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.serve import Trial, model, ours, simulate
+from symphony_serve.autoscale import Autoscaler, Sample
+from symphony_serve.bounds import gpus_for, staggered, uncoordinated
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import Want
+from symphony_serve.profiles import Profile
+
+RESNET = Profile.linear(1.053e-3, 5.072e-3, 128)
+INCEPTION = Profile.linear(5.090e-3, 18.368e-3, 128)
+#: The ten models of figure 2.
+TEN = {f"m{number}": (RESNET, 0.1) for number in range(10)}
+
+
+def ten(rate, good=None, gpus=24, idle=0.0, seconds=10.0):
+    """A sample of figure 2: rates and good are per second, all models together."""
+    offered = dict.fromkeys(TEN, round(rate * seconds / 10))
+    answered = round((rate if good is None else good) * seconds)
+    return Sample(seconds, gpus, (1 - idle) * gpus * seconds, offered, answered)
+
+
+class TestBounds:
+    """Golden example 3."""
+
+    @pytest.mark.parametrize(
+        ("profile", "slo", "alone", "together"),
+        [(RESNET, 0.025, (7, 4500.5), (16, 5839.4)), (INCEPTION, 0.070, (3, 713.5), (8, 1083.1))],
+    )
+    def test_table_2(self, profile, slo, alone, together):
+        for peak, (size, rate) in (
+            (uncoordinated(profile, slo, 8), alone),
+            (staggered(profile, slo, 8), together),
+        ):
+            assert peak.size == size
+            assert peak.rate == pytest.approx(rate, abs=0.1)
+
+    def test_gpus_for_a_rate(self):
+        assert staggered(RESNET, 0.025, 6) == (15, pytest.approx(4313, abs=1))
+        assert staggered(RESNET, 0.025, 7) == (15, pytest.approx(5031.9, abs=0.1))
+        assert 6 < gpus_for([(RESNET, 0.025, 5000.0)]) <= 7
+
+    def test_nothing_is_in_time(self):
+        assert staggered(RESNET, 0.001, 8) == (0, 0.0)
+
+    def test_small_loads_share_a_gpu(self):
+        assert gpus_for([(RESNET, 0.1, 30.0)] * 3) == pytest.approx(3 * gpus_for([(RESNET, 0.1, 30.0)]))
+        assert gpus_for([(RESNET, 0.1, 30.0)]) < 0.2
+
+
+class TestAutoscaler:
+    def test_more_when_requests_are_refused(self):
+        """Golden example 6: r = 0.293, 9.96 more than 24, so 34 in all."""
+        assert Autoscaler(TEN).add(ten(30_000, 21_200)) == Want(34)
+
+    def test_fewer_when_gpus_are_idle(self):
+        """Golden example 6: 20.1 of 24 are idle; 17 are given back, when they were idle for a minute."""
+        scaler = Autoscaler(TEN)
+        told = [scaler.add(ten(3000, idle=0.839)) for _ in range(7)]
+        assert told == [None] * 5 + [Want(7)] * 2
+
+    def test_one_refused_in_a_hundred_is_no_reason(self):
+        assert Autoscaler(TEN).add(ten(30_000, 29_700)) is None
+        assert Autoscaler(TEN).add(ten(30_000, 29_690)) == Want(25)
+
+    def test_a_second_of_refusals_is_no_reason(self):
+        scaler = Autoscaler(TEN)
+        assert [scaler.add(ten(1000, 900, seconds=1.0)) for _ in range(9)] == [None] * 9
+        assert scaler.add(ten(1000, 900, seconds=1.0)) == Want(27)
+
+    def test_a_busy_moment_keeps_the_gpus(self):
+        scaler = Autoscaler(TEN)
+        told = [scaler.add(ten(3000, idle=0.05 if number == 5 else 0.8)) for number in range(12)]
+        assert told == [None] * 11 + [Want(24 - 16)]
+
+    def test_what_stays_bears_the_rate(self):
+        """The GPUs say that they are idle, but the load needs 15 (a guess from profiles alone)."""
+        scaler = Autoscaler(TEN)
+        told = [scaler.add(ten(13_000, idle=0.9)) for _ in range(6)]
+        needed = gpus_for([(RESNET, 0.1, 1300.0)] * 10)
+        assert 14 < needed <= 15
+        assert told[-1] == Want(15)
+
+    def test_what_was_seen_with_other_gpus_does_not_count(self):
+        scaler = Autoscaler(TEN)
+        for _ in range(6):
+            scaler.add(ten(3000, idle=0.839))
+        assert scaler.add(ten(3000, gpus=12, idle=0.7)) is None
+
+    def test_no_gpu_and_no_good_answer(self):
+        assert Autoscaler(TEN).add(ten(13_000, 0, gpus=0)) == Want(15)
+        assert Autoscaler(TEN).add(ten(13_000, 0, gpus=16)) == Want(17)
+        assert Autoscaler(TEN).add(ten(0, 0, gpus=0)) is None
+
+    def test_a_profile_that_changes(self):
+        scaler = Autoscaler({"m": (RESNET, 0.1)})
+        scaler.set_profile("m", RESNET.scaled(2.0))
+        assert scaler.add(Sample(10.0, 0, 0.0, {"m": 13_000}, 0)).gpus > Autoscaler({"m": (RESNET, 0.1)}).add(
+            Sample(10.0, 0, 0.0, {"m": 13_000}, 0)
+        ).gpus
+
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (lambda: Sample(0.0, 1, 0.0, {}, 0), "is no sample"),
+            (lambda: Sample(1.0, 1, 0.0, {"m0": 3}, 4), "at most 3 requests"),
+            (lambda: Autoscaler(TEN).add(Sample(1.0, 1, 0.0, {"x": 1}, 1)), "model 'x', expected one of m0"),
+        ],
+    )
+    def test_what_is_refused(self, make, said):
+        with pytest.raises(ServeError, match=said):
+            make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "gpus"), [(1.5, 24), (0.6, 24), (0.15, 24)])
+def test_the_twin_bears_the_load_with_the_gpus_that_are_wanted(load, gpus):
+    """Figure 2's load on the twin: with the wanted GPUs at most 2 % are bad, and with 0.8 of these more than 1 %."""
+    models = [model(f"m{number}", 1.053, 5.072, 100.0) for number in range(10)]
+    rate, trial = load * 20_300, Trial(1.0, 2.0, 1, 0.02)
+
+    def bad(count):
+        return simulate(ours, models, count, rate, trial)
+
+    scaler, want = Autoscaler({one.name: (one.profile, one.slo) for one in models}), None
+    outcome = bad(gpus)
+    offered = {name: 5 * count.total for name, count in outcome.models.items()}
+    for _ in range(7):
+        want = scaler.add(Sample(10.0, gpus, 5 * sum(outcome.busy.values()), offered, 5 * outcome.good))
+    assert want is not None
+    assert bad(want.gpus).bad_rate <= 0.02
+    if load > 1:
+        assert bad(round(0.8 * want.gpus)).bad_rate > 0.01
