@@ -121,7 +121,10 @@ class Agent:
         best = min(value.rho_after(left), rho)
         whole = value.independent / ask.contention if value.whole is None else value.whole
         fair = value.independent
-        report = m.Report(rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens, fair)
+        ends = max(0.0, rho * fair - value.elapsed)
+        report = m.Report(
+            rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens, fair, ends, value.demand
+        )
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _answer_offer(self, offer: m.Offer) -> m.BidAnswer:

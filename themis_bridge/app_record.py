@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from themis_bridge.fairness import NOTHING
 from themis_bridge.messages import Report
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less. Source:
@@ -28,6 +29,11 @@ PLACEMENT_POWER = 2
 #: Two reports are compared only if the work that they claim differs by less than this fraction. Judgement: rounding and
 #: new measurements change it by less, trials that stop early by more.
 SAME_WORK = 0.01
+#: No placement is taken to make an app slower by more than this factor. Judgement: more than any that is published
+#: (1.66 for VGG16 across racks, see `twin.workloads`); an app that is slower still counts as this slow.
+MOST_SLOWDOWN = 2.0
+#: Seconds for which a GPU that an app gains counts as idle. Source: a change takes 35 to 50 s (section 6.2.3).
+SWITCH_S = 50.0
 #: An app whose report implies less than this fraction of full speed says that its placement holds it up. Judgement: by
 #: the paper's guesses a link that costs anything has S >= 1.1, which is a speed of 0.91.
 FULL_SPEED = 0.95
@@ -45,8 +51,12 @@ class AppRecord:
     heard: float
     #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg.
     crowd: float = 0.0
-    #: The last rho that it reported; None before its first report.
+    #: Its rho at its last report, by the arbiter's own count; None before its first report.
     rho: float | None = None
+    #: The same if it had all GPUs that it could use from then on.
+    best: float = 0.0
+    #: GPU seconds of its leases, from now on, that are the change to GPUs that it gained, and no work.
+    idle: float = 0.0
     #: Work that its leases have done, as seconds on all GPUs that it could use.
     served: float = 0.0
     #: How fast ``served`` grows while it holds all GPUs that it could use; 1 if its placement costs it nothing.
@@ -74,7 +84,12 @@ class AppRecord:
     user: str = ""
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
-        """Note a report and check it against the earlier ones.
+        """Note a report, check it against the earlier ones, and compute the app's rho.
+
+        Of the report only the seconds until its end count, with the GPUs that it holds (``ends``) and with all that it
+        can use (``left``). T_id is what the arbiter saw its leases do plus ``left``, on its share. If its end has come
+        closer by more seconds than have passed, ``ends`` is divided by that factor; and no placement is believed to
+        cost more than `MOST_SLOWDOWN`.
 
         First check: an app that claims less work than it has always seems nearly done. Work done (the arbiter's own
         count) plus work left (the app's word) then grows beyond the work claimed.
@@ -91,10 +106,13 @@ class AppRecord:
             elapsed: seconds since the app joined.
             contention: N_avg over its life.
         """
-        self.rho = report.rho
+        self.rho, self.best = report.rho, min(report.best, report.rho)
         if not (report.whole and report.useful and gpus):
             return
-        ends = report.rho * (report.fair or report.whole * contention) - elapsed
+        useful = min(report.useful, gpus)
+        ends = report.ends
+        if ends is None:
+            ends = report.rho * (report.fair or report.whole * contention) - elapsed
         tokens = list(held) if tuple(held) == tuple(report.leases) else []
         if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME_WORK:
             self._note_progress(self.ends - ends, elapsed - self.at)
@@ -103,9 +121,38 @@ class AppRecord:
         self.least = min(self.least, grown)
         over = max(1.0, grown / self.least / WORK_SLACK) if self.least else 1.0
         self.doubt = over**WORK_POWER * self._placement_overstatement() ** PLACEMENT_POWER
-        self.useful = min(report.useful, gpus)
+        self.useful = useful
         if held and ends > 0:
             self.speed = min(1.0, report.left / ends * self.useful / len(held))
+        self._compute_rho(report, ends, len(held), gpus, elapsed, contention)
+
+    def gain_gpu(self) -> None:
+        """It was granted one more GPU."""
+        self.idle += SWITCH_S
+
+    def serve(self, seconds: float, held: int) -> None:
+        """It held so many GPUs for ``seconds``."""
+        spent = seconds * min(held, self.useful)
+        self.served += max(0.0, spent - self.idle) / self.useful * self.speed
+        self.idle = max(0.0, self.idle - spent)
+
+    def _compute_rho(
+        self, report: Report, ends: float, held: int, gpus: int, elapsed: float, contention: float
+    ) -> None:
+        """rho by the arbiter's own count. Arguments as of `take_report`; ``held``: how many GPUs it holds."""
+        demand = min(gpus, max(report.demand, self.useful, held))
+        fair = (self.served + report.left) * demand / min(gpus / contention, demand)
+        if not fair:
+            return
+        least = max(1.0, self.useful / (held or NOTHING))
+        self.rho = (elapsed + min(ends / self._haste(), MOST_SLOWDOWN * report.left * least)) / fair
+        self.best = (elapsed + report.left) / fair
+
+    def _haste(self) -> float:
+        """By which factor its end has come closer faster than time has passed, on the same GPUs; 1 if it has not."""
+        approached, passed = self.held_up[0] + self.free[0], self.held_up[1] + self.free[1]
+        factor = approached / passed if passed else 1.0
+        return factor if factor > PLACEMENT_SLACK else 1.0
 
     def _note_progress(self, approached: float, passed: float) -> None:
         """On the same GPUs its finish approached by ``approached`` seconds while ``passed`` seconds passed."""

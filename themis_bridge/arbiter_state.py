@@ -85,7 +85,7 @@ class ArbiterState:
         share = crowding(self.apps)
         for name, app in self.apps.items():
             app.crowd += seconds * share[name]
-            app.served += seconds * min(1.0, held[name] / app.useful) * app.speed
+            app.serve(seconds, held[name])
 
     # --- questions
 

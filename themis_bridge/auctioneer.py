@@ -248,8 +248,10 @@ class Auctioneer:
             if lease.heir in held:
                 held[lease.heir] += (state.gpus[lease.gpu],)
         for app, known in reports.items():
-            factor = state.settings.weights.get(state.user_of(app), 1.0) / state.apps[app].doubt
-            reports[app] = replace(known, rho=known.rho * factor, best=known.best * factor)
+            record = state.apps[app]
+            factor = state.settings.weights.get(state.user_of(app), 1.0) / record.doubt
+            rho = known.rho if record.rho is None else record.rho
+            reports[app] = replace(known, rho=rho * factor, best=record.best * factor)
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}
         return Situation(reports, held, round_.offer, holder, self._quotas(reports, held))
 

@@ -30,6 +30,8 @@ class LeaseManager:
         if expires is None:
             expires = state.clock + first_length(gpu, state.gpus, state.clock, state.settings.lease_s)
         lease = state.leases.grant(gpu, app, expires, leftover)
+        if app in state.apps:
+            state.apps[app].gain_gpu()
         self._out.append(m.Reserve(gpu, app, lease.token))
 
     def close_lease(self, lease: Lease) -> None:

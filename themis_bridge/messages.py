@@ -62,7 +62,7 @@ class Heard(AppEvent):
 
 @dataclass(frozen=True)
 class Report:
-    """An app's answer to `AskRho`.
+    """An app's answer to `AskRho`. The arbiter computes rho and ``best`` itself, see `AppRecord.take_report`.
 
     rho: its finish-time fairness if it keeps the GPUs that it holds.
     useful: the most GPUs that it could use now, including those that it holds.
@@ -72,6 +72,8 @@ class Report:
     left: seconds until it would end with all those GPUs.
     whole: T_cluster, seconds that all its work, done and left, takes with all those GPUs.
     fair: T_id, seconds that all its work takes on its own share of the cluster; 0: ``whole`` times the contention.
+    ends: seconds until it ends with the GPUs for which ``rho`` was computed; None: by ``rho`` and ``fair``.
+    demand: the most GPUs that any part of its work left could use; at least ``useful``.
     leases: tokens of the leases that ``rho`` was computed for; empty if ``rho`` is that of an earlier bid.
     """
 
@@ -84,6 +86,8 @@ class Report:
     whole: float = 0.0
     leases: tuple[int, ...] = ()
     fair: float = 0.0
+    ends: float | None = None
+    demand: int = 0
 
 
 @dataclass(frozen=True)

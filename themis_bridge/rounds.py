@@ -54,10 +54,11 @@ class Round:
             ("left", report.left),
             ("whole", report.whole),
             ("fair", report.fair),
+            ("ends", 0.0 if report.ends is None else report.ends),
         ):
             if not math.isfinite(value) or value < 0:
                 raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
-        whole = isinstance(report.useful, int) and isinstance(report.gang, int)
+        whole = all(isinstance(number, int) for number in (report.useful, report.gang, report.demand))
         if not whole or report.useful < 0 or report.gang < 1:
             raise ThemisError(
                 f"useful={report.useful!r}, gang={report.gang!r}; expected whole numbers of GPUs, >= 0 and >= 1"

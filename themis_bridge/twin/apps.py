@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from themis_bridge.bids import Valuation
@@ -29,6 +29,7 @@ class Spec:
     phases: its jobs, phase by phase.
     links: link -> its true S.
     user: whose app it is; "": the only one of its user, see `messages.AppJoined`.
+    follows: the app at whose end this one arrives; "": it arrives at ``arrives``.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Spec:
     phases: list[list[JobInfo]]
     links: dict[str, float] = field(default_factory=lambda: dict(GUESSES))
     user: str = ""
+    follows: str = ""
 
     @cached_property
     def budget(self) -> float:
@@ -100,6 +102,11 @@ class TwinApp:
         self._told = Slowdowns({name: max(1.0, s) for name, s in told.items()})
 
     # --- running
+
+    def begin_at(self, now: float) -> None:
+        """It arrives now, because the app that it follows has ended."""
+        self.spec = replace(self.spec, arrives=now)
+        self.now = self._frozen_until = now
 
     def _seconds(self) -> float:
         """How long the whole present phase takes on the GPUs that it holds."""

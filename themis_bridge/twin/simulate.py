@@ -25,6 +25,7 @@ from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
 from themis_bridge.twin.baselines import policy
+from themis_bridge.twin.liars import TRUTH, Liar, Lie
 
 #: `Settings.pace_s` of the simulation, and the most that its notice is. Judgement: longer than SWITCH_S.
 PACE_S = 60.0
@@ -41,6 +42,7 @@ class Setup:
     error: estimates are wrong by up to this fraction, drawn with ``seed``.
     liar: name of an app that lies; None if none does.
     lie, claim: how that app lies about placements and about its work, see `TwinApp`.
+    false: how that app lies in its messages.
     """
 
     policy: str = "themis"
@@ -50,6 +52,7 @@ class Setup:
     liar: str | None = None
     lie: float = 0.0
     claim: float = 1.0
+    false: Lie = TRUTH
     seed: int = 0
 
 
@@ -130,13 +133,16 @@ class Simulation:
         self._changed: set[str] = set()
         #: Apps of which a phase ended while they handled a message: their event is due now.
         self._ended: set[str] = set()
+        #: The largest doubt about any app so far.
+        self.doubted = 1.0
 
     def run(self) -> Result:
         """Run the workload to its end. Raises ThemisError if some app never ends."""
         for gpu in self.gpus:
             self._send(m.GpuJoined(gpu))
         for spec in (app.spec for app in self.apps.values()):
-            self._push(spec.arrives, spec.name)
+            if not spec.follows:
+                self._push(spec.arrives, spec.name)
         left = len(self.apps)
         while left:
             at, name, number = math.inf, "", 0
@@ -166,7 +172,12 @@ class Simulation:
         """The app arrives, or a phase of it ends. Returns whether it is done."""
         app = self.apps[name]
         if name not in self.agents:
-            self.agents[name] = Agent(name, name, app, app.spec.user)
+            liar = name == self.setup.liar
+            self.agents[name] = (
+                Liar(name, name, app, app.spec.user, self.setup.false)
+                if liar
+                else Agent(name, name, app, app.spec.user)
+            )
             self._send(m.AppJoined(name, name, app.spec.user))
             return False
         if name in self._ended:
@@ -176,6 +187,10 @@ class Simulation:
         self._changed.add(name)
         if app.finished is not None:
             self._send(m.AppLeft(name, name))
+            for other in self.apps.values():
+                if other.spec.follows == name:
+                    other.begin_at(self.now)
+                    self._push(self.now, other.spec.name)
             return True
         for gpu in app.surplus():
             app.lose_gpu(gpu)
@@ -202,6 +217,8 @@ class Simulation:
     def _deliver_to_agent(self, instruction: m.AppInstruction) -> list[m.AppEvent]:
         name = instruction.app
         app = self.apps[name]
+        if name in self.arbiter.state.apps:
+            self.doubted = max(self.doubted, self.arbiter.state.apps[name].doubt)
         if app.finished is not None:
             return []
         phase = app.phase

@@ -101,3 +101,23 @@ def read_jobs(path: str | Path) -> list[Spec]:
     if not specs:
         raise ThemisError(f"{path}: the file has no job")
     return specs
+
+
+def single_jobs(count: int, seed: int, *, hours: float, between_s: float) -> list[Spec]:
+    """Single jobs, narrow and wide. Judgement for all that is drawn: as wide and as varied as recorded traces are.
+
+    Args:
+        count: number of jobs.
+        seed: of all random draws.
+        hours: median hours of a job on all GPUs that it can use.
+        between_s: mean seconds between arrivals.
+    """
+    rng = random.Random(seed)
+    specs, now = [], 0.0
+    for number in range(count):
+        now += rng.expovariate(1 / between_s) if number else 0.0
+        width = rng.choice([1, 1, 1, 2, 4, 8])
+        seconds = hours * 3600 * min(8.0, max(1 / 8, rng.lognormvariate(0, 1.0)))
+        links = NETWORK_BOUND if rng.random() < 0.5 else COMPUTE_BOUND
+        specs.append(Spec(f"job{number:03}", now, [[JobInfo(1000, seconds * width / 1000, width)]], dict(links)))
+    return specs

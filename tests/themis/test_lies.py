@@ -1,0 +1,90 @@
+"""What lies to the arbiter change: rho is its own count, so that false reports of it are not believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from themis_bridge import JobInfo
+from themis_bridge import messages as m
+from themis_bridge.app_record import MOST_SLOWDOWN, AppRecord
+from themis_bridge.locality import Gpu
+from themis_bridge.twin.apps import Spec, TwinApp
+from themis_bridge.twin.liars import TRUTH, Liar, Lie, come_back, split
+from themis_bridge.twin.simulate import Setup, Simulation, simulate
+from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
+
+HERE = [Gpu("g", "m"), Gpu("h", "m")]
+
+
+def rhos(lie: Lie, reports: int, held: int = 1) -> list[float]:
+    """An app's rho by the arbiter at each of its reports, one a minute, on ``held`` of the two GPUs that it can use."""
+    app, book = TwinApp(Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]])), AppRecord("s", 0.0, 0.0)
+    agent = Liar("a", "s", app, "", lie)
+    for gpu in HERE[:held]:
+        app.gain_gpu(gpu)
+    views = tuple(m.LeaseView(gpu, number, 1e6) for number, gpu in enumerate(HERE[:held], 1))
+    agent.handle(m.Leases("a", "s", (0, 1), views))
+    found = []
+    for number in range(1, 1 + reports):
+        now = 60.0 * number
+        app.advance(now)
+        ((answer,), _) = agent.handle(m.AskRho("a", "s", number, 2.0, 2))
+        assert isinstance(answer, m.RhoAnswer)
+        book.take_report(answer.report, [view.token for view in views], 2, now, 2.0)
+        book.serve(60.0, held)
+        assert book.rho is not None
+        found.append(book.rho)
+    return found
+
+
+def test_t_id_is_the_arbiters_own() -> None:
+    # Twenty seconds of work were done when it first reports, on one of two GPUs of which it has one as its share.
+    assert rhos(TRUTH, 1) == [pytest.approx((60 + 9980) / 9980)]
+    assert rhos(Lie(shorter=4.0), 5) == rhos(TRUTH, 5)
+
+
+def test_who_says_that_it_is_far_behind_is_believed_only_until_its_end_comes_closer_too_fast() -> None:
+    told, true = rhos(Lie(behind=3.0), 5, held=2), rhos(TRUTH, 5, held=2)
+    assert told[0] < true[0] * MOST_SLOWDOWN * 1.01
+    assert told[2:] == pytest.approx(true[2:], rel=0.05)
+
+
+def test_an_elapsed_time_that_is_too_long_is_not_believed() -> None:
+    book = AppRecord("s", 0.0, 0.0)
+    report = m.Report(100.0, 2, left=100.0, whole=100.0, fair=100.0, ends=100.0, demand=2)
+    book.take_report(report, [1, 2], 2, 50.0, 1.0)
+    assert book.rho == pytest.approx(1.5)
+    # Without `ends`, as an agent of an earlier version reports, rho and T_id say when it ends.
+    old = AppRecord("s", 0.0, 0.0)
+    old.take_report(replace(report, rho=1.5, ends=None), [1, 2], 2, 50.0, 1.0)
+    assert old.rho == pytest.approx(1.5)
+
+
+def test_a_smaller_demand_than_it_uses_is_not_believed() -> None:
+    book = AppRecord("s", 0.0, 0.0)
+    book.take_report(m.Report(1.0, 2, left=100.0, whole=100.0, fair=100.0, ends=100.0, demand=1), [1, 2], 2, 0.0, 2.0)
+    # Its share is one GPU, on which it takes twice as long as on the two that it has.
+    assert book.rho == pytest.approx(0.5)
+
+
+def test_gpus_that_change_hands_raise_no_doubt() -> None:
+    # Apps of a few minutes: moving to GPUs is a large part of their lives.
+    run = Simulation(tuning_apps(8, 8, days=0.02, between_s=150.0), machines(TESTBED_64)[:8], Setup())
+    run.run()
+    assert run.doubted == 1.0
+
+
+def test_the_parts_of_an_app_have_its_work() -> None:
+    for spec in tuning_apps(6, 3):
+        for parts in (split(spec), come_back(spec)):
+            assert sum(part.budget for part in parts) == pytest.approx(spec.budget)
+            assert {part.user for part in parts} == {spec.name}
+
+
+def test_an_app_that_comes_back_arrives_when_it_has_left() -> None:
+    spec = Spec("a", 100.0, [[JobInfo(4000, 1.0, 4)]])
+    run = simulate(come_back(spec), machines(((1, 4, 1),)), Setup())
+    assert list(run.jct.values()) == [pytest.approx(290)] * 4
+    assert run.makespan == pytest.approx(4 * 290)
