@@ -4,9 +4,9 @@ Decided here: which requests form a batch (`batching`), when it starts, and on w
 say how long a batch takes, and requests with deadlines. The rules are those of the paper Symphony; docs/serving.md has
 the decisions.
 
-Start reading with `messages`, then `profiles` and `batching`. What decides is pure: it needs nothing but Python, and
-has no clock but the moments that it is told. `shell` has the real clock, and threads. This package imports neither
-fluidtune nor themis_bridge nor salus_share.
+Start reading with `messages`, then `profiles` and `batching`. What decides is pure: it needs nothing but Python
+(`partition`: HiGHS), and has no clock but the moments that it is told. `shell` has the real clock, and threads. This
+package imports neither fluidtune nor themis_bridge nor salus_share.
 """
 
 from symphony_serve.errors import Refused, ServeError
