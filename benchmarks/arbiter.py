@@ -5,6 +5,11 @@ Ray cluster that this command starts. Two apps want all of them, and give each o
 ends at the first opportunity and is a lease change: one placement group is made and one removed. Nothing runs on the
 GPUs.
 
+``--apps N`` is another measurement, without Ray: N apps hold all GPUs (``--gpus``) and exchange messages with the
+arbiter's state machine five times a second each, on the virtual clock, for ``seconds`` in which leases end. ``cores``
+is the processor time of the state machine divided by that time, ``by_event`` the same for each kind of event,
+``rounds`` and ``events`` their numbers. Agents run elsewhere and are not counted.
+
 ``first`` and ``last`` are the first and the last 1,000 ticks of the arbiter (of a short run, all ticks twice): ``p50``,
 ``p95`` and ``max`` of their durations (ms), ``arbiter_mb`` and ``gcs_mb`` (the resident memory of the arbiter's process
 and of Ray's head, MB) when they were over. ``changes`` are the lease changes of the whole run, ``changes_per_second``
@@ -15,6 +20,7 @@ their rate, ``gcs_kb_per_change`` by how much Ray's head grew for each (it keeps
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from typing import Any
 
 import psutil
@@ -23,8 +29,11 @@ from benchmarks.common import finish, parser, result, say
 from themis_bridge import JobInfo
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained
+from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Valuation
-from themis_bridge.shell.actor import TICKS
+from themis_bridge.locality import Gpu
+from themis_bridge.shell.actor import TICK_S, TICKS
 
 #: Seconds between two lines of progress.
 SAY_S = 10.0
@@ -137,12 +146,69 @@ def measure(changes: int, gpus: int) -> dict[str, Any]:
         ray.shutdown()
 
 
+def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
+    """The figures of the state machine without Ray, see the module."""
+    arbiter, agents, now = Arbiter(ArbiterState()), {}, 0.0
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+
+    def send(*events: m.Event) -> None:
+        queue = deque(events)
+        while queue:
+            event = queue.popleft()
+            began = time.process_time()
+            out = arbiter.handle(event, now)
+            spent[type(event).__name__] += time.process_time() - began
+            count[type(event).__name__] += 1
+            for each in out:
+                if isinstance(each, m.Reserve):
+                    queue.append(m.Reserved(each.gpu, each.token))
+                elif isinstance(each, m.Remove):
+                    queue.append(m.Removed(each.gpu, each.token))
+                elif isinstance(each, m.AppInstruction):
+                    queue.extend(agents[each.app].handle(each)[0])
+
+    send(*(m.GpuJoined(Gpu(f"g{i:05}", f"m{i // 8:04}")) for i in range(gpus)))
+    for number in range(apps):
+        name = f"app{number:04}"
+        agents[name] = Agent(name, name, Work(max(1, 2 * gpus // apps)))
+        send(m.AppJoined(name, name))
+    names = list(agents)
+    patience = arbiter.state.settings.patience_s
+    while now + patience / 2 < arbiter.state.settings.lease_s / 2:
+        # Until the first leases end nothing happens.
+        now += patience / 2
+        send(m.Tick(), *(m.Heard(name, name) for name in names))
+    spent.clear()
+    count.clear()
+    rounds = arbiter.state.rounds
+    for tick in range(round(seconds / TICK_S)):
+        now += TICK_S
+        send(m.Tick())
+        # Each app speaks at every second tick.
+        send(*(m.Heard(name, name) for name in names[tick % 2 :: 2]))
+    return {
+        "apps": apps,
+        "seconds": seconds,
+        "cores": sum(spent.values()) / seconds,
+        "by_event": {kind: each / seconds for kind, each in spent.items()},
+        "events": dict(count),
+        "rounds": arbiter.state.rounds - rounds,
+    }
+
+
 def main() -> None:
     """The command."""
     arguments = parser("The arbiter's tick and memory over many lease changes.")
     arguments.add_argument("--lease-changes", type=int, help="how many (20,000; 100 with --quick)")
     arguments.add_argument("--gpus", type=int, default=32, help="emulated GPUs of the cluster (32)")
+    arguments.add_argument("--apps", type=int, help="measure the state machine alone, without Ray, with so many apps")
     options = arguments.parse_args()
+    if options.apps:
+        found = machine_alone(options.apps, options.gpus, 5.0 if options.quick else 60.0)
+        say(f"{options.apps} apps, {options.gpus} GPUs: {found['cores']:.2f} cores")
+        finish(result("arbiter", f"{options.gpus} GPUs", "twin", **found), options.json)
+        return
     changes = options.lease_changes or (100 if options.quick else 20_000)
     figures = measure(changes, options.gpus)
     finish(result("arbiter", f"{options.gpus} GPUs", "emulated", **figures), options.json)

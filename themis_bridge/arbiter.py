@@ -72,6 +72,12 @@ class Arbiter:
         Raises ThemisError for settings that are not allowed, and for an event of an unknown type.
         """
         self._pass_time(now)
+        if isinstance(event, m.Heard):
+            # Five of these come from every app each second. What time alone changes waits for the next tick.
+            if self._is_from_known_app(event):
+                self._on_event(event)
+            return self._instructions()
+        self.state.account()
         if not isinstance(event, m.AppEvent) or self._is_from_known_app(event):
             self._on_event(event)
             self._forget_silent_apps()

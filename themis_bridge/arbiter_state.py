@@ -34,11 +34,14 @@ class ArbiterState:
         self.rounds = 0
         #: Grows with each restart of the arbiter; the first part of the version of a `messages.Leases`.
         self.epoch = 0
+        #: Seconds that `account` has not seen yet.
+        self._unaccounted = 0.0
 
     # --- the books
 
     def saved(self) -> dict[str, Any]:
         """The books: all that the next arbiter needs, as plain data."""
+        self.account()
         return {
             "settings": asdict(self.settings),
             "apps": {name: asdict(app) for name, app in self.apps.items()},
@@ -79,8 +82,15 @@ class ArbiterState:
     # --- time
 
     def elapse(self, seconds: float) -> None:
-        """Let time pass, and account it to the apps."""
+        """Let time pass. It is accounted to the apps by `account`, which must be called before leases change."""
         self.clock += seconds
+        self._unaccounted += seconds
+
+    def account(self) -> None:
+        """Account the time that has passed to the apps. It takes time for each app and each lease."""
+        seconds, self._unaccounted = self._unaccounted, 0.0
+        if not seconds:
+            return
         held = Counter(lease.app for lease in self.leases if not lease.closing)
         share = crowding(self.apps)
         for name, app in self.apps.items():
@@ -91,6 +101,7 @@ class ArbiterState:
 
     def contention(self, name: str) -> float:
         """N_avg: the app's `crowding`, averaged over its life."""
+        self.account()
         app = self.apps[name]
         life = self.clock - app.joined
         return max(1.0, app.crowd / life) if life > 0 else float(crowding(self.apps)[name])

@@ -78,6 +78,8 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
+        #: App -> its leases by GPU, those that are closing among them.
+        self._of: dict[str, dict[str, Lease]] = {}
         #: The largest token ever given.
         self.token = 0
 
@@ -89,7 +91,7 @@ class LeaseTable:
 
     def of(self, app: str) -> list[Lease]:
         """The leases that the app holds; those that are closing are not among them."""
-        return [lease for lease in self._leases.values() if lease.app == app and not lease.closing]
+        return [lease for lease in self._of.get(app, {}).values() if not lease.closing]
 
     def current(self, gpu: str, token: int) -> Lease | None:
         """The lease of the GPU if it has that token, else None."""
@@ -101,17 +103,25 @@ class LeaseTable:
         if gpu in self._leases:
             raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; close that lease first")
         self.token += 1
-        lease = self._leases[gpu] = Lease(gpu, app, self.token, expires, leftover=leftover)
+        lease = Lease(gpu, app, self.token, expires, leftover=leftover)
+        self._add(lease)
         return lease
+
+    def _add(self, lease: Lease) -> None:
+        self._leases[lease.gpu] = self._of.setdefault(lease.app, {})[lease.gpu] = lease
 
     def adopt(self, lease: Lease) -> None:
         """Add a lease whose reservation was found in the cluster but not in the books."""
-        self._leases[lease.gpu] = lease
+        self._add(lease)
         self.token = max(self.token, lease.token)
 
     def drop(self, lease: Lease) -> None:
         """Remove a lease whose reservation is gone."""
         del self._leases[lease.gpu]
+        own = self._of[lease.app]
+        del own[lease.gpu]
+        if not own:
+            del self._of[lease.app]
 
     def saved(self) -> dict[str, Any]:
         """Plain data that `loaded` reads."""
@@ -121,7 +131,8 @@ class LeaseTable:
     def loaded(cls, data: dict[str, Any], seen: Iterable[int] = ()) -> LeaseTable:
         """The table of ``data``. The next token is larger than those in ``seen``, too."""
         table = cls()
-        table._leases = {each["gpu"]: Lease(**each) for each in data.get("leases", ())}
+        for each in data.get("leases", ()):
+            table._add(Lease(**each))
         table.token = max([int(data.get("token", 0)), *seen])
         return table
 

@@ -1,0 +1,54 @@
+"""What a heartbeat costs the arbiter: it depends on what its app holds, and on nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.themis.cluster import Cluster, Job
+from themis_bridge import messages as m
+from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.leases import LeaseTable
+
+
+def test_a_heartbeat_looks_at_no_gpu_of_other_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(8)
+    for name in ("a", "b"):
+        cluster.join(name, Job(8, 1e5))
+    cluster.wait(10)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a heartbeat looked at all GPUs, all leases or all apps")
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((LeaseTable, "__iter__"), (ArbiterState, "offerable"), (ArbiterState, "account")):
+            patch.setattr(owner, name, fail)
+        cluster.now += 1.0
+        (told,) = cluster.arbiter.handle(m.Heard("a", "s"), cluster.now)
+    assert isinstance(told, m.Leases)
+    assert {view.gpu.id for view in told.leases} == cluster.holds("a") != set()
+
+
+def test_time_that_passes_with_heartbeats_is_accounted() -> None:
+    apart, together = Cluster(4), Cluster(4)
+    for cluster in (apart, together):
+        for name in ("a", "b"):
+            cluster.join(name, Job(8, 1e5))
+        cluster.wait(60)
+    for _ in range(10):
+        apart.now += 0.5
+        apart.send(m.Heard("a", "s"), m.Heard("b", "s"))
+    together.now += 5.0
+    for cluster in (apart, together):
+        cluster.send(m.Tick())
+    assert apart.arbiter.state.apps["a"].served == pytest.approx(together.arbiter.state.apps["a"].served) != 0
+    assert apart.arbiter.state.contention("a") == pytest.approx(together.arbiter.state.contention("a"))
+
+
+def test_the_leases_of_an_app_are_those_of_the_table() -> None:
+    table = LeaseTable()
+    for gpu, app in (("g0", "a"), ("g1", "b"), ("g2", "a"), ("g3", "a")):
+        table.grant(gpu, app, 10.0)
+    table.drop(table.of("a")[0])
+    table.of("a")[1].closing = True
+    for known in (table, LeaseTable.loaded(table.saved())):
+        assert {app: [lease.gpu for lease in known.of(app)] for app in "abc"} == {"a": ["g2"], "b": ["g1"], "c": []}
