@@ -31,8 +31,8 @@ _IDLE = 0.05
 class Request:
     """Work that a loop waits for.
 
-    ``key``: requests of equal keys are done together, by ``perform``, which does not raise. ``took``: seconds that such
-    work took last; inf: not known.
+    ``key``: requests of equal keys are done together, by ``perform``. If it raises, it must have changed nothing; each
+    loop does its own work then. ``took``: seconds that such work took last; inf: not known.
     """
 
     key: Hashable
@@ -41,6 +41,8 @@ class Request:
     data: Any = None
     #: What ``perform`` leaves here; None: the loop does the work by itself.
     result: Any = None
+    #: What ``perform`` raised.
+    error: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -167,6 +169,10 @@ class Baton:
 
     def _perform(self, together: list[Runner]) -> None:
         requests = [runner.request for runner in together if runner.request is not None]
-        requests[0].perform(requests)
+        try:
+            requests[0].perform(requests)
+        except Exception as error:
+            for request in requests:
+                request.result, request.error = None, error
         for runner in together:
             runner.request = None

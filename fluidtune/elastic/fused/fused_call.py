@@ -253,16 +253,13 @@ class FusedCall:
         here = [(view, grad) for view, grad in zip(views, of_parameters, strict=True) if grad is not None]
         if here:
             torch._foreach_copy_([view for view, _ in here], [grad for _, grad in here])
+        absent: list[Any] = [None] * len(self.calls)
+        by_row = [absent if grad is None else grad.unbind() for grad in of_inputs]
+        by_row += [absent if grad is None else view.unbind() for view, grad in zip(views, of_parameters, strict=True)]
         for request in requests:
             row = request.data[0]
             self.calls[row].slot.gradients = (flat, row)
-            request.result = (
-                *[None if grad is None else grad[row] for grad in of_inputs],
-                *[
-                    None if grad is None else view[row]
-                    for view, grad in zip(views, of_parameters, strict=True)
-                ],
-            )
+            request.result = tuple([rows[row] for rows in by_row])
 
 
 class _Join(torch.autograd.Function):

@@ -7,9 +7,9 @@
 
 A loop hands its model and optimizer over by ``current_trial().prepare(model, optimizer)`` and is written as for one
 trial. One loop runs at a time (`baton`); where several have called alike models, the calls are done as one
-(`fused_call`), as are their steps (`joint_steps`). A trial may come at any time. One that ends or raises leaves the
-others as they are. What cannot be done for several trials is done for each by itself, and `FusedTrial.reasons` says
-why, one line for each reason.
+(`fused_call`). Each optimizer steps over all of its parameters at once (`flat_steps`). A trial may come at any time.
+One that ends or raises leaves the others as they are. What cannot be done for several trials is done for each by
+itself, and `FusedTrial.reasons` says why, one line for each reason.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..random_streams import Streams, capture_streams
 from . import interception
 from .alikeness import Shape
 from .baton import Baton, Request, Runner
+from .flat_steps import NUMBERS, FlatStep
 from .fused_call import WRITES, Call, FusedCall, signature, take_apart
-from .joint_steps import NUMBERS, JointSteps, OptimizerSlot
 from .own_streams import OwnStreams
 from .stack_memory import Slot, Stack, refuse_shared
 from .stacked_tensor import NotFusable
@@ -51,7 +51,7 @@ class FusedTrial:
         self._trials = trials
         self._runner = Runner(name, OwnStreams(streams))
         self._slots: dict[int, Slot] = {}
-        self._optimizers: dict[int, OptimizerSlot] = {}
+        self._optimizers: dict[int, FlatStep] = {}
         self._taken: list[Any] = []
         self._main = main
         #: Why something of this trial is not done together with others, in the order in which it was found.
@@ -82,7 +82,7 @@ class FusedTrial:
                 for slot in self._slots.values():
                     mine = {id(p) for p in slot.parts.parameters}
                     if mine == {id(p) for group in optimizer.param_groups for p in group["params"]}:
-                        self._optimizers[id(optimizer)] = OptimizerSlot(optimizer, slot)
+                        self._optimizers[id(optimizer)] = FlatStep(optimizer, slot)
                         self._take(optimizer)
         if not self._elsewhere():
             self._wait(None)
@@ -113,18 +113,16 @@ class FusedTrial:
         return fused.value(row)
 
     def step(self, optimizer: Optimizer) -> bool:
-        """One step of a prepared optimizer, with the others'."""
+        """One step of a prepared optimizer over all parameters at once."""
         one = self._optimizers.get(id(optimizer))
         if one is None or self._elsewhere():
             return False
-        stack = one.slot.stack
-        key = None if stack is None or len(stack.slots) < 2 or one.slot.row is None else one.key()
-        if stack is None or key is None:
+        try:
+            return one.step()
+        except Exception as error:
+            del self._optimizers[id(optimizer)]
+            self.note(f"{type(optimizer).__name__} steps by itself: {_line(error)}")
             return False
-        steps = self._trials.steps_of(stack)
-        request = Request((stack, "step", key), steps.perform, stack.took.get("step", math.inf), one)
-        self._wait(request)
-        return bool(request.result)
 
     def _call_alone(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that met no other. What its forward writes may be why, as a count of its calls is never the same."""
@@ -139,6 +137,8 @@ class FusedTrial:
 
     def _wait(self, request: Request | None) -> None:
         self._trials.baton.wait(self._runner, request)
+        if request is not None and request.error is not None:
+            self.note(f"common work was not done: {_line(request.error)}")
 
     def _request(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request | None:
         stack = slot.stack
@@ -170,7 +170,7 @@ class FusedTrial:
     def part(self, slot: Slot, reason: str) -> None:
         """Train this model by itself from now on."""
         self.note(f"{type(slot.model).__name__} is trained by itself: {reason}")
-        self._trials.leave(slot, [one for one in self._optimizers.values() if one.slot is slot])
+        self._trials.leave(slot)
 
     def note(self, reason: str) -> None:
         if reason not in self.reasons:
@@ -208,7 +208,7 @@ class FusedTrial:
 
     def _release(self) -> None:
         for slot in self._slots.values():
-            self._trials.leave(slot, [one for one in self._optimizers.values() if one.slot is slot])
+            self._trials.leave(slot)
         for taken in self._taken:
             interception.TAKEN.pop(id(taken), None)
         self._taken.clear()
@@ -228,7 +228,6 @@ class FusedTrials:
         #: Common work is being done.
         self.performing = False
         self._stacks: dict[tuple[Shape, int], Stack] = {}
-        self._steps: dict[int, JointSteps] = {}
         interception.install()
 
     def start(self, name: str, loop: Callable[..., Any], *args: Any, streams: Streams | None = None) -> FusedTrial:
@@ -259,17 +258,10 @@ class FusedTrials:
             slot.trial.note(f"{type(slot.model).__name__} differs from that of another trial in {_unlike(slot, stack)}")
         stack.add(slot)
 
-    def steps_of(self, stack: Stack) -> JointSteps:
-        return self._steps.setdefault(id(stack), JointSteps(stack))
-
-    def leave(self, slot: Slot, optimizers: list[OptimizerSlot]) -> None:
-        """Give a model and its optimizers memory of their own again."""
-        stack = slot.stack
-        if stack is None:
-            return
-        for one in optimizers:
-            self.steps_of(stack).release(slot, one.optimizer)
-        stack.remove(slot)
+    def leave(self, slot: Slot) -> None:
+        """Give a model memory of its own again."""
+        if slot.stack is not None:
+            slot.stack.remove(slot)
 
     def perform_call(self, requests: list[Request]) -> None:
         """Do these calls as one. Where that fails, each trial does its own, from now on."""
@@ -282,12 +274,12 @@ class FusedTrials:
         here = [request for request in requests if request.data.slot.stack is stack]
         if len(here) < 2:
             return
-        stack.settle()
-        here.sort(key=lambda request: request.data.slot.row)
         learning, inference = here[0].key[-1][:2]  # type: ignore[index]
         began = time.perf_counter()
         self.performing = True
         try:
+            stack.settle()
+            here.sort(key=lambda request: request.data.slot.row)
             with (
                 torch.inference_mode() if inference else nullcontext(),
                 torch.set_grad_enabled(learning),
@@ -295,16 +287,23 @@ class FusedTrials:
             ):
                 fused = FusedCall(stack, [request.data for request in here], learning)
         except Exception as error:
-            reason = str(error) if isinstance(error, NotFusable) else f"its forward fails for several trials: {error!r}"
+            line = _line(error)
+            reason = line if isinstance(error, NotFusable) else f"its forward fails for several trials: {line}"
             for slot in list(stack.slots):
-                slot.trial.part(slot, reason.splitlines()[0])
-            stack.refuse(reason.splitlines()[0])
+                slot.trial.part(slot, reason)
+            stack.refuse(reason)
             return
         finally:
             self.performing = False
         stack.took["call"] = time.perf_counter() - began
         for row, request in enumerate(here):
             request.result = fused, row
+
+
+def _line(error: Exception) -> str:
+    """What is said of an error, in one line."""
+    text = f"{type(error).__name__}: {error}" if not isinstance(error, NotFusable) else str(error)
+    return text.splitlines()[0]
 
 
 def _unlike(slot: Slot, stack: Stack) -> str:

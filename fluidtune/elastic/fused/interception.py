@@ -1,7 +1,7 @@
 """Where the loops' calls of models and optimizers become common ones: while trials are fused in this process.
 
 No model and no optimizer is touched: copies and pickles of them are those that they are alone. What is replaced is
-``torch.nn.Module.__call__``, the ``step`` of the optimizers that are stepped together, and ``apply`` of
+``torch.nn.Module.__call__``, the ``step`` of the optimizers of `flat_steps`, and ``apply`` of
 `torch.autograd.Function`, whose code would see the tensors of all trials. For a model that is not fused each of them
 does what torch's does. Hooks on steps, profiling and learning-rate schedulers stand around the replaced ``step``.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .joint_steps import NUMBERS
+from .flat_steps import NUMBERS
 from .stacked_tensor import NotFusable, Stacked
 
 _torch_call = nn.Module.__call__

@@ -71,7 +71,7 @@ class _Numpy:
 
     def __init__(self) -> None:
         self.random = sys.modules["numpy"].random
-        self._kept = _kept_normal(self.random.mtrand._rand)
+        self._kept = _kept_normal(self.random.rand.__self__)
         self._bits: Any = None
         self._words: Any = None
 
