@@ -28,9 +28,7 @@ def cli() -> None:
 @click.option("--lanes", default=None, help='Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...')
 @click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
-@click.option(
-    "--on-demand", is_flag=True, help="Hold devices while trials use them or wait for them, not all the time."
-)
+@click.option("--reserve", is_flag=True, help="Hold all devices from start to end, not only while trials use them.")
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
 @click.option("--fresh-workers", is_flag=True, help="Give every trial new processes.")
@@ -43,7 +41,7 @@ def run(
     lanes: str | None,
     device_memory: int | None,
     shared: bool,
-    on_demand: bool,
+    reserve: bool,
     backend: str,
     profile: str | None,
     fresh_workers: bool,
@@ -67,7 +65,7 @@ def run(
         device_memory=device_memory,
         backend=backend,
         arbiter="auto" if shared else None,
-        reserve=not on_demand,
+        reserve=reserve,
         profile=profile,
         fresh_workers=fresh_workers,
     )

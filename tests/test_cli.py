@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
+from fluidtune.tune import launcher
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control
 
@@ -45,6 +47,18 @@ def test_version_and_help() -> None:
     assert "--devices" in text and "--max-packing" in text and "--max-workers" in text
 
 
+@pytest.mark.parametrize("options, reserve", [([], False), (["--reserve"], True)])
+def test_a_job_holds_all_devices_only_if_it_is_said(
+    options: list[str], reserve: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    given: list[Any] = []
+    monkeypatch.setattr(launcher, "run_script", lambda script, args, executor: given.append(executor))
+    done = CliRunner().invoke(cli, ["run", *options, str(script)], standalone_mode=False)
+    assert done.exception is None and [executor.reserve for executor in given] == [reserve]
+
+
 def test_a_missing_script() -> None:
     refused("run", "nowhere.py", mentions="'nowhere.py'")
 
@@ -66,8 +80,6 @@ def test_impossible_settings(options: list[str], mentions: str, tmp_path: Path) 
 def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
     """Run `fluidtune arbiter` in this process with ``connect`` as ``ray.init``. Returns the exception, or None."""
     import ray
-
-    from fluidtune.cli import cli
 
     monkeypatch.setattr(ray, "init", connect)
     return CliRunner().invoke(cli, ["arbiter", *args]).exception

@@ -58,7 +58,7 @@ class FluidExecutor:
     lanes: str | None = None
     device_memory: int | None = None
     fresh_workers: bool = False
-    reserve: bool = True
+    reserve: bool = False
 
     def __post_init__(self) -> None:
         check_ray_version()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import autoscaling
 from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.job import Watch
 from benchmarks.resize import resizes
@@ -94,3 +95,24 @@ def test_iterations_of_a_stock_run_come_from_tunes_results(tmp_path):
         {"trial": "a", "start": 8.0, "end": 10.0},
         {"trial": "b", "start": 10.0, "end": 12.0},
     ]
+
+
+def test_gpus_that_come_are_used_from_the_window_that_is_nearly_full_and_are_gone_when_nobody_has_them():
+    # The GPUs come at 10 and 20. Trial "b" starts on the second at 25; "a" ends at 60 and "b" at 70.
+    seen = [(0.0, 0.0, 0.0), (10.0, 1.0, 0.0), (20.0, 2.0, 0.0), (71.0, 2.0, 1.0), (72.0, 2.0, 2.0), (90.0, 0.0, 0.0)]
+    iterations = {"a": [(12.0, 36.0), (36.0, 60.0)], "b": [(25.0, 65.0), (65.0, 70.0)]}
+    found = autoscaling.figures(seen, iterations, began=1.0, ended=70.5)
+    assert (found["first_gpu"], found["second_gpu"], found["used"]) == (9.0, 19.0, 5.0)
+    assert (found["job"], found["freed"], found["gone"], found["utilisation"]) == (69.5, 1.5, 19.5, 1.0)
+
+
+def test_gpus_that_are_used_by_half_are_not_used():
+    seen = [(10.0, 2.0, 0.0), (90.0, 2.0, 0.0)]
+    found = autoscaling.figures(seen, {"a": [(10.0, 40.0)], "b": [(30.0, 31.0), (41.0, 50.0)]}, began=1.0, ended=80.0)
+    assert (found["used"], found["utilisation"]) == (None, 31 / 60)
+    assert (found["freed"], found["gone"]) == (None, None)
+
+
+def test_a_cluster_that_does_not_get_two_gpus_is_said_to_have_failed():
+    with pytest.raises(RuntimeError, match="more work"):
+        autoscaling.figures([(10.0, 1.0, 0.0)], {"a": [(10.0, 40.0)]}, began=1.0, ended=80.0)

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import ray
 from ray import tune
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.conftest import placement_groups
+from tests.faults import jobs
+from tests.faults.test_kills import undisturbed
 from tests.tune.running import fit, outcome
 
 pytestmark = pytest.mark.ray
@@ -108,6 +111,74 @@ class TestBesideTrials:
         space = {"x": tune.grid_search([1])}
         results = fit("fluid", lasting, space, tmp_path, executor=FluidExecutor(reserve=True))
         assert (results[0].metrics["groups"], results[0].metrics["free"]) == (4, 0.0)
+
+
+class Other(tune.Callback):
+    """Somebody else, who asks for a core for a task, and for one in a placement group, once the trial has grown."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._task: Any = None
+        self._group: Any = None
+        #: The trial's iteration when this one asked, and when it was seen to have got both.
+        self.asked = self.served = 0
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+        if not self.asked:
+            if any(e["event"] == "resized" and len(e["devices"]) == 2 for e in read_events(self._log)):
+                self._task, self._group = double.remote(1), placement_group([{"CPU": 1}])
+                self.asked = result["training_iteration"]
+        elif not self.served and ray.wait([self._task], timeout=0)[0] and self._group.wait(0.001):
+            remove_placement_group(self._group)
+            self.served = result["training_iteration"]
+
+
+@pytest.mark.usefixtures("ray2", "no_loggers")
+def test_a_trial_that_has_grown_gives_a_device_to_others_that_wait(tmp_path: Path) -> None:
+    log = tmp_path / "fluid" / EVENT_LOG_NAME
+    (tmp_path / "notes").mkdir()
+    other = Other(log)
+    space = {"x": 3.0, "iterations": 2000, "step": 0.05, "notes": str(tmp_path / "notes")}
+    run = {"callbacks": [other], "stop": lambda trial, result: bool(other.served)}
+    results = fit("fluid", jobs.elastic, space, tmp_path, executor=ON_DEMAND, metric="value", mode="min", run=run)
+    assert not results.errors and 0 < other.asked < other.served < 2000
+    events = list(read_events(log))
+    assert [len(event["devices"]) for event in events if event["event"] == "resized"][-2:] == [2, 1]
+    names = [event["event"] for event in events]
+    assert names.count("device_returned") == 1 and not {"device_lost", "worker_lost"} & set(names)
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    def said(what: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(log) if event["event"] == what] if log.exists() else []
+
+    log = tmp_path / "fluid" / EVENT_LOG_NAME
+    (tmp_path / "notes").mkdir()
+    space = {"x": 3.0, "iterations": 2000, "step": 0.05, "notes": str(tmp_path / "notes")}
+    run = {"stop": lambda trial, result: sum(event["width"] == 2 for event in said("trial_result")) >= 5}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        # Ray's Cluster starts nodes in the main thread only.
+        with ThreadPoolExecutor(1) as thread:
+            settings = {"executor": ON_DEMAND, "metric": "value", "mode": "min", "run": run}
+            job = thread.submit(fit, "fluid", jobs.elastic, space, tmp_path, **settings)
+            while len(said("trial_result")) < 3 and not job.done():
+                time.sleep(0.1)
+            cluster.add_node(num_cpus=1)
+            results = job.result()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert not results.errors and not said("worker_lost")
+    there = [*said("run_started")[0]["devices"], *said("device_gained")]
+    nodes = {device["device"]: device["node"] for device in there}
+    assert [len({nodes[device] for device in event["devices"]}) for event in said("resized")] == [2]
+    values = list(results[0].metrics_dataframe["value"])
+    assert values == pytest.approx(undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed"), rel=1e-4)
 
 
 @pytest.mark.usefixtures("no_ray", "no_loggers")
