@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,22 @@ def autoscaler_config(gcs_address: str) -> dict[str, Any]:
     }
 
 
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @contextmanager
 def autoscaling_cluster() -> Iterator[tuple[str, Mapping[str, str]]]:
     """A cluster of its own for the time of the ``with`` block: its address, and the environment of who connects.
 
     Raises RuntimeError if it does not start. All of its processes, the nodes that came included, are killed at the end.
     """
-    with tempfile.TemporaryDirectory(prefix="ft-as-", dir="/tmp") as place, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory(prefix="ft-as-", dir="/tmp") as place:
+        port, client_port = _free_ports(2)
         address = f"127.0.0.1:{port}"
         config = Path(place) / "autoscaler.json"
         config.write_text(json.dumps(autoscaler_config(address)))
@@ -99,7 +105,8 @@ def autoscaling_cluster() -> Iterator[tuple[str, Mapping[str, str]]]:
         own = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
         options = [f"--port={port}", "--node-ip-address=127.0.0.1", f"--temp-dir={place}/ray", "--num-cpus=1"]
         options += ["--num-gpus=0", "--include-dashboard=false", f"--autoscaling-config={config}"]
-        options += ["--disable-usage-stats", "--ray-client-server-port=0", f"--object-store-memory={80 << 20}"]
+        options += ["--disable-usage-stats", f"--ray-client-server-port={client_port}"]
+        options += [f"--object-store-memory={80 << 20}"]
         log = Path(place) / "start.log"
         with log.open("w") as output:
             head = subprocess.Popen(

@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # For the whole run: a test module imports the two names when it is collected.
         standing = ExitStack()
         # Devices on demand: some tests start tasks and actors beside their trials.
-        standing.enter_context(standing_in(FluidExecutor(reserve=False)))
+        standing.enter_context(standing_in(FluidExecutor()))
         config.add_cleanup(standing.close)
 
 

@@ -67,14 +67,20 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        if not isinstance(self.fresh_workers, bool):
-            raise FluidTuneError(f"fresh_workers={self.fresh_workers!r} is not known; use True or False")
+        for name in ("fresh_workers", "reserve"):
+            if not isinstance(getattr(self, name), bool):
+                raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
         if self.backend not in BACKENDS:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
         if self.backend == "horovod":
             require_horovod()
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
+        if self.arbiter is not None and self.reserve:
+            raise FluidTuneError(
+                f"reserve=True: a job with arbiter={self.arbiter!r} leases its devices and cannot reserve them; "
+                "leave one of the two out"
+            )
         emulated = self._emulated
         if self.profile is not None and not emulated:
             raise FluidTuneError(

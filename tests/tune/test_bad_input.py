@@ -51,6 +51,11 @@ def test_fresh_workers_is_yes_or_no() -> None:
     refused(lambda: FluidExecutor(fresh_workers="yes"), "fresh_workers='yes'", "True or False")  # type: ignore[arg-type]
 
 
+def test_reserve_is_yes_or_no_and_for_a_job_without_an_arbiter() -> None:
+    refused(lambda: FluidExecutor(reserve="no"), "reserve='no'", "True or False")  # type: ignore[arg-type]
+    refused(lambda: FluidExecutor(reserve=True, arbiter="auto"), "reserve=True", "arbiter='auto'", "leave one")
+
+
 def test_misspelt_setting() -> None:
     with pytest.raises(TypeError, match="max_worker"):
         FluidExecutor(max_worker=1)  # type: ignore[call-arg]
@@ -145,7 +150,7 @@ class TestWhatOnlyTheClusterKnows:
             without_checkpoints,
             param_space={"x": 1},
             run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
-            executor=FluidExecutor(devices="cpu:64", reserve=False),
+            executor=FluidExecutor(devices="cpu:64"),
         )
         with caplog.at_level("WARNING", logger="fluidtune"):
             assert not tuner.fit().errors
