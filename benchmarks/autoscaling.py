@@ -44,7 +44,7 @@ Seen = tuple[float, float, float]
 
 GPUS = 2
 #: Trials, and iterations of a second each: in all, and with ``--quick``.
-FULL, QUICK = (8, 20), (4, 5)
+FULL, QUICK = (8, 20), (4, 10)
 
 
 def autoscaler_config(gcs_address: str) -> dict[str, Any]:
