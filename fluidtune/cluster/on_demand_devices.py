@@ -28,9 +28,12 @@ from fluidtune.ray_compat.cluster_state import ClusterState, cluster_state
 SOON_S, MOMENT_S = 0.05, 1.0
 #: Seconds that a poll waits for all groups that it has just asked for. Judgement: Ray makes one in 1 to 5 ms.
 JUST_ASKED_WAIT_S = 0.02
-#: Seconds after which a poll waits for new groups again, when the last wait was in vain. Judgement: the driver then
-#: stands still for at most 4 % of its time.
-IN_VAIN_S = 0.5
+#: Seconds that it waits where the cluster says that it has room for them. Otherwise trials that may share a device
+#: would share the first one that comes. Judgement: a hundred times what Ray takes as a rule, for a busy machine.
+ROOM_WAIT_S = 0.5
+#: After a wait in vain, no poll waits for new groups for so many times as long. Judgement: the driver then stands still
+#: for at most 4 % of its time.
+IN_VAIN = 25.0
 #: Seconds that the idle workers of a device that is given back may take to end. Judgement: they have no trial's exit
 #: handlers left to run, and a process ends within a second as a rule.
 END_S = 10.0
@@ -76,8 +79,8 @@ class OnDemandDevices:
         self._revoked: set[Unit] = set()
         #: The fewest trials that waited at a time since the last poll.
         self._waited = 0
-        #: When devices were polled last, and when waiting for new groups was in vain.
-        self._polled = self._in_vain = float("-inf")
+        #: When devices were polled last, and from when on a poll waits for new groups.
+        self._polled = self._patient_from = float("-inf")
         #: Since when the oldest group that has not been made is asked for; infinity: there is none.
         self._oldest = float("inf")
         #: Among the groups that are asked for, the first one to ask Ray about at the next poll.
@@ -246,14 +249,31 @@ class OnDemandDevices:
 
     def _await_just_asked(self, asked: list[Unit]) -> bool:
         """Wait a moment for groups that were just asked for. Returns whether it is worth to look after them."""
-        now = time.monotonic()
-        if not asked or now - self._in_vain < IN_VAIN_S:
+        began = time.monotonic()
+        if not asked or began < self._patient_from:
             return False
-        for unit in asked:
-            if not self._groups[unit].wait(max(0.001, now + JUST_ASKED_WAIT_S - time.monotonic())):
-                self._in_vain = time.monotonic()
+        for made, unit in enumerate(asked):
+            if self._await_group(unit, began + JUST_ASKED_WAIT_S):
+                continue
+            if not self._has_room_for(unit, asked[:made]) or not self._await_group(unit, began + ROOM_WAIT_S):
+                ended = time.monotonic()
+                self._patient_from = ended + IN_VAIN * (ended - began)
                 break
         return True
+
+    def _await_group(self, unit: Unit, until: float) -> bool:
+        made: bool = self._groups[unit].wait(max(0.001, until - time.monotonic()))
+        return made
+
+    def _has_room_for(self, unit: Unit, made: list[Unit]) -> bool:
+        """Whether the cluster says that it has. ``made``: new units that it may not have counted as taken yet."""
+        state = cluster_state([group.id.hex() for group in self._groups.values()])
+        if state is None:
+            return False
+        taken = len(self.nodes) + sum(len(other.devices) for other in (*made, *self._holding.ending))
+        total = sum(devices_held(self._bundle, has) for has, _ in state.nodes)
+        free = max((devices_held(self._bundle, free) for _, free in state.nodes), default=0)
+        return min(total - taken, free) >= len(unit.devices)
 
     def close(self) -> None:
         """Remove all groups. Ray kills what still runs inside."""

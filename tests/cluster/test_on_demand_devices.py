@@ -21,17 +21,23 @@ PLAN = Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
 class Group:
     """A placement group: its bundles, and on which node Ray has made it, "" while it is asked for."""
 
-    def __init__(self, bundles: list[dict[str, float]], strategy: str, name: str) -> None:
+    def __init__(self, bundles: list[dict[str, float]], strategy: str, name: str, wait: Any) -> None:
         self.bundles, self.strategy, self.name = bundles, strategy, name
+        self._wait = wait
         self.node, self.removed = "", False
         self.id = SimpleNamespace(hex=lambda: name)
 
     def wait(self, timeout_seconds: float) -> bool:
+        if not self.node:
+            self._wait(timeout_seconds)
         return bool(self.node) and not self.removed
 
 
 class Cluster:
-    """A stand-in for Ray. ``free``: names of nodes on which the next groups are made, one each."""
+    """A stand-in for Ray.
+
+    ``free``: names of nodes on which the next groups are made, one each. ``slow``: when they are made, if not at once.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.groups: list[Group] = []
@@ -39,7 +45,7 @@ class Cluster:
         self.nodes: dict[str, bool] = {}
         self.now = 0.0
         self.state = ClusterState([], [])
-        self.waited: list[float] = []
+        self.slow = 0.0
         for name, stand_in in {
             "placement_group": self._make,
             "placement_group_table": self._table,
@@ -56,9 +62,16 @@ class Cluster:
 
     def _make(self, bundles: Any, strategy: str, name: str) -> Group:
         assert name not in [group.name for group in self.groups], "Ray wants a name of its own for each group"
-        self.groups.append(Group(bundles, strategy, name))
-        self.place()
+        self.groups.append(Group(bundles, strategy, name, self._wait))
+        if not self.slow:
+            self.place()
         return self.groups[-1]
+
+    def _wait(self, seconds: float) -> None:
+        if self.slow:
+            self.now = min(self.now + seconds, max(self.now, self.slow) if self.free else float("inf"))
+            if self.now >= self.slow:
+                self.place()
 
     def place(self) -> None:
         """Make the groups that there are free nodes for."""
@@ -259,6 +272,30 @@ def test_as_many_groups_wait_as_tune_lets_trials_wait(cluster: Cluster) -> None:
     job.wait(1000)
     job.poll()
     assert len(cluster.asked()) == 16
+
+
+@pytest.mark.parametrize("free, came", [(2.0, {0: "n", 1: "n"}), (0.0, {})])
+def test_a_poll_waits_for_groups_that_ray_makes_late_if_the_cluster_has_room(
+    cluster: Cluster, free: float, came: dict[int, str]
+) -> None:
+    cluster.free, cluster.slow = ["n"] * 2, 0.2
+    cluster.state = ClusterState([({"CPU": 2.0}, {"CPU": free})], [])
+    job = Job()
+    job.wait(2)
+    assert job.poll() == (came, [])
+    assert cluster.now <= (0.2 if came else on_demand_devices.JUST_ASKED_WAIT_S)
+
+
+def test_a_poll_does_not_wait_for_what_the_jobs_new_devices_leave_no_room_for(cluster: Cluster) -> None:
+    # Ray still says that a core is free which it has just given.
+    cluster.free, cluster.slow = ["n"] * 2, 0.01
+    cluster.state = ClusterState([({"CPU": 2.0}, {"CPU": 1.0})], [])
+    job = Job()
+    job.wait(3)
+    assert job.poll() == ({0: "n", 1: "n"}, []) and cluster.now == on_demand_devices.JUST_ASKED_WAIT_S
+    waited, cluster.free = cluster.now, ["n"]
+    job.wait(4)
+    assert job.poll() == ({}, []) and cluster.now == waited, "a wait in vain is not repeated at once"
 
 
 def test_all_groups_that_wait_are_looked_at_in_turn(cluster: Cluster) -> None:
