@@ -110,7 +110,7 @@ def autoscaling_cluster() -> Iterator[tuple[str, Mapping[str, str]]]:
         log = Path(place) / "start.log"
         with log.open("w") as output:
             head = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *options],
+                [Path(sys.executable).with_name("ray"), "start", "--head", "--block", *options],
                 env={**settings, **own},
                 stdout=output,
                 stderr=subprocess.STDOUT,
