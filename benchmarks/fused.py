@@ -168,7 +168,8 @@ def main() -> None:
     by_model: dict[str, Any] = {}
     for name, make in MODELS.items():
         by_model[name] = {str(count): measure(make, count, iterations, options.repeats) for count in counts}
-        say(f"{name}: " + ", ".join(f"{count} {row['ratio']:.2f}x (packed {row['packed_ratio']:.2f}x)" for count, row in by_model[name].items()))
+        gains = [f"{n} {row['ratio']:.2f}x (packed {row['packed_ratio']:.2f}x)" for n, row in by_model[name].items()]
+        say(f"{name}: {', '.join(gains)}")
     ratio = min(row["ratio"] for rows in by_model.values() for row in rows.values())
     finish(result("fused", f"cpu:{os.cpu_count()}", "real", models=by_model, ratio=ratio), options.json)
 
