@@ -100,11 +100,11 @@ class ThreadedServer:
         too late; with less, a batch that is deferred to its latest start is given up. devices: for each device the
         function of every model. A function is called by the thread of its device only.
 
-    Each request is answered or refused exactly once. A refusal comes before the deadline, so that no queue is longer
-    than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A batch that
-    takes three times its time, and `LEAST_PATIENCE_S`, is given up: its requests go to another device or are refused.
-    A function that raises is its batch's answer: each of the requests gets the error. Use it as a context manager, or
-    `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
+    Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
+    longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
+    batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its requests go to another device or are
+    refused. A function that raises is its batch's answer: each of the requests gets the error. Use it as a context
+    manager, or `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
     """
 
     def __init__(self, models: Sequence[Model], devices: Sequence[Mapping[str, Function]]):
