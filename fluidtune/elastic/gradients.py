@@ -90,7 +90,8 @@ class GradientReducer:
         loss = closure()
         if loss is None:
             return None
-        own = float(loss) * self._weight if self._weight else 0.0  # a stand-in's need not be finite
+        value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        own = value * self._weight if self._weight else 0.0  # a stand-in's need not be finite
         whole = self._group.backend.exchange(torch.tensor([own], dtype=torch.float64), "the loss of a closure").sum()
         return whole.to(loss) if isinstance(loss, torch.Tensor) else float(whole)
 
