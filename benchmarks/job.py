@@ -127,6 +127,10 @@ def main() -> None:
     # Loops over the digits and sleeping trials end by themselves.
     stop = budget(args.algorithm, args.epochs) if args.trainable == "emulated" else None
     watch = Watch()
+    if args.reuse:
+        # Stock fails a trial whose process was stopped for 2 s, the default, while it was given that trial, and its
+        # HyperBand then waits for ever. The processes of a new cluster inherit the variable.
+        os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "120")
     new = {"num_cpus": args.cpus, "num_gpus": args.gpus, "include_dashboard": False} if args.address == "local" else {}
     ray.init(address=args.address, log_to_driver=False, **new)
     tuner = tune.Tuner(

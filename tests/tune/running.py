@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,21 @@ class Recorder(Callback):
         return [(x, iteration) for what, x, iteration in self.heard if what == "result" and iteration]
 
 
+def patient(trainable: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """Make stock Tune wait for 120 s, and not for 2 s, until the function ends whose process it reuses.
+
+    Where the machine stops that process for 2 s, stock Tune fails the next trial, and its HyperBandScheduler then never
+    resumes the trials of that bracket: ``fit`` does not return.
+    """
+
+    @functools.wraps(trainable)
+    def patiently(config: dict[str, Any]) -> None:
+        os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = "120"
+        trainable(config)
+
+    return patiently
+
+
 def fit(
     side: str,
     trainable: Any,
@@ -64,6 +82,8 @@ def fit(
     if side == "stock":
         # Its processes are kept from trial to trial: this changes no decision, and tests are quicker.
         config.setdefault("reuse_actors", True)
+        if not isinstance(trainable, type):
+            trainable = patient(trainable)
         return tune.Tuner(
             trainable, param_space=space, tune_config=TuneConfig(**config), run_config=RunConfig(**run)
         ).fit()
