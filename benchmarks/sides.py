@@ -29,6 +29,12 @@ def under_fluidtune(devices: str, script: str, *args: str, settings: Sequence[st
     return [sys.executable, "-m", "fluidtune.cli", "run", "--devices", devices, *settings, script, *args]
 
 
+def distance(run: Path) -> Figures:
+    """Of a run of ours: the seconds of its bound, and its own seconds divided by these."""
+    bound = json.loads((run / "summary.json").read_text())["bound"]
+    return {"bound_seconds": bound["seconds"], "bound_ratio": bound["ratio"]}
+
+
 def sides(
     devices: str, job: Sequence[str], profile: str | None = None, keep: str | None = None
 ) -> dict[str, Callable[[], Figures]]:
@@ -50,6 +56,8 @@ def sides(
                     place += ["--gpus", str(count), "--profile", str(profile)]
                 seconds = run_process([*command, *job, *place, *more])
                 found = json.loads(out.read_text())
+                if name == OURS:
+                    found |= distance(Path(directory) / "job")
                 if keep is not None:
                     shutil.rmtree(Path(keep) / name, ignore_errors=True)
                     shutil.copytree(Path(directory) / "job", Path(keep) / name)

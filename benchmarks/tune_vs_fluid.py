@@ -14,7 +14,8 @@ duration of its iteration on one device.
 
 ``utilisation`` is the part of the devices' time inside an iteration of some trial. ``--out DIR`` keeps its picture,
 with stock Tune's beside ours, and our timeline. ``rates`` are iterations per second by side, because an asynchronous
-algorithm does not do the same work in every run.
+algorithm does not do the same work in every run. ``bound_ratio`` is the time of a run of ours divided by the least that
+any schedule of its work could have had (docs/engine.md, "A bound to judge a run by"); both begin with the event log.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def main() -> None:
         ratio=min(found.values()),
         ratios=found,
         best={name: side["best"] for name, side in measured.items()},
+        bound_ratio=measured[OURS]["bound_ratio"],
     )
     if emulated:
         figures["profile"] = profile.name

@@ -3,8 +3,9 @@
 ``python -m benchmarks.twin --json [--devices emulated:8] [--algorithm A ...]``. For each algorithm the job of
 `tune_vs_fluid` is run under FluidTune. The job (profile, costs, stages) is read from that run's event log, and the twin
 runs the same engine on it in virtual time. The ratio is ``predicted`` / ``measured``; the measured makespan is the time
-from the first to the last event of the log. With ``--from N`` the job is read from another run on N emulated devices,
-so that there are two runs for each algorithm.
+from the first to the last event of the log. ``bound`` is the least makespan that any schedule of the job could have had
+(docs/engine.md), ``bound_ratio`` the measured makespan divided by it. With ``--from N`` the job is read from another
+run on N emulated devices, so that there are two runs for each algorithm.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.sides import OURS, sides
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.twin import RecordedJob, forecast, read_job
+from fluidtune.twin import RecordedJob, forecast, least_makespan, read_job
 
 
 def run(devices: str, algorithm: str, job: list[str], profile: str) -> RecordedJob:
@@ -53,11 +54,14 @@ def main() -> None:
             whole = run(args.devices, algorithm, job, path)
             seen = run(f"emulated:{args.small}", algorithm, job, path) if args.small else whole
             predicted = forecast(seen, whole.devices)
+            bound = least_makespan(whole, whole.devices).seconds
             found[algorithm] = {
                 "measured": whole.seconds,
                 "predicted": predicted.makespan,
                 "ratio": predicted.makespan / whole.seconds,
                 "utilisation": predicted.utilisation,
+                "bound": bound,
+                "bound_ratio": whole.seconds / bound,
             }
             say(f"{algorithm}: {json.dumps(found[algorithm])}")
     errors = [abs(one["ratio"] - 1) for one in found.values()]

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.report.distance import Bound, bound_of
 from fluidtune.report.events import EventDict, load_events
 from fluidtune.report.gain import EstimatedGain, estimated_gain, width_of
 from fluidtune.report.occupancy import (
@@ -83,6 +84,9 @@ class Summary:
     recoveries: int
     #: Estimated; None when no iteration was reported.
     estimated_gain: EstimatedGain | None
+    #: The least time that any schedule of the same work could have had, and how far the run is from it; None where it
+    #: cannot be told, see `distance.bound_of`.
+    bound: Bound | None
     #: The best trial and its value of Tune's metric; None when there is no result or no mode.
     best_trial: str | None
     best_metric: float | None
@@ -172,6 +176,7 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         devices_lost=tally.events["device_lost"],
         recoveries=tally.events["recovered"],
         estimated_gain=estimated_gain(events, wall, available / wall) if wall > 0 else None,
+        bound=bound_of(events, use),
         best_trial=best_trial,
         best_metric=best_metric,
         dropped_lines=events.dropped,
@@ -250,6 +255,8 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("recoveries", f"{summary.recoveries}{times}"))
     if summary.estimated_gain is not None:
         rows += _gain_rows(summary.estimated_gain)
+    if summary.bound is not None:
+        rows.append(("bound", f"{duration(summary.bound.seconds)}, the run took {summary.bound.ratio:.2f} times that"))
     if summary.best_trial is not None:
         text = summary.best_trial
         if summary.best_metric is not None:

@@ -10,6 +10,7 @@ Start reading at `recorded_job`, then `Twin.run`. Pure: no Ray, no torch, no clo
 and it does not simulate the tuning algorithm: the algorithm's decisions are those of the recorded run.
 """
 
+from fluidtune.twin.least_makespan import LeastMakespan, least_makespan
 from fluidtune.twin.plan import Forecast, forecast, forecasts
 from fluidtune.twin.recorded_job import Costs, RecordedJob, RecordedTrial, Stage, grid, read_job
 from fluidtune.twin.shell import Twin
@@ -17,6 +18,7 @@ from fluidtune.twin.shell import Twin
 __all__ = [
     "Costs",
     "Forecast",
+    "LeastMakespan",
     "RecordedJob",
     "RecordedTrial",
     "Stage",
@@ -24,5 +26,6 @@ __all__ = [
     "forecast",
     "forecasts",
     "grid",
+    "least_makespan",
     "read_job",
 ]

@@ -116,7 +116,10 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Recorde
         for trial, found in stages.items()
         if any(stage.iterations for stage in found)
     )
-    kinds = Counter(event["kind"] for event in listed if event["event"] == "kind_found")
+    # In a run whose trials were known before, as after a restore, no kind is found.
+    kinds = Counter(event["kind"] for event in listed if event["event"] == "kind_found") or Counter(
+        event["kind"] for event in listed if event["event"] == "trial_added"
+    )
     kind: Kind = kinds.most_common(1)[0][0] if kinds else "plain"
     settings = head.get("settings") or {}
     given = settings.get("max_packing")
@@ -142,15 +145,19 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Recorde
 def _stages(events: list[Event]) -> dict[str, list[Stage]]:
     """By trial, in the order in which they were added, its stages."""
     found: dict[str, list[Stage]] = {}
+    done: dict[str, list[int]] = {}
     for event in events:
         if event["event"] == "trial_added":
             stage = Stage(event["group"], 0, event["iterations"], event.get("share", 1.0))
             found.setdefault(event["trial"], []).append(stage)
+            done.setdefault(event["trial"], []).append(0)
         elif event["event"] == "trial_result":
-            last = found[event["trial"]]
-            last[-1] = replace(last[-1], iterations=last[-1].iterations + 1)
+            done[event["trial"]][-1] += 1
     # A trial that was moved, or that lost its worker, was added again within its stage.
-    return {trial: _joined(listed) for trial, listed in found.items()}
+    return {
+        trial: _joined([replace(stage, iterations=count) for stage, count in zip(listed, done[trial], strict=True)])
+        for trial, listed in found.items()
+    }
 
 
 def _joined(stages: list[Stage]) -> list[Stage]:

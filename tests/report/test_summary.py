@@ -77,10 +77,41 @@ def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
     assert summarise([begin(0, 1, mode=None), *by_hand()[1:15]]).best_trial is None
 
 
+def test_the_bound_of_a_run():
+    """Two devices, one iteration of 2 s each for three trials: 3 s of area each; the third trial waits."""
+    events = [
+        begin(0, 2),
+        group(0),
+        *(added(0, trial) for trial in "abc"),
+        started(0, "a", 0),
+        started(0, "b", 1),
+        *(result(2 * k, trial, k, 2.0, 1.0) for k in (1, 2) for trial in "ab"),
+        ended(4, "a"),
+        ended(4, "b"),
+        started(4, "c", 0),
+        *(result(4 + 2 * k, "c", k, 2.0, 1.0) for k in (1, 2)),
+        ended(8, "c"),
+        over(8, 8, 3),
+    ]
+    bound = summarise(events).bound
+    assert bound is not None
+    assert bound.seconds == pytest.approx(6.0, rel=1e-3) and bound.ratio == pytest.approx(8 / 6, rel=1e-3)
+    assert (bound.path_seconds, bound.area_seconds) == (pytest.approx(4.0), pytest.approx(6.0, rel=1e-3))
+    out = io.StringIO()
+    Console(file=out, width=120).print(render(summarise(events)))
+    assert "6 s, the run took 1.33 times that" in out.getvalue()
+    assert summarise([*events[:5], over(8, 8, 3)]).bound is None
+    # A third device that came when another had gone leaves two at once.
+    late = ev(3, "device_lost", device=1), ev(3, "device_gained", device=2, node="local")
+    again = summarise(sorted([*events, *late], key=lambda event: event["t"])).bound
+    assert again is not None and again.area_seconds == bound.area_seconds
+
+
 def test_trials_of_a_restored_run_end_once():
     summary = summarise([begin(0, 1), started(0, "a", 0), begin(10, 1), started(11, "a", 0), ended(20, "a"), over(20)])
     assert (summary.restored, summary.trials, summary.endings) == (1, 1, {"stopped": 1})
     assert summary.wall_seconds == 10
+    assert summary.bound is None
 
 
 def test_an_empty_log():
@@ -157,7 +188,7 @@ def test_as_dict_is_json_and_keeps_every_figure():
 def test_docs_and_code_name_the_same_figures():
     found = summarise(by_hand()).as_dict()
     keys = set(found) | {f"widths.*.{key}" for key in found["widths"]["0.5"]}
-    keys |= {f"estimated_gain.{key}" for key in found["estimated_gain"]}
+    keys |= {f"{part}.{key}" for part in ("estimated_gain", "bound") for key in found[part]}
     page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
     assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == keys
 

@@ -1,0 +1,298 @@
+"""The bound that a run is judged by: the least makespan that any schedule of the same work could have had.
+
+What is given is a `RecordedJob`: which iterations each trial did in which TrialGroup, how long an iteration takes, and
+what start-up costs. Tune's decisions are taken as they were in the run. Which trial has which devices when is open: the
+bound holds for every engine, every order and every width, also for one that knew all of that before.
+
+Why no schedule is below it. Look at one moment of any schedule. A trial that is alone on a device does 1/s(1)
+iterations per second, one of p trials on a device does 1/s(p), and one on w devices does 1/s(w). Charge it 1 device,
+1/p of a device, or w devices. Then at most as many devices are charged as are ready, since a device has one wide trial
+or p trials of 1/p. So *cost*: a piece of work of k iterations that must be done within L seconds is charged at least
+a(L) = k * f(L / k) device-seconds, where f is the lower convex hull of the points (seconds, device-seconds) of one
+iteration at each width. It is convex, so that to mix widths over time is charged no less.
+
+*Heads and tails*: a piece cannot begin before its head, the longest chain of decisions and iterations at their fastest
+that comes before it, and at least its tail remains after its end. A trial goes through its stages in order. A stage
+that follows a stage of a synchronous group begins when the last trial of that group is done. So in a schedule of T
+seconds each piece has T - head - tail seconds, less the pauses between its iterations, and for each r and q
+
+- all pieces with a tail of q or more are done by T - q: their a() add up to at most what is ready until T - q;
+- all pieces with a head of r or more begin at r: their a() add up to at most what is ready from r to T.
+
+`least_makespan` is the smallest T for which this is true. A synchronous group is itself such a problem, which says when
+it can be done at the earliest (the head of what follows), and how much time what follows it needs (its tail).
+
+*Start-up*: the k-th device that is of use is ready when the k-th process is, because a device without a process runs
+nothing, and processes start as `worker_starts` says. A pause between two iterations of a trial is at least the
+shortest of the job's pauses; it is charged no device-seconds. Resizes, memory and the searcher's limits are left out.
+All of this can only make the bound smaller.
+
+What is unknown of the speeds is what `Profile` says: beyond the widest measured width nothing gets faster, and beyond
+the largest measured number of trials on a device they take turns. The bound is one for these speeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fluidtune.profiles import Profile
+from fluidtune.twin.recorded_job import Costs, RecordedJob
+
+Floats = NDArray[np.float64]
+#: The bound is computed to this part of itself, from below. Judgement: far below what separates two schedules.
+PRECISION = 1e-4
+#: A difference of two times that is this part of them is rounding. Judgement: far above the rounding of sums of floats.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class LeastMakespan:
+    """``seconds``: the bound, from the begin of the job. ``path_seconds``: the longest chain at its fastest alone,
+    start-up included. ``area_seconds``: all work at its cheapest on all devices, start-up included.
+    """
+
+    seconds: float
+    path_seconds: float
+    area_seconds: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stage of a trial. ``work``: its iterations times the trial's cost. ``pauses``: seconds between them."""
+
+    group: str
+    work: float
+    pauses: float
+    devices: int
+
+
+class _Speeds:
+    """The hull of (seconds, device-seconds) of an iteration, for trials that need ``devices`` devices."""
+
+    def __init__(self, job: RecordedJob, devices: int, gang: int):
+        if gang > 1:
+            seconds = job.profile.fastest(gang)
+            points = [(seconds, gang * seconds)]
+        else:
+            points = list(_points(job, devices))
+        #: From the fastest to the cheapest: seconds ascending, device-seconds descending.
+        self.seconds, self.areas = _hull(points)
+
+    def fastest(self) -> float:
+        return float(self.seconds[0])
+
+    def cheapest(self) -> float:
+        return float(self.areas[-1])
+
+
+def _points(job: RecordedJob, devices: int) -> Iterator[tuple[float, float]]:
+    profile: Profile = job.profile
+    for trials in (1, *profile.packed):
+        seconds = profile.iteration((1,), trials)
+        yield seconds, seconds / trials
+    if job.kind == "elastic":
+        for width in range(2, min(devices, job.max_workers or devices, profile.widest) + 1):
+            seconds = profile.fastest(width)
+            yield seconds, seconds * width
+
+
+def _hull(points: list[tuple[float, float]]) -> tuple[Floats, Floats]:
+    """The part of the lower convex hull on which more seconds cost fewer device-seconds."""
+    hull: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if hull and y >= hull[-1][1]:
+            continue
+        while len(hull) > 1 and _is_above(hull[-2], hull[-1], (x, y)):
+            hull.pop()
+        hull.append((x, y))
+    found = np.array(hull)
+    return found[:, 0], found[:, 1]
+
+
+def _is_above(one: tuple[float, float], middle: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether ``middle`` lies on or above the line from ``one`` to ``other``."""
+    rise = (middle[1] - one[1]) * (other[0] - one[0])
+    return rise >= (other[1] - one[1]) * (middle[0] - one[0])
+
+
+class _Pieces:
+    """Pieces of work as arrays, with the times that they may have."""
+
+    def __init__(self, pieces: list[_Piece], speeds: dict[int, _Speeds]):
+        self.work = np.array([piece.work for piece in pieces], dtype=float)
+        self.pauses = np.array([piece.pauses for piece in pieces], dtype=float)
+        self.gangs = np.array([piece.devices for piece in pieces], dtype=int)
+        self.speeds = speeds
+        fastest = np.array([speeds[piece.devices].fastest() for piece in pieces], dtype=float)
+        #: Seconds of each piece at its fastest.
+        self.least = self.work * fastest + self.pauses
+
+    def areas(self, limits: Floats, of: NDArray[np.intp]) -> Floats:
+        """The fewest device-seconds with which the pieces ``of`` can be done, each within its limit in seconds."""
+        out = np.zeros(len(of))
+        work, gangs = self.work[of], self.gangs[of]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = (limits - self.pauses[of]) / work
+        for gang, speeds in self.speeds.items():
+            # A limit just below the fastest is rounding, since no T is tried that is below a piece's own least.
+            these = (gangs == gang) & (work > 0)
+            out[these] = work[these] * np.interp(each[these], speeds.seconds, speeds.areas)
+        return out
+
+
+class _Ready:
+    """How many device-seconds there are until a time; ``at``: when each device is ready, ascending."""
+
+    def __init__(self, at: Floats):
+        self._at, self._sums = at, np.concatenate([[0.0], np.cumsum(at)])
+
+    def until(self, times: Floats | float) -> Floats:
+        count = np.searchsorted(self._at, times, side="right")
+        return np.asarray(count * times - self._sums[count], dtype=np.float64)
+
+
+def _ready(costs: Costs, devices: int, gang: int) -> Floats:
+    """When the first, second, ... device can begin its first iteration at the earliest.
+
+    ``gang``: the most devices that one process serves.
+    """
+    most = devices if math.isinf(costs.at_once) else math.ceil(costs.at_once)
+    seconds = costs.cold if math.isinf(costs.at_once) else costs.cold * most / costs.at_once
+    rounds = np.arange(devices) // gang // most + 1
+    return np.asarray(costs.begin + costs.first + seconds * rounds, dtype=np.float64)
+
+
+def _smallest(pieces: _Pieces, of: NDArray[np.intp], heads: Floats, tails: Floats, ready: _Ready | None) -> float:
+    """The smallest T with which the pieces ``of`` satisfy the conditions of the module's docstring; from below.
+
+    ``heads`` and ``tails``: seconds, of these pieces. ``ready``: None: there are devices without end.
+    """
+    low = float((heads + pieces.least[of] + tails).max())
+    if ready is None:
+        return low
+    by_tail, by_head = np.argsort(-tails, kind="stable"), np.argsort(-heads, kind="stable")
+    before = ready.until(heads[by_head])
+
+    def fits(limit: float) -> bool:
+        areas = pieces.areas(limit - heads - tails, of)
+        late = np.cumsum(areas[by_tail]) <= ready.until(limit - tails[by_tail]) * (1 + ROUNDING)
+        early = np.cumsum(areas[by_head]) <= (ready.until(limit) - before) * (1 + ROUNDING)
+        return bool(late.all() and early.all())
+
+    return _bisect(fits, low)
+
+
+def _bisect(fits: Callable[[float], bool], low: float) -> float:
+    """A time up to which nothing ``fits``, at most PRECISION below the first that does; at least ``low``."""
+    if fits(low):
+        return low
+    high = 2 * low or 1.0
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > PRECISION * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low
+
+
+class _Chains:
+    """Which piece follows which, and so the head and the tail of each."""
+
+    def __init__(self, job: RecordedJob, pieces: _Pieces, listed: list[_Piece], chains: list[list[int]]):
+        self._pieces = pieces
+        self._count = len(listed)
+        #: The piece after each piece of the same trial, and the one before it.
+        self._next = {one: two for chain in chains for one, two in pairwise(chain)}
+        self._before = {two: one for one, two in self._next.items()}
+        self._group = [piece.group for piece in listed]
+        members: dict[str, list[int]] = {}
+        for number, piece in enumerate(listed):
+            members.setdefault(piece.group, []).append(number)
+        #: By synchronous group that something follows: its pieces, and the pieces that follow.
+        self._barriers = {
+            group: (np.array(found), np.array(after))
+            for group, found in members.items()
+            if job.synchronous.get(group, True) and (after := [self._next[one] for one in found if one in self._next])
+        }
+        self._order = self._sorted()
+
+    def _sorted(self) -> list[int | str]:
+        """Pieces (numbers) and barriers (names of groups), each after all that it waits for."""
+        sorter: TopologicalSorter[int | str] = TopologicalSorter({number: () for number in range(self._count)})
+        for group, (found, after) in self._barriers.items():
+            sorter.add(group, *map(int, found))
+            for number in after:
+                sorter.add(int(number), group)
+        for number, before in self._before.items():
+            sorter.add(number, before)
+        try:
+            return list(sorter.static_order())
+        except CycleError:
+            # Groups that wait for each other are none that a tuning algorithm makes: only the trials' own order counts.
+            self._barriers = {}
+            return list(range(self._count))
+
+    def heads(self, ready: _Ready | None, first: float) -> Floats:
+        """When each piece can begin at the earliest. ``first``: when the first device is ready."""
+        heads = np.full(self._count, first)
+        done: dict[str, float] = {}
+        for node in self._order:
+            if isinstance(node, str):
+                found, _ = self._barriers[node]
+                done[node] = _smallest(self._pieces, found, heads[found], np.zeros(len(found)), ready)
+            elif (before := self._before.get(node)) is not None:
+                own = heads[before] + self._pieces.least[before]
+                heads[node] = max(own, done.get(self._group[before], 0.0))
+        return heads
+
+    def tails(self, ready: _Ready | None) -> Floats:
+        """How many seconds remain after the end of each piece at least. ``ready``: all devices, from 0 on."""
+        tails = np.zeros(self._count)
+        needed: dict[str, float] = {}
+        for node in reversed(self._order):
+            if isinstance(node, str):
+                _, after = self._barriers[node]
+                needed[node] = _smallest(self._pieces, after, np.zeros(len(after)), tails[after], ready)
+                continue
+            following = self._next.get(node)
+            own = 0.0 if following is None else tails[following] + self._pieces.least[following]
+            tails[node] = max(own, needed.get(self._group[node], 0.0))
+        return tails
+
+
+def least_makespan(job: RecordedJob, devices: int) -> LeastMakespan:
+    """Seconds below which no schedule of ``job`` on ``devices`` devices can be. See the module for what is a schedule.
+
+    The bound is 0 for a job without iterations.
+    """
+    costs = job.costs
+    pause = min(costs.turn, costs.warm, costs.cold + costs.first)
+    listed: list[_Piece] = []
+    chains: list[list[int]] = []
+    for trial in job.trials:
+        chain = []
+        for number, stage in enumerate(trial.stages):
+            pauses = max(0, stage.iterations - (number == 0)) * pause
+            chain.append(len(listed))
+            listed.append(_Piece(stage.group, stage.iterations * trial.cost, pauses, max(1, int(stage.share))))
+        chains.append(chain)
+    if not any(piece.work for piece in listed):
+        return LeastMakespan(0.0, 0.0, 0.0)
+    speeds = {gang: _Speeds(job, devices, gang) for gang in {piece.devices for piece in listed}}
+    pieces = _Pieces(listed, speeds)
+    at = _ready(costs, devices, max(speeds))
+    first, ready, chains_of = float(at[0]), _Ready(at), _Chains(job, pieces, listed, chains)
+    heads, tails = chains_of.heads(ready, first), chains_of.tails(_Ready(np.zeros(devices)))
+    area = sum(piece.work * speeds[piece.devices].cheapest() for piece in listed)
+    return LeastMakespan(
+        seconds=_smallest(pieces, np.arange(len(listed)), heads, tails, ready),
+        path_seconds=float((chains_of.heads(None, first) + pieces.least).max()),
+        area_seconds=_bisect(lambda limit: bool(ready.until(limit) >= area * (1 - ROUNDING)), first),
+    )
