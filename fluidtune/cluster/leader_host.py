@@ -14,7 +14,7 @@ from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint
-from fluidtune.cluster.gpu_probe import GpuProbe, memory_needed, wait_for_gpu
+from fluidtune.cluster.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.kept_trainable import KeptTrainable
 from fluidtune.cluster.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.messages import IterationReply, LoadSpec
@@ -156,7 +156,7 @@ class LeaderHost:
         self._streams_sent = reply.address is not None
         if self.lane is None:
             emulation = spec.emulation
-            reply.memory = memory_needed() if emulation is None else emulation.profile.memory
+            reply.memory = self._gpu.memory_needed() if emulation is None else emulation.profile.memory
         elif self.lane.need is not None:
             reply.memory, reply.ephemeral = sum(self.lane.need), self.lane.need[1]
             reply.busy = self.lane.busy
@@ -187,7 +187,7 @@ class LeaderHost:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
         failed(self._mps, error)
         if self.lane is None:
-            return None
+            return self._gpu.squeezed(error) if self.spec.may_be_squeezed else None
         return self.lane.refused(error) if isinstance(error, StaleToken) else self.lane.failed(error)
 
     def _kind(self) -> Kind:

@@ -24,8 +24,8 @@ class LoadSpec:
     ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
     how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
     the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
-    this node, so that no other one needs to reach them.
-    ``rehearse``: see `FollowerHost.join`.
+    this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
+    processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs.
     """
 
     trial: str
@@ -42,6 +42,7 @@ class LoadSpec:
     secret: bytes = field(default=b"", repr=False)
     one_node: bool = False
     rehearse: bool = False
+    may_be_squeezed: bool = False
 
 
 @dataclass

@@ -292,6 +292,11 @@ class WorkerPool:
         for worker in list(self._idle[device]):
             self.discard_worker(worker)
 
+    def discard_all_idle_workers(self) -> None:
+        """Let all idle workers end: what they hold of their devices' memory is needed."""
+        for device in list(self._idle):
+            self.discard_idle_workers(device)
+
     def is_alive(self, worker: PooledWorker) -> bool:
         """Whether the worker is neither dead nor discarded, as far as is known."""
         return worker.name in self.workers

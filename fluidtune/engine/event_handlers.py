@@ -227,6 +227,8 @@ def _on_need_found(event: NeedFound, state: State, now: float) -> Iterable[Instr
     _check_memory(event)
     if state.sharing is not None:
         state.sharing.record_lack(trial, event.memory, event.ephemeral)
+    elif state.search is not None:
+        state.search.record_memory(event.memory)
     return ()
 
 

@@ -66,6 +66,11 @@ class DeviceSetup:
         return "cuda" if self.layout.kind == "gpu" else "cpu"
 
     @property
+    def shares_gpus_by_count(self) -> bool:
+        """Whether several trials may be on one GPU whose memory nobody divides."""
+        return self.layout.kind == "gpu" and self.lanes is None and self.layout.packing > 1
+
+    @property
     def mps(self) -> MpsSettings | None:
         """How processes of one GPU share it under MPS; None: without MPS."""
         under_mps = self.lanes is not None and self.layout.kind == "gpu"

@@ -222,6 +222,10 @@ class TrialLeaders:
         if lack.need is not None:
             persistent, ephemeral = lack.need
             self._emit(m.NeedFound(run.id, persistent + ephemeral, ephemeral))
+        if self._job.setup.shares_gpus_by_count:
+            # It gets another try on a GPU without neighbours, of which idle workers hold contexts, too.
+            run.squeezed = True
+            self._job.pool.discard_all_idle_workers()
         reason = lack.reason[:REASON_LENGTH]
         self._job.log.write("room_lacking", trial=run.id, device=run.devices[0], memory=lack.need, reason=reason)
         can_save = self._job.trials.can_save

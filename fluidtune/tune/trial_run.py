@@ -109,6 +109,8 @@ class TrialRun:
     loss: str = ""
     #: The engine wants it on another device; it goes at its next own checkpoint.
     suspend: bool = False
+    #: It ran out of its GPU's memory, of which others held some. The next time the lack is its own.
+    squeezed: bool = False
     #: Tune let go of it because it failed.
     failed: bool = False
     #: The trainable's own count of iterations at the newest result that Tune has seen.

@@ -164,6 +164,7 @@ class TuningJob:
             ticket=self.lane_ticket(run),
             secret=run.secret,
             one_node=self._on_one_node(run),
+            may_be_squeezed=self.setup.shares_gpus_by_count and not run.squeezed,
         )
 
     def _on_one_node(self, run: TrialRun) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fluidtune.cluster.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
+from salus_share.memory import CONTEXT
 from salus_share.telemetry import Telemetry
 from tests.salus.test_telemetry import standin
 
@@ -53,3 +54,53 @@ def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(monkeypatch: pytest.M
 def test_without_a_gpu_nvml_is_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluidtune.cluster.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
     assert GpuProbe().sample(torch(there=False)) is None
+
+
+GIB = 1 << 30
+
+
+class Gpu:
+    """torch on a GPU of 16 GiB, and NVML. ``others``: bytes that other processes hold; ``context``: this process'."""
+
+    def __init__(self, reserved: int, context: int = GIB // 2, others: int = 0, says: bool = True) -> None:
+        self.reserved, self.context, self.others, self.says = reserved, context, others, says
+        self.asked = 0
+        self.torch = torch()
+        here = self.torch.cuda
+        here.get_device_properties = lambda device: SimpleNamespace(uuid="abc", total_memory=16 * GIB)
+        here.max_memory_reserved = here.memory_reserved = lambda device=0: self.reserved
+        here.mem_get_info = lambda: (16 * GIB - self.reserved - self.context - self.others, 16 * GIB)
+
+    def process_memory(self, uuid: str, pid: int) -> int | None:
+        self.asked += 1
+        return self.reserved + self.context if self.says else None
+
+
+@pytest.mark.parametrize(("says", "needed"), [(True, 2.5), (False, 2 + CONTEXT / GIB)], ids=["nvml", "no nvml"])
+def test_what_a_trial_needs_of_a_gpu_has_its_context_in_it(says: bool, needed: float) -> None:
+    gpu = Gpu(2 * GIB, says=says)
+    probe = GpuProbe(gpu)  # type: ignore[arg-type]
+    assert probe.memory_needed(gpu.torch) == needed / 16
+    gpu.reserved = 3 * GIB
+    assert probe.memory_needed(gpu.torch) == (needed + 1) / 16
+    assert gpu.asked == 1, "NVML is not asked in every iteration"
+    assert GpuProbe().memory_needed(torch(there=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "error", "squeezed"),
+    [
+        (4 * GIB, RuntimeError("CUDA error: out of memory"), True),
+        (4 * GIB, ValueError("too many values to unpack"), False),
+        (GIB // 8, RuntimeError("CUDA error: out of memory"), False),
+    ],
+    ids=["neighbour", "another error", "alone"],
+)
+def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, error, squeezed) -> None:
+    gpu = Gpu(8 * GIB, others=others)
+    wrapped = RuntimeError("in the trial's function")
+    wrapped.__cause__ = error
+    lack = GpuProbe(gpu).squeezed(wrapped, gpu.torch)  # type: ignore[arg-type]
+    assert (lack is not None) is squeezed
+    if lack is not None:
+        assert lack.need == (1.0, 0.0) and "of which others held 4096 MiB" in lack.reason and not lack.between

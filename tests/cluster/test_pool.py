@@ -258,3 +258,12 @@ def test_an_idle_worker_that_ends_does_not_keep_its_device_in_use(pool) -> None:
     worker.actor.hangs = True
     pool.discard_idle_workers(1)
     assert pool.has_worker(1) and not pool.has_busy_worker(1)
+
+
+def test_idle_workers_of_all_devices_end_when_their_memory_is_needed(pool):
+    busy, *idle = (pool.start_worker(device) for device in (0, 0, 1))
+    for worker in idle:
+        pool.return_worker(worker)
+    pool.discard_all_idle_workers()
+    assert pool.ended == [worker.actor for worker in idle] and list(pool.workers.values()) == [busy]
+    assert pool.take_idle_worker(1) is None

@@ -2,16 +2,19 @@
 
 A collective only stands in a queue when the call returns; a thread, as a GPU's stream, does one after the other. It
 waits for its peers, and does not notice that one of them died: only `abort` ends it, and what it then leaves in the
-tensor is no sum. Whether the real NCCL behaves so is seen on GPUs only.
+tensor is no sum. Before its first collective a communicator is made, which ends when all workers have come to it, or
+when NCCL refuses it, and which not even `abort` ends. Whether the real NCCL behaves so is seen on GPUs only.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,8 +26,13 @@ class StandInWork:
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run
         self._done = threading.Event()
+        #: NCCL has met an error, by which it takes the collective for completed. The kernel goes on waiting.
+        self.failed = False
 
     def is_completed(self) -> bool:
+        return self._done.is_set() or self.failed
+
+    def is_done(self) -> bool:
         return self._done.is_set()
 
     def wait(self) -> None:
@@ -44,6 +52,27 @@ class Communicator:
         self._last: StandInWork | None = None
         self.aborted = threading.Event()
         threading.Thread(target=self._stream, daemon=True).start()
+
+    def make(self, stops: str = "", raises: str = "") -> None:
+        """The making of it. ``stops``: a file that is made instead of coming to it. ``raises``: how it ends."""
+        if raises:
+            raise RuntimeError(raises)
+        if stops:
+            open(stops, "w").close()
+            threading.Event().wait()
+        self._store.set(f"nccl/made/{self._rank}", b"")
+        while not all(self._is_there(f"nccl/made/{rank}") for rank in range(self._world)):
+            time.sleep(0.005)
+
+    def _is_there(self, key: str) -> bool:
+        with suppress(RuntimeError):  # the store's process died: nobody comes
+            return bool(self._store.check([key]))
+        return False
+
+    def break_connection(self) -> None:
+        """What NCCL does when a connection breaks while a collective waits."""
+        assert self._last is not None
+        self._last.failed = True
 
     def start(self, run: Callable[[], None]) -> StandInWork:
         work = self._last = StandInWork(run)
@@ -66,7 +95,7 @@ class Communicator:
 
     def synchronize(self) -> None:
         """Wait for all that was started, as ``tensor.item()`` does."""
-        while self._last is not None and not self._last.is_completed():
+        while self._last is not None and not self._last.is_done():
             time.sleep(0.005)
 
     def _from(self, key: str, like: torch.Tensor) -> torch.Tensor:
@@ -85,11 +114,15 @@ class Communicator:
 
 
 class NcclStandIn(TorchBackend):
-    """`TorchBackend` whose sums are a GPU's. ``gpu``: the UUID of this worker's GPU."""
+    """`TorchBackend` whose sums are a GPU's. ``gpu``: its UUID. ``stops``, ``raises``: `Communicator.make`."""
 
-    def __init__(self, *args: object, gpu: str = "", **kwargs: object) -> None:
+    def __init__(self, *args: object, gpu: str = "", stops: str = "", raises: str = "", **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.gpu = gpu
+        self.gpu, self.stops, self.raises = gpu, stops, raises
+        #: What CUDA says to whatever is asked of it; "": it works.
+        self.cuda_error = ""
+        #: Of NCCL's settings, those that were in the environment when the process group was made.
+        self.settings: dict[str, str] = {}
         self.communicator: Communicator | None = None
         #: Communicators that were aborted.
         self.aborts = 0
@@ -98,11 +131,28 @@ class NcclStandIn(TorchBackend):
         return self.gpu
 
     def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
-        super()._init_process_group(store, rank, world)
+        self.settings = {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
         self.communicator = Communicator(store, rank, world)
+
+    def _first_collective(self) -> Callable[[], None]:
+        communicator = self.communicator
+        assert communicator is not None
+        return lambda: communicator.make(self.stops, self.raises)
+
+    def _watched(self, work: object) -> object:  # type: ignore[override]
+        return work
+
+    def _is_on_gpu(self) -> bool:
+        return True
+
+    def _has_cuda_failed(self) -> bool:
+        return bool(self.cuda_error)
 
     def _allreduce_(self, tensor: torch.Tensor) -> None:
         assert self.communicator is not None
+        if self.cuda_error:
+            raise RuntimeError(self.cuda_error)
         self._let_gpu_wait(self.communicator.all_reduce(tensor))
 
     def _abort_on_gpu(self) -> None:

@@ -10,19 +10,20 @@ import pytest
 import torch
 
 from fluidtune.elastic import ElasticSession, GroupLost
+from fluidtune.elastic.backends.torch_backend import NCCL_SETTINGS
 from fluidtune.elastic.errors import CannotDivide
 from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place
-from fluidtune.testing.processes import PeerProcess, peer_processes
+from fluidtune.testing.processes import PeerProcess, peer_processes, until
 
 from .nccl_standin import NcclStandIn
 
 pytestmark = pytest.mark.slow
 
 
-def build(gpu: str) -> None:
+def build(gpu: str, stops: str = "", raises: str = "") -> None:
     if "backend" in HERE:
         HERE["backend"].close()
-    HERE["backend"] = NcclStandIn(gpu=gpu, secret=SECRET)
+    HERE["backend"] = NcclStandIn(gpu=gpu, stops=stops, raises=raises, secret=SECRET)
 
 
 @pytest.fixture
@@ -86,13 +87,38 @@ def leave_out_a_step() -> str:
     raise AssertionError("the barrier has ended")
 
 
-def joined(address: Any, rank: int) -> str | None:
-    """Become one of two workers; returns what CannotDivide said."""
+def joined(address: Any, rank: int, world: int = 2) -> str | None:
+    """Become one of the workers; returns what GroupLost said."""
     try:
-        HERE["backend"].form(address, 1, rank, 2)
-    except CannotDivide as error:
-        return str(error)
+        HERE["backend"].form(address, 1, rank, world)
+    except GroupLost as error:
+        return f"{type(error).__name__}: {error}"
     return None
+
+
+def meet_a_failed_kernel() -> str:
+    """Sum after a kernel of the trial's own has failed, by which CUDA is lost to the process."""
+    backend = HERE["backend"]
+    backend.cuda_error = "CUDA error: device-side assert triggered"
+    try:
+        backend.allreduce_(torch.ones(4))
+    except RuntimeError as error:
+        backend.close()
+        return f"{type(error).__name__}: {error}, lost: {backend.lost}"
+    raise AssertionError("the sum has ended")
+
+
+def synchronize() -> str | None:
+    HERE["backend"].communicator.synchronize()
+    return HERE["backend"].lost
+
+
+def break_connection() -> None:
+    HERE["backend"].communicator.break_connection()
+
+
+def settings() -> dict[str, str]:
+    return HERE["backend"].settings
 
 
 def aborts() -> int:
@@ -170,7 +196,7 @@ def test_two_workers_on_one_gpu_are_refused(pool):
     for rank in (0, 1):
         pool[rank].send(joined, address, rank)
     for rank in (0, 1):
-        assert "workers 0 and 1 of the trial have one GPU, GPU-0" in pool[rank].result(10)
+        assert "CannotDivide: workers 0 and 1 of the trial have one GPU, GPU-0" in pool[rank].result(10)
         assert pool[rank].call(place) == (0, 1)
     everyone(pool[:2], ask, "dissolve")
     pool[0].send(ask, "form", address, 2, 0, 2)
@@ -179,3 +205,78 @@ def test_two_workers_on_one_gpu_are_refused(pool):
     for rank in (0, 2):
         pool[rank].send(summed)
     assert [pool[0].result(), pool[2].result()] == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize("dying", [2, 0])
+def test_the_others_go_on_when_one_dies_before_its_part_of_a_communicator(pool, dying, tmp_path):
+    address = pool[0].call(ask, "serve")
+    stops = tmp_path / "stops"
+    left = [worker for rank, worker in enumerate(pool) if rank != dying]
+    pool[dying].call(build, f"GPU-{dying}", str(stops))
+    if dying == 0:
+        address = pool[0].call(ask, "serve")
+    for rank, worker in enumerate(pool):
+        worker.send(joined, address, rank, 3)
+    until(stops.exists)
+    pool[dying].kill()
+    for worker in left:
+        said = worker.result(20)
+        assert said is not None and said.startswith("GroupLost"), said
+        assert "has died" in said if dying else "is gone" in said
+    form(left, 2)
+    assert everyone(left, summed) == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "NCCL error in: NCCLUtils.cpp:77, invalid usage, NCCL version 2.27.5\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+            "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+            "CannotDivide: NCCL does not connect the GPUs of the trial's workers: Duplicate GPU detected : rank 1",
+        ),
+        (
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.27.5\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+            "CannotDivide: a worker's GPU has no memory left for NCCL: Cuda failure 2 'out of memory'",
+        ),
+        (
+            "NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.27.5\n"
+            "ncclSystemError: System call (e.g. socket, malloc) failed\nLast error:\nsocketStartConnect failed",
+            "GroupLost: forming generation 1 failed in generation 1: socketStartConnect failed",
+        ),
+    ],
+    ids=["refused", "no memory", "network"],
+)
+def test_a_communicator_that_is_not_made(pool, error, said):
+    """Those whom NCCL told nothing hear it from the others, if it is no use to try again."""
+    pool[1].call(build, "GPU-1", "", error)
+    address = pool[0].call(ask, "serve")
+    for rank in (0, 1):
+        pool[rank].send(joined, address, rank)
+    assert pool[1].result(20).startswith(said)
+    if said.startswith("GroupLost"):
+        pool[1].kill()
+    assert pool[0].result(20).startswith(said.split(":")[0])
+
+
+def test_a_failed_kernel_of_the_trial_is_no_lost_group(pool):
+    form(pool[:2], 1)
+    pool[0].send(summed)
+    assert pool[1].call(meet_a_failed_kernel) == "RuntimeError: CUDA error: device-side assert triggered, lost: None"
+    assert "has died" in pool[0].result(20)
+
+
+def test_a_sum_that_nccl_has_given_up_is_ended(pool):
+    form(pool[:2], 1)
+    pool[0].call(ask, "allreduce_", torch.ones(4))
+    pool[0].call(break_connection)
+    pool[0].send(synchronize)
+    assert "NCCL has given up the sum of gradients" in pool[0].result(20)
+
+
+def test_the_watchdog_of_torch_never_ends_the_process(pool):
+    form(pool[:2], 1)
+    assert everyone(pool[:2], settings) == [NCCL_SETTINGS] * 2
+    assert {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"} <= NCCL_SETTINGS.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.engine import EngineError, Instruction, Result, Start, Suspend, TrialEnded
+from fluidtune.engine import EngineError, Instruction, NeedFound, Result, Resume, Start, Suspend, TrialEnded, WorkerLost
 from tests.engine.helpers import Bench, elastic, plain
 
 
@@ -98,6 +98,18 @@ def test_the_largest_memory_seen_limits_sharing_later_too():
     assert devices.most() == 2
     devices.bench(TrialEnded("big", "stopped"))
     assert devices.most() == 2, "two of 0.45 fit a device, three do not"
+
+
+def test_a_trial_that_ran_out_of_memory_beside_others_has_a_device_of_its_own_next_time():
+    devices = Device({1: 1.0, 2: 1.1, 3: 2.0}, devices=1, trials=3, memory=0.3)
+    while devices.bench.engine.c < 2:
+        devices.turn()
+    ran_out = devices.bench.engine.tenants(0)[-1]
+    assert not [i for i in devices.bench(NeedFound(ran_out, 1.0, 0.0), WorkerLost(ran_out)) if isinstance(i, Start)]
+    assert ran_out not in devices.bench.engine.tenants(0)
+    while others := [name for name in devices.bench.engine.tenants(0) if name != ran_out]:
+        started = devices.bench(TrialEnded(others[0], "stopped"))
+    assert Resume(ran_out, (0,), 1.0) in started and devices.most() == 1
 
 
 def test_a_trial_that_needs_a_whole_devices_memory_is_planned_alone():

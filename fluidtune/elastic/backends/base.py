@@ -352,6 +352,10 @@ class CollectiveBackend(ABC):
     def _give_up(self) -> None:
         """End what waits in the library at this worker and its peers, although all live."""
 
+    def _is_own(self, error: Exception) -> bool:
+        """Whether an error that a collective raised is of this process alone, as the trial's code would meet it."""
+        return False
+
     # -- inside --
 
     def _look(self) -> None:
@@ -361,11 +365,11 @@ class CollectiveBackend(ABC):
         if why is not None:
             self._break_up(why)
 
-    def _death(self) -> str | None:
+    def _death(self, world: int | None = None) -> str | None:
         """Which worker of the group is dead, in a line; None: all live, or the leader has not seen it yet.
 
-        Called in any thread while there is a group. The leader tells the others through its store, as they have no
-        connections to each other.
+        Called in any thread while there is a group, or while one of ``world`` workers forms. The leader tells the
+        others through its store, as they have no connections to each other.
         """
         meeting = self._meeting
         if meeting is None:  # the group was dissolved meanwhile
@@ -375,7 +379,7 @@ class CollectiveBackend(ABC):
             if self._followers is None:
                 said = meeting.heard(key)
                 return None if said is None else said.decode()
-            dead = self._dead(self.world)
+            dead = self._dead(world or self.world)
             if dead is None:
                 return None
             why = f"worker {dead} of generation {self.generation} has died"
@@ -461,6 +465,8 @@ class CollectiveBackend(ABC):
         try:
             yield
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
+            if self._is_own(error):
+                raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self._lost = f"{doing} failed in generation {self.generation}: {reason}"
             raise GroupLost(self._lost) from error

@@ -96,8 +96,12 @@ class Lockstep:
             f"worker {self._rank} stands at {own} and worker {other} at {what}: one of them left out a step, a "
             "batch or a call; let no `continue`, `break` or `if` depend on a worker's own part of a batch"
         )
-        self._store.say(f"{self._prefix}/apart", why.encode())
+        self.tell(why)
         return why
+
+    def tell(self, why: str) -> None:
+        """Let all workers know why the group cannot go on."""
+        self._store.say(f"{self._prefix}/apart", why.encode())
 
     def found(self) -> str | None:
         """What a worker has reported, also after the group broke; None: nothing, or the leader is gone."""

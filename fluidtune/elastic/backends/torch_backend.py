@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -16,14 +17,25 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from salus_share.memory import is_out_of_memory
+
 from ..errors import CannotDivide
 from .base import PATIENCE, CollectiveBackend
 from .lockstep import LOOK_S, Place
-from .stuck_collectives import StuckCollectives
+from .stuck_collectives import GpuWork, StuckCollectives, connect
 
-#: Read when an NCCL communicator is made. torch, docs on ProcessGroupNCCL's environment variables: with 0, the watchdog
-#: leaves errors and time-outs to us (`StuckCollectives`); the monitor would end the process if an abort took long.
-_NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+#: Read when a process group is made. torch, docs on ProcessGroupNCCL's environment variables: with 0, the watchdog
+#: leaves errors and time-outs to us (`StuckCollectives`); it does not end the process when the trial's own kernel has
+#: failed; the monitor does not end it when an abort takes long; and no wait for a collective stops the loop's thread.
+NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+}
+#: In the messages of errors after which NCCL will not connect these GPUs whenever it is asked: ncclResult_t in its
+#: documentation, and the words of its check for two ranks on one GPU (two instances of MIG are one GPU to it).
+_REFUSALS = ("ncclInvalidUsage", "Duplicate GPU detected")
 
 
 class TorchBackend(CollectiveBackend):
@@ -36,41 +48,46 @@ class TorchBackend(CollectiveBackend):
         #: Watches the collectives on a GPU; None: this worker has none, or is in no group.
         self._stuck: StuckCollectives | None = None
         self._waits_on_cpu = False
+        self._cuda_failed = False  # in this process, whose CUDA cannot be used any more
         self._next_look = 0.0  # when the GPU's collective is compared with the others', by time.monotonic()
 
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
         # By default gloo listens on the interface of the machine's name, which the other workers may not reach.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.host)
         before = set(os.listdir(_OPEN_FILES))
+        if self._is_on_gpu():
+            os.environ.update(NCCL_SETTINGS)
         try:
             self._init_process_group(store, rank, world)
             # Short for connecting, long for the end of an iteration: no public function sets the two apart.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
             self._sockets = _connections(set(os.listdir(_OPEN_FILES)) - before)
-            gpu = self._gpu()
-            if gpu is not None:
-                self._refuse_shared_gpus(store, gpu, rank, world)
+            if self._is_on_gpu():
+                self._refuse_shared_gpus(store, self._gpu(), rank, world)
+                self._connect_gpus(world)
                 self._stuck = StuckCollectives(self._hopeless, self._abandon)
         except BaseException:
             if dist.is_initialized():
+                if self._is_on_gpu():
+                    self._end_on_gpu()
                 dist.destroy_process_group()
             raise
 
     def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
-        on_gpu = self.device.type == "cuda"
-        if on_gpu:
-            os.environ.update(_NCCL_SETTINGS)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            "cpu:gloo,cuda:nccl" if self._is_on_gpu() else "gloo",
             store=store,
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=self.form_timeout),
         )
 
-    def _gpu(self) -> str | None:
-        """The UUID of this worker's GPU; None: it has none."""
-        return str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else None
+    def _is_on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _gpu(self) -> str:
+        """The UUID of this worker's GPU."""
+        return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def _refuse_shared_gpus(self, store: dist.Store, gpu: str, rank: int, world: int) -> None:
         """CannotDivide on all workers if two of them are on one GPU, which NCCL does not allow."""
@@ -82,13 +99,50 @@ class TorchBackend(CollectiveBackend):
                 self._lost, self._apart = f"workers {first} and {later} of the trial have one GPU, {name}", True
                 raise CannotDivide(f"{self._lost}: NCCL needs one for each; give every worker a GPU of its own")
 
+    def _connect_gpus(self, world: int) -> None:
+        """Make NCCL's communicator, while all workers are looked at.
+
+        torch would make it in the first collective, and nothing ends that wait when a worker has died before it came:
+        `abort` ends communicators that were made. CannotDivide on all workers if NCCL will never make this one.
+        """
+        lockstep = self._lockstep
+        assert lockstep is not None
+        try:
+            connect(self._first_collective(), lambda: lockstep.found() or self._death(world), self.form_timeout)
+        except RuntimeError as error:
+            said = _last_line(error)
+            why = lockstep.found()
+            if why is None and any(words in str(error) for words in _REFUSALS):
+                why = f"NCCL does not connect the GPUs of the trial's workers: {said}"
+            if why is None and is_out_of_memory(error):
+                why = f"a worker's GPU has no memory left for NCCL: {said}"
+            if why is None:
+                raise RuntimeError(said) from error
+            lockstep.tell(why)
+            self._lost, self._apart = why, True
+            raise CannotDivide(why) from error
+
+    def _first_collective(self) -> Callable[[], None]:
+        """What makes torch make NCCL's communicator; any thread may call it."""
+        tensor = torch.zeros(1, device=self.device)
+
+        def run() -> None:
+            dist.all_reduce(tensor)
+            torch.cuda.synchronize(tensor.device)
+
+        return run
+
     def _dissolve(self, in_order: bool) -> None:
         if self._stuck is not None:
             self._stuck.close()
             self._stuck = None
             if not in_order:
-                self._abort_on_gpu()
-        dist.destroy_process_group()
+                self._end_on_gpu()
+        try:
+            dist.destroy_process_group()
+        except RuntimeError:
+            if not self._cuda_failed:
+                raise
 
     # Gloo pairs up the collectives of one kind by their order, and ends the process if their sizes differ. So what can
     # meet in a loop that leaves a step out has a kind of its own: gradients, batch statistics, exchanges, broadcasts.
@@ -131,8 +185,27 @@ class TorchBackend(CollectiveBackend):
 
     def _let_gpu_wait(self, work: Any) -> None:
         assert self._stuck is not None and self._lockstep is not None
-        self._stuck.watch(work, self._lockstep.place)
         work.wait()
+        self._stuck.watch(self._watched(work), self._lockstep.place)
+
+    def _watched(self, work: Any) -> GpuWork:
+        """A collective whose result the current stream waits for."""
+        return _StartedWork(work)
+
+    def _is_own(self, error: Exception) -> bool:
+        """CUDA errors stay for the rest of a process. A collective raises those of kernels that ran before it, too."""
+        if not self._is_on_gpu() or "cuda" not in str(error).lower():
+            return False
+        self._end_on_gpu()  # so that no kernel of the group is waited for
+        self._cuda_failed = self._cuda_failed or self._has_cuda_failed()
+        return self._cuda_failed
+
+    def _has_cuda_failed(self) -> bool:
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
 
     def _hopeless(self, place: Place) -> str | None:
         """See `StuckCollectives`. A collective on the CPU that waits compares itself with the others'."""
@@ -150,6 +223,11 @@ class TorchBackend(CollectiveBackend):
         self._lost = why
         self._give_up()
 
+    def _end_on_gpu(self) -> None:
+        """`_abort_on_gpu`, also where CUDA has failed and nothing is left to abort."""
+        with suppress(RuntimeError):
+            self._abort_on_gpu()
+
     def _abort_on_gpu(self) -> None:
         """End the kernels of collectives that are on their way; none of this group begins any more. Any thread."""
         backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
@@ -157,13 +235,29 @@ class TorchBackend(CollectiveBackend):
 
     def _give_up(self) -> None:
         if self._stuck is not None:
-            self._abort_on_gpu()
+            self._end_on_gpu()
         for place, inode in self._sockets.items():
             with suppress(OSError):
                 if os.stat(f"{_OPEN_FILES}/{place}").st_ino == inode:
                     connection = socket.socket(fileno=os.dup(place))
                     connection.shutdown(socket.SHUT_RDWR)
                     connection.close()
+
+
+class _StartedWork:
+    """A collective of torch.distributed that the current stream waits for."""
+
+    def __init__(self, work: Any) -> None:
+        self.is_completed = work.is_completed
+        passed = torch.cuda.Event()
+        passed.record()
+        self.is_done = passed.query
+
+
+def _last_line(error: Exception) -> str:
+    """What an error says in a line. NCCL's errors end with what NCCL said last: "Last error:", then a line of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if "NCCL" in lines[0] else lines[0]
 
 
 #: Where Linux shows a process its open files, by number: proc(5).
