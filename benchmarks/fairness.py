@@ -65,9 +65,9 @@ def equal(specs: Sequence[Spec], gpus: int) -> float:
     return max(rhos(specs, ends(specs, gpus), gpus).values())
 
 
-def alike(gpu_hours: float) -> tuple[list[Spec], list[Gpu]]:
+def alike(gpu_hours: float, seed: int = 5) -> tuple[list[Spec], list[Gpu]]:
     """The paper's truth-telling experiment (section 6.3): 8 equal apps, one machine of 8 GPUs and 28 of 2."""
-    apps = tuning_apps(1, 5, days=gpu_hours / 24, network_bound=1.0)
+    apps = tuning_apps(1, seed, days=gpu_hours / 24, network_bound=1.0)
     return [replace(apps[0], name=f"app{i}") for i in range(8)], machines(((1, 4, 2), (28, 1, 2)))
 
 

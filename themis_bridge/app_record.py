@@ -59,6 +59,8 @@ class AppRecord:
     idle: float = 0.0
     #: Work that its leases have done, as seconds on all GPUs that it could use.
     served: float = 0.0
+    #: GPU seconds of its leases since its last report. How much work they did is known when it reports again.
+    spent: float = 0.0
     #: How fast ``served`` grows while it holds all GPUs that it could use; 1 if its placement costs it nothing.
     speed: float = 0.0
     #: The most GPUs that it could use by its last report.
@@ -117,13 +119,16 @@ class AppRecord:
         if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME_WORK:
             self._note_progress(self.ends - ends, elapsed - self.at)
         self.tokens, self.at, self.ends, self.whole = tokens, elapsed, ends, report.whole
+        speed = self.speed
+        if held and ends > 0:
+            self.speed = min(1.0, report.left / ends * useful / len(held))
+        # Its leases may have changed since the last report, so its speed was one of these two; the smaller one counts.
+        self.served += self.spent / self.useful * min(speed or self.speed, self.speed)
+        self.spent, self.useful = 0.0, useful
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         over = max(1.0, grown / self.least / WORK_SLACK) if self.least else 1.0
         self.doubt = over**WORK_POWER * self._placement_overstatement() ** PLACEMENT_POWER
-        self.useful = useful
-        if held and ends > 0:
-            self.speed = min(1.0, report.left / ends * self.useful / len(held))
         self._compute_rho(report, ends, len(held), gpus, elapsed, contention)
 
     def gain_gpu(self) -> None:
@@ -133,7 +138,7 @@ class AppRecord:
     def serve(self, seconds: float, held: int) -> None:
         """It held so many GPUs for ``seconds``."""
         spent = seconds * min(held, self.useful)
-        self.served += max(0.0, spent - self.idle) / self.useful * self.speed
+        self.spent += max(0.0, spent - self.idle)
         self.idle = max(0.0, self.idle - spent)
 
     def _compute_rho(

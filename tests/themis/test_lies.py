@@ -76,6 +76,19 @@ def test_gpus_that_change_hands_raise_no_doubt() -> None:
     assert run.doubted == 1.0
 
 
+def test_gpus_that_are_gained_and_slow_raise_no_doubt() -> None:
+    book = AppRecord("s", 0.0, 0.0)
+    # It has 4,000 GPU seconds of work for up to 40 GPUs, and holds four on one machine.
+    book.take_report(m.Report(1.0, 40, left=100.0, whole=100.0, leases=(1,), ends=1000.0), range(4), 40, 0.0, 1.0)
+    assert book.speed == 1.0
+    # Then it gets sixteen more on other machines, where it is half as fast. It reports again after 300 s.
+    book.serve(300.0, 20)
+    left = 100.0 - 300.0 * 20 / 40 / 2
+    book.take_report(m.Report(1.0, 40, left=left, whole=100.0, leases=(2,), ends=4 * left), range(20), 40, 300.0, 1.0)
+    assert book.speed == 0.5
+    assert (book.served, book.doubt) == (75.0, 1.0)
+
+
 def test_the_parts_of_an_app_have_its_work() -> None:
     for spec in tuning_apps(6, 3):
         for parts in (split(spec), come_back(spec)):
