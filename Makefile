@@ -6,7 +6,8 @@ CONSTRAINTS ?= constraints.txt
 HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
 # Two processes for the tests with Ray, one test at a time each: most of these tests wait for half of their time.
-TWO := -n 2 --dist load --maxschedchunk 1
+# One that fails runs once more, and the summary prints its first failure: CONTRIBUTING.md.
+TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod ray-suite clean

@@ -176,7 +176,9 @@ def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_p
     assert not results.errors and not said("worker_lost")
     there = [*said("run_started")[0]["devices"], *said("device_gained")]
     nodes = {device["device"]: device["node"] for device in there}
-    assert [len({nodes[device] for device in event["devices"]}) for event in said("resized")] == [2]
+    # On a busy machine two workers may be slower for a while, and the trial then trains with one in between.
+    grown = [event["devices"] for event in said("resized") if len(event["devices"]) == 2]
+    assert grown and all(len({nodes[device] for device in devices}) == 2 for devices in grown)
     values = list(results[0].metrics_dataframe["value"])
     assert values == pytest.approx(undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed"), rel=1e-4)
 
