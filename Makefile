@@ -16,14 +16,14 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: an unpinned torch pulls gigabytes of CUDA libraries.
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,serve]"
 	touch $@
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
-# Lint, the test suite on the newest Ray, the tests of tune and ray_compat on the oldest. Where Horovod can be compiled,
-# its tests, too, except those on Ray, which take five minutes.
+# Lint, the test suite on the newest Ray, the tests of tune, ray_compat and serving on the oldest. Where Horovod can be
+# compiled, its tests, too, except those on Ray, which take five minutes.
 test: lint fast
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
 	$(MAKE) -s oldest-installed & $(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(TWO); \
@@ -51,7 +51,7 @@ oldest-installed:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 oldest: oldest-installed
-	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat -m "not faults" $(TWO)
+	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults" $(TWO)
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)

@@ -2,11 +2,12 @@
 
 `run` and `Tuner` take the parameters of Ray Tune's and let FluidTune execute the trials. `FluidExecutor` holds the
 settings. `FluidScheduler` brings the executor into a stock ``ray.tune.Tuner``. With `announce` the author of an
-algorithm names its TrialGroups. A training loop calls `fluidtune.elastic` to be resized while it trains.
+algorithm names its TrialGroups. A training loop calls `fluidtune.elastic` to be resized while it trains. `serve` lets
+the best trials of a finished run answer requests.
 
 The rooms, from pure to shell: `planning` (widths), `engine` (what each trial does next), `profiles` and `twin` (the
 engine on a virtual clock), `tune` and `ray_compat` (the edge to Ray Tune), `cluster` (devices and workers), `elastic`
-(the training loop's side), `report` (event log, figures, pictures). Start reading in docs/architecture.md.
+(the training loop's side), `report` (event log, figures, pictures), `serving`. Start reading in docs/architecture.md.
 
 Does not decide which job holds which device (`themis_bridge`), nor whose iteration runs on a shared one
 (`salus_share`).
@@ -20,7 +21,17 @@ from fluidtune import hash_seed
 
 __version__ = "0.1.0"
 
-__all__ = ["FluidExecutor", "FluidScheduler", "FluidTuneError", "Tuner", "__version__", "announce", "elastic", "run"]
+__all__ = [
+    "FluidExecutor",
+    "FluidScheduler",
+    "FluidTuneError",
+    "Tuner",
+    "__version__",
+    "announce",
+    "elastic",
+    "run",
+    "serve",
+]
 
 hash_seed.provide()  # before a cluster is started
 
@@ -32,6 +43,7 @@ _HOMES = {
     "Tuner": "fluidtune.tune.api",
     "announce": "fluidtune.tune.groups",
     "run": "fluidtune.tune.api",
+    "serve": "fluidtune.serving.service",
 }
 
 

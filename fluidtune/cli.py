@@ -1,13 +1,14 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report),
-plan_command.py (plan), doctor.py (doctor) and themis_bridge/shell/control.py (arbiter).
+plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -205,6 +206,59 @@ def stop() -> None:
     from themis_bridge.shell import control
 
     click.echo("stopped" if control.stop() else "there was none")
+
+
+@cli.group()
+@click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
+def serve(address: str) -> None:
+    """The best trials of a finished run, answering requests over HTTP (docs/serving.md)."""
+    import ray
+
+    sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        raise FluidTuneError(f"there is no Ray cluster at {address!r}; start one with: ray start --head")
+
+
+@serve.command("start")
+@click.argument("run_dir")
+@click.option("--load", required=True, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
+@click.option("--slo", type=float, required=True, help="Seconds within which a request is answered, or refused.")
+@click.option("--top", type=int, default=1, show_default=True, help="How many trials, the best ones.")
+@click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes with all models.  [one]')
+@click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
+@click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
+@click.option("--starts", default="deferred", show_default=True, help='When a batch starts: or "eager".')
+@click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
+@click.option("--port", type=int, default=8000, show_default=True)
+def serve_start(run_dir: str, load: str, **settings: Any) -> None:
+    """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`."""
+    from fluidtune.serving.service import loader, serve
+
+    served = serve(run_dir, loader(load), **settings)
+    click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
+
+
+@serve.command("status")
+@click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
+def serve_status(as_json: bool) -> None:
+    """Show what is served, and what became of the requests."""
+    import json
+
+    from fluidtune.serving.service import status, status_text
+
+    found = status()
+    click.echo(json.dumps(found) if as_json else status_text(found))
+
+
+@serve.command("stop")
+def serve_stop() -> None:
+    """Answer what runs, refuse what waits, and end all processes."""
+    from fluidtune.serving.service import stop
+
+    click.echo("stopped" if stop() else "there was none")
 
 
 def main() -> None:

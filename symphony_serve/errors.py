@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from symphony_serve.messages import Reason
 
 
@@ -22,3 +24,14 @@ class Refused(Exception):
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, Reason]]:
         return type(self), (self.model, self.reason)
+
+
+class DeviceLost(Exception):
+    """A model's function raises it if its device is gone, and with it the batch that it was to run.
+
+    back: waits a while for the device, and returns whether it can be used again. It is called until it says so.
+    """
+
+    def __init__(self, why: str, back: Callable[[], bool]):
+        super().__init__(why)
+        self.back = back

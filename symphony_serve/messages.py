@@ -26,6 +26,8 @@ class Reason(str, Enum):
     LATE_ON_ARRIVAL = "its deadline was too near when it came"
     #: Its GPU was lost, and it was too late for another one.
     GPU_LOST = "its GPU was lost and its deadline was too near for another one"
+    #: It may be what ends the process of its GPU, so it gets no third one.
+    LOST_TWICE = "two GPUs were lost while they ran it"
     #: Whoever sent it does not want the answer any more.
     CANCELLED = "it was cancelled"
     #: No model of that name is served.

@@ -42,6 +42,8 @@ PUBLIC_MODULES = frozenset(
         "ray.cluster_utils",
         "ray.data",
         "ray.exceptions",
+        "ray.serve",
+        "ray.serve.deployment",
         "ray.tune",
         "ray.tune.experiment",
         "ray.tune.schedulers",

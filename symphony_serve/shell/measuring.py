@@ -110,9 +110,7 @@ def _interpolated(known: Mapping[int, float]) -> list[float]:
     table = [known[sizes[0]]]
     for smaller, larger in itertools.pairwise(sizes):
         begin, end = table[-1], max(table[-1], known[larger])
-        table += [
-            begin + (end - begin) * step / (larger - smaller) for step in range(1, larger - smaller + 1)
-        ]
+        table += [begin + (end - begin) * step / (larger - smaller) for step in range(1, larger - smaller + 1)]
     return table
 
 
@@ -155,8 +153,9 @@ def measure_delays(work: Callable[[], object]) -> Delays:
         there.put(None)
         for thread in threads:
             thread.join()
-    return Delays(response=_most(ways), jitter=_most(late))
+    return Delays(response=high_delay(ways), jitter=high_delay(late))
 
 
-def _most(values: list[float]) -> float:
+def high_delay(values: list[float]) -> float:
+    """The value that only 1 - `DELAY_QUANTILE` of the values exceed."""
     return sorted(values)[int(DELAY_QUANTILE * (len(values) - 1))]

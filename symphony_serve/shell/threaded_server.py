@@ -19,7 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from symphony_serve.errors import Refused, ServeError
+from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
     BatchDone,
@@ -67,8 +67,8 @@ class Answer(Future):
         super().__init__()
         self._server, self._model, self._number = server, model, number
         self._value = value
-        #: Whether its batch was sent once.
-        self._sent = False
+        #: Whether its batch was sent once, and whether a device was lost that ran it.
+        self._sent = self._lost = False
 
     def cancel(self) -> bool:
         """Take the request out of its queue. False: its batch was sent, or it is answered."""
@@ -103,8 +103,10 @@ class ThreadedServer:
     Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
     longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
     batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its requests go to another device or are
-    refused. A function that raises is its batch's answer: each of the requests gets the error. Use it as a context
-    manager, or `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
+    refused. A function that raises is its batch's answer: each of the requests gets the error. A function that raises
+    `DeviceLost` has lost its device until the error's ``back`` returns True. The batch's requests go to another device,
+    or are refused; one that has lost two devices is refused. Use it as a context manager, or `close` it. Raises
+    ServeError if a device lacks a model, or has one that is not in ``models``.
     """
 
     def __init__(self, models: Sequence[Model], devices: Sequence[Mapping[str, Function]]):
@@ -174,6 +176,11 @@ class ThreadedServer:
     def unanswered(self) -> int:
         """How many requests are neither answered nor refused."""
         return len(self._open)
+
+    @property
+    def closed(self) -> bool:
+        """Whether all requests are refused: after `close`, or because the scheduler has failed."""
+        return self._closed
 
     def close(self, timeout: float = 10.0) -> None:
         """Refuse all requests that wait, and end.
@@ -305,7 +312,11 @@ class ThreadedServer:
     def _work(self, device: _Device, batch: Dispatch, answers: list[Answer], sent: float) -> None:
         if batch.token != device.token:
             return  # It was sent behind one that took too long, and given up with it.
-        outputs, error = _call(device.functions[batch.model], batch.model, answers)
+        try:
+            outputs, error = _call(device.functions[batch.model], batch.model, answers)
+        except DeviceLost as lost:
+            self._wait_for(device, batch, answers, lost)
+            return
         told: _Told = []
         seconds = time.monotonic() - sent
         with self._lock:
@@ -318,6 +329,33 @@ class ThreadedServer:
                 if error is None and answers and not self._closed:
                     self._correct(batch, seconds, told)
             elif not self._closed:
+                self._handle(GpuJoined(device.number, device.token), told)
+        _tell(told)
+
+    def _wait_for(self, device: _Device, batch: Dispatch, answers: list[Answer], lost: DeviceLost) -> None:
+        """The device is gone with this batch: give the requests back, and wait until the device is there again."""
+        logger.warning(
+            "Device %d is lost (%s); its batch of %d requests is given up", device.number, lost, len(answers)
+        )
+        told: _Told = []
+        with self._lock:
+            ours = batch.token == device.token  # Else it was suspect, and its batch is given up already.
+            again = [answer for answer in answers if answer._lost or self._closed] if ours else []
+            for answer in answers:
+                answer._lost = True
+            for answer in again:
+                self._refuse(answer._number, Reason.CLOSED if self._closed else Reason.LOST_TWICE, told)
+            if ours and not self._closed:
+                device.token += 1
+                self._handle(GpuLost(device.number), told)
+            for answer in again:
+                self._handle(Cancelled(answer._model, answer._number), told)
+        _tell(told)
+        while not self._closed and not lost.back():
+            pass
+        told = []
+        with self._lock:
+            if not self._closed:
                 self._handle(GpuJoined(device.number, device.token), told)
         _tell(told)
 
@@ -355,6 +393,8 @@ def _call(function: Function, model: str, answers: list[Answer]) -> tuple[Sequen
         return nothing, None  # All were cancelled while the batch was on its way.
     try:
         outputs = list(function([answer._value for answer in answers]))
+    except DeviceLost:
+        raise
     except Exception as error:
         return nothing, error
     except BaseException as error:

@@ -14,7 +14,7 @@ import pytest
 from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.delays import Delays
-from symphony_serve.errors import Refused, ServeError
+from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
@@ -316,3 +316,61 @@ def test_what_is_a_little_late_is_told_with_its_own_moment():
 def test_what_is_refused(devices, said):
     with pytest.raises(ServeError, match=said):
         ThreadedServer([model()], devices)
+
+
+class Mortal:
+    """A device that is lost whenever it gets a poisonous input, and is back when ``back`` is set."""
+
+    def __init__(self, poison=None):
+        self.lives, self.back, self.waits = True, threading.Event(), threading.Event()
+        self.runs: list[list] = []
+        self._poison = poison
+
+    def __call__(self, values):
+        self.runs.append(list(values))
+        if not self.lives or self._poison in values:
+            self.lives = False
+            raise DeviceLost("it was killed", self._return)
+        return doubled(values)
+
+    def _return(self):
+        self.waits.set()
+        self.lives = self.back.wait(0.01)
+        return self.lives
+
+
+def test_requests_of_a_lost_device_are_answered_when_it_is_back():
+    device = Mortal()
+    device.lives = False
+    with ThreadedServer([model()], [{"m": device}]) as server:
+        answers = [server.submit("m", value) for value in range(3)]
+        assert device.waits.wait(PATIENCE_S)
+        assert server.unanswered == 3
+        device.back.set()
+        assert finished(answers) == [0, 2, 4]
+
+
+def test_another_device_answers_the_requests_of_a_lost_one():
+    lost = Mortal(poison=0)
+    with ThreadedServer([model()], [{"m": lost}, {"m": doubled}]) as server:
+        assert finished([server.submit("m", 0)]) == [0]
+    assert lost.runs == [[0]]
+
+
+def test_a_request_that_has_lost_two_devices_loses_no_third():
+    devices = [Mortal(poison=0) for _ in range(3)]
+    with ThreadedServer([model()], [{"m": device} for device in devices]) as server:
+        assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
+        assert finished([server.submit("m", 1)]) == [2]
+        assert server.unanswered == 0
+    assert [device.runs for device in devices] == [[[0]], [[0]], [[1]]]
+
+
+def test_a_server_ends_whose_device_does_not_come_back():
+    device = Mortal(poison=0)
+    server = ThreadedServer([model()], [{"m": device}])
+    answer = server.submit("m", 0)
+    assert device.waits.wait(PATIENCE_S)
+    server.close()
+    assert finished([answer]) == ["CLOSED"]
+    assert server.closed

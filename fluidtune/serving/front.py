@@ -1,0 +1,253 @@
+"""The front: the one replica of Ray Serve, with the scheduler in it. It reads requests and answers them.
+
+A thread starts the devices, measures them and the way through Ray Serve, and then starts the server. Until then each
+request is refused. All times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fluidtune.serving.model_process import Loading
+from fluidtune.serving.remote_devices import RemoteDevice
+from symphony_serve.batching.start_times import StartPolicy
+from symphony_serve.errors import Refused, ServeError
+from symphony_serve.forms import Form
+from symphony_serve.model_side import Model
+from symphony_serve.shell.measuring import high_delay, measure_models
+from symphony_serve.shell.threaded_server import ThreadedServer
+
+logger = logging.getLogger(__name__)
+
+#: Where the way through Ray Serve is measured: the request is read and answered, and no model is asked.
+WAY = "/-/way"
+#: So many requests measure it. Judgement: its 99th percentile is then known, in less than a second.
+WAYS = 100
+#: Seconds between two attempts to begin, and between two looks for the front door. Judgement: nobody is served then.
+AGAIN_S, LOOK_S = 5.0, 0.1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is served, and how. url_host, port: where the front door is reached from this node."""
+
+    loading: Loading
+    slo: float
+    resources: dict[str, float]
+    devices: int
+    max_batch: int
+    policy: StartPolicy
+    url_host: str
+    port: int
+
+
+class Front:
+    """Answers HTTP requests: ``POST /`` asks the best trial, ``POST /TRIAL`` another one, ``GET /`` says what there is.
+
+    The body of a request is one input as a JSON value, that of an answer one output. 400: the input is none. 404: no
+    such trial. 500: the model has failed with this input. 503: refused, with the reason.
+    """
+
+    def __init__(self, setting: Setting):
+        self._setting = setting
+        self._names = [trial.name for trial in setting.loading.trials]
+        #: What it does now, in one word, and in the state "failed" why.
+        self._state, self._why = "loading", ""
+        self._server: ThreadedServer | None = None
+        self._models: dict[str, Model] = {}
+        self._forms: dict[str, Form] = {}
+        self._devices: list[RemoteDevice] = []
+        #: By trial and by what became of the requests.
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._names}
+        self._ends = threading.Event()
+        self._began = time.monotonic()
+        threading.Thread(target=self._begin, name="serve-begin", daemon=True).start()
+
+    # Called by Ray Serve.
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one HTTP request."""
+        arrival = time.monotonic()
+        path = request.url.path
+        if request.method == "GET" and path == "/":
+            return _json(200, self._shown())
+        if request.method != "POST":
+            return _json(405, {"error": f"{request.method} {path} is not served; POST an input, or GET /"})
+        name = path.strip("/") or self._names[0]
+        if path != WAY and name not in self._counts:
+            return _json(404, {"error": f"no trial {name!r} is served; there are {', '.join(self._names)}"})
+        try:
+            value = json.loads(await request.body(), parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            return self._bad(name, f"the body is no JSON value: {error}")
+        if path == WAY:
+            return _json(200, None)
+        if self._server is None:
+            self._counts[name][f"refused: {self._state}"] += 1
+            return _json(503, {"error": "refused", "reason": f"the models are not there yet: {self._state}"})
+        trouble = self._forms[name].trouble(value)
+        if trouble is not None:
+            return self._bad(name, trouble)
+        return await self._answer(self._server, name, value, arrival)
+
+    async def status(self) -> dict[str, Any]:
+        """What is served, and what has become of the requests."""
+        return self._status()
+
+    def check_health(self) -> None:
+        """Raises RuntimeError if the server can answer nothing any more; Ray Serve then starts another front."""
+        if self._server is not None and self._server.closed and not self._ends.is_set():
+            raise RuntimeError("the server was closed by an error")
+
+    def __del__(self) -> None:
+        self._ends.set()
+        if self._server is not None:
+            self._server.close(timeout=1.0)
+
+    # One request.
+
+    async def _answer(self, server: ThreadedServer, name: str, value: Any, arrival: float) -> Response:
+        try:
+            status, text = await asyncio.wrap_future(server.submit(name, value))
+        except Refused as refused:
+            self._counts[name][f"refused: {refused.reason.name.lower()}"] += 1
+            return _json(503, {"error": "refused", "reason": refused.reason.value})
+        except asyncio.CancelledError:
+            self._counts[name]["cancelled"] += 1
+            raise
+        except Exception as error:
+            status, text = 500, json.dumps({"error": str(error)})
+        late = time.monotonic() - arrival > self._setting.slo
+        self._counts[name]["failed" if status != 200 else "late" if late else "answered"] += 1
+        return Response(text, status, media_type="application/json")
+
+    def _bad(self, name: str, said: str) -> Response:
+        if name in self._counts:
+            self._counts[name]["bad"] += 1
+        return _json(400, {"error": said})
+
+    def _shown(self) -> dict[str, Any]:
+        trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
+        return {"state": self._state, "slo_s": self._setting.slo, "trials": trials}
+
+    def _status(self) -> dict[str, Any]:
+        trials = []
+        for trial in self._setting.loading.trials:
+            sizes: Counter[int] = Counter()
+            for device in self._devices:
+                sizes.update(dict(device.batches[trial.name]))
+            profile = self._server.profile(trial.name) if self._server is not None else None
+            trials.append(
+                {
+                    "trial": trial.name,
+                    "value": trial.value,
+                    "batch_1_s": profile.seconds(1) if profile is not None else None,
+                    "requests": dict(self._counts[trial.name]),
+                    "batches": {str(size): count for size, count in sorted(sizes.items())},
+                }
+            )
+        return {
+            "state": self._state,
+            "why": self._why,
+            "slo_s": self._setting.slo,
+            "delays_s": next((model.delays.smallest for model in self._models.values()), None),
+            "seconds": time.monotonic() - self._began,
+            "devices": len(self._devices),
+            "pid": os.getpid(),
+            "device_pids": [device.pid for device in self._devices if device.pid is not None],
+            "unanswered": self._server.unanswered if self._server is not None else 0,
+            "trials": trials,
+        }
+
+    # The start, in a thread of its own.
+
+    def _begin(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self._load_and_measure()
+                return
+            except Exception as error:
+                logger.exception("The models cannot be served")
+                self._why = str(error) if isinstance(error, ServeError) else repr(error)
+                self._state = "failed"
+            for device in self._devices:
+                device.stop()
+            self._devices = []
+            self._ends.wait(AGAIN_S)
+
+    def _load_and_measure(self) -> None:
+        setting = self._setting
+        self._state = "loading"
+        for _ in range(setting.devices):
+            self._devices.append(RemoteDevice(setting.loading, setting.resources))
+        samples: dict[str, list[Any]] = {}
+        for device in self._devices:
+            while (found := device.look()) is None:
+                if self._ends.is_set():
+                    return
+            samples = found
+        self._state = "measuring"
+        forms = {name: Form.of(some) for name, some in samples.items()}
+        way = self._measure_way(json.dumps(samples[self._names[0]][0]))
+        slos = dict.fromkeys(self._names, setting.slo)
+        found_models = measure_models(
+            [device.measured() for device in self._devices], samples, slos, setting.max_batch, None, setting.policy
+        )
+        models = [replace(one, delays=replace(one.delays, response=one.delays.response + way)) for one in found_models]
+        self._forms, self._models = forms, {model.name: model for model in models}
+        self._server = ThreadedServer(models, [device.functions() for device in self._devices])
+        self._state, self._why = "serving", ""
+
+    def _measure_way(self, body: str) -> float:
+        """Seconds from a client through Ray Serve to this process and back."""
+        self._wait_for_door(body)
+        connection = self._connection()
+        ways = []
+        for _ in range(WAYS):
+            begin = time.monotonic()
+            _post(connection, body)
+            ways.append(time.monotonic() - begin)
+        connection.close()
+        return high_delay(ways)
+
+    def _wait_for_door(self, body: str) -> None:
+        """Until this process is reached through Ray Serve: its first answers may be those of nobody."""
+        while not self._ends.wait(LOOK_S):
+            connection = self._connection()
+            try:
+                if _post(connection, body) == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._setting.url_host, self._setting.port, timeout=30)
+
+
+def _post(connection: http.client.HTTPConnection, body: str) -> int:
+    connection.request("POST", WAY, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def _json(status: int, value: Any) -> Response:
+    return Response(json.dumps(value), status, media_type="application/json")
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")

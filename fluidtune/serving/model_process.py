@@ -1,0 +1,121 @@
+"""The process of a device: it holds all models that are served, and runs one batch at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray import cloudpickle
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.winners import Winner
+from symphony_serve.errors import ServeError
+from symphony_serve.forms import Form
+
+#: What becomes of one input: the HTTP status, and the body as JSON text.
+Outcome = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a process comes to the models.
+
+    load: a pickled ``load(checkpoint_directory, config)``. paths: of the process that pickled it, to import from.
+    """
+
+    load: bytes
+    paths: tuple[str, ...]
+    trials: tuple[Winner, ...]
+
+    @classmethod
+    def of(cls, load: Callable[..., Any], trials: Sequence[Winner]) -> Loading:
+        """Raises FluidTuneError if ``load`` cannot be sent to another process."""
+        try:
+            pickled = cloudpickle.dumps(load)
+        except Exception as error:
+            raise FluidTuneError(f"load={load!r} cannot be sent to another process ({error}); define it in a module")
+        return cls(pickled, tuple(sys.path), tuple(trials))
+
+
+class ModelProcess:
+    """Loads the models at its start. It is a Ray actor without restarts: whoever uses it starts another one.
+
+    Raises ServeError if a model cannot be loaded, or cannot answer its own samples.
+    """
+
+    def __init__(self, loading: Loading):
+        sys.path += [path for path in loading.paths if path not in sys.path]
+        load = cloudpickle.loads(loading.load)
+        self._models = {trial.name: _loaded(load, trial) for trial in loading.trials}
+        self._samples = {name: _samples(name, model) for name, model in self._models.items()}
+
+    def ready(self) -> tuple[int, dict[str, list[Any]]]:
+        """This process' id, and of each model inputs that it can answer."""
+        return os.getpid(), self._samples
+
+    def run(self, name: str, inputs: list[Any]) -> list[Outcome]:
+        """The batch's outcomes. If the model fails with the batch, each input is tried alone."""
+        try:
+            return _outcomes(name, self._models[name], inputs)
+        except Exception as error:
+            if len(inputs) == 1:
+                return [_failed(error)]
+        outcomes: list[Outcome] = []
+        for value in inputs:
+            try:
+                outcomes += _outcomes(name, self._models[name], [value])
+            except Exception as error:
+                outcomes.append(_failed(error))
+        return outcomes
+
+    def measure(self, name: str, inputs: list[Any]) -> list[Outcome]:
+        """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
+        return _outcomes(name, self._models[name], inputs)
+
+
+def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:
+    try:
+        with trial.checkpoint.as_directory() as directory:
+            model = load(directory, dict(trial.config))
+    except Exception as error:
+        said = f"the checkpoint of trial {trial.name} does not load: {error!r}"
+        raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error
+    if not callable(model):
+        said = f"load returned {type(model).__name__} for trial {trial.name}"
+        raise ServeError(f"{said}, expected a function from a list of inputs to as many outputs")
+    return model
+
+
+def _samples(name: str, model: Any) -> list[Any]:
+    samples = list(getattr(model, "samples", None) or ())
+    if not samples:
+        said = f"the model that load returned for trial {name} has no samples"
+        raise ServeError(f"{said}; set its attribute samples to a list of inputs, with which it is measured")
+    Form.of(samples)
+    try:
+        _outcomes(name, model, samples)
+    except ServeError:
+        raise
+    except Exception as error:
+        raise ServeError(f"the model of trial {name} fails with its own samples: {error!r}; check load") from error
+    return samples
+
+
+def _outcomes(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> list[Outcome]:
+    outputs = list(model(list(inputs)))
+    if len(outputs) != len(inputs):
+        said = f"the model of trial {name} returned {len(outputs)} outputs for {len(inputs)} inputs"
+        raise ServeError(f"{said}; return as many")
+    try:
+        return [(200, json.dumps(output, allow_nan=False)) for output in outputs]
+    except (TypeError, ValueError) as error:
+        said = f"an output of trial {name} is no JSON value ({error})"
+        raise ServeError(f"{said}; return numbers, text, lists or objects, for example by .tolist()") from None
+
+
+def _failed(error: Exception) -> Outcome:
+    return 500, json.dumps({"error": f"the model failed: {error!r}"})

@@ -1,0 +1,111 @@
+"""The front's side of the processes that hold the models: starts them, calls them, and replaces one that has died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from fluidtune.serving.model_process import Loading, ModelProcess, Outcome
+from symphony_serve.errors import DeviceLost, ServeError
+from symphony_serve.shell.threaded_server import Function
+
+#: Seconds after which a batch that has not ended ends its process. Judgement: `ThreadedServer` has given the batch up
+#: long before, after three times its time; a process that is only slow may answer others later.
+HUNG_S = 60.0
+#: Seconds for a process to start and to load the models; then another one is tried. Judgement: torch's import takes ten
+#: on a busy machine, and a model of many gigabytes takes minutes to read.
+LOAD_S = 600.0
+#: Seconds that one look waits, and the pause before another process is tried. Judgement: nothing is asked in that time.
+LOOK_S = 0.2
+PAUSE_S = 1.0
+
+
+class RemoteDevice:
+    """One device: a process of its own (`ModelProcess`), and after its death the next one.
+
+    resources: Ray's options for the process, such as ``num_gpus``. One thread at a time calls its functions.
+    """
+
+    def __init__(self, loading: Loading, resources: Mapping[str, float]):
+        # Ray would restart it at once and for ever; here it is tried again after a pause, and told with a reason.
+        self._new = ray.remote(ModelProcess).options(max_restarts=0, **resources)
+        self._loading = loading
+        #: Batches by their size.
+        self.batches: dict[str, dict[int, int]] = {trial.name: {} for trial in loading.trials}
+        #: The id of its process; None: it is not there.
+        self.pid: int | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._actor = self._new.remote(self._loading)
+        self._told = self._actor.ready.remote()
+        self._until = time.monotonic() + LOAD_S
+
+    def look(self) -> dict[str, list[Any]] | None:
+        """The samples of each model, if the process is there by now. Raises ServeError if a model cannot be loaded."""
+        try:
+            pid, samples = ray.get(self._told, timeout=LOOK_S)
+        except GetTimeoutError:
+            if time.monotonic() > self._until:
+                raise ServeError(f"no process has loaded the models within {LOAD_S:.0f} s; is there a free device?")
+            return None
+        except RayError as error:
+            raise ServeError(_said(error)) from None
+        self.pid = pid
+        return samples
+
+    def functions(self) -> dict[str, Function]:
+        """By model, what `ThreadedServer` calls: inputs in, an `Outcome` for each out."""
+        return {name: self._function(name) for name in self.batches}
+
+    def measured(self) -> dict[str, Function]:
+        """By model, what is measured: the same way, but what fails raises."""
+        return {name: self._measure(name) for name in self.batches}
+
+    def stop(self) -> None:
+        """End the process."""
+        self.pid = None
+        ray.kill(self._actor)
+
+    def _function(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
+        def run(inputs: list[Any]) -> list[Outcome]:
+            try:
+                outcomes = ray.get(self._actor.run.remote(name, inputs), timeout=HUNG_S)
+            except RayTaskError:
+                raise
+            except RayError as error:  # the process died, or cannot be reached, or hangs
+                self.pid = None
+                ray.kill(self._actor)
+                self._start()
+                raise DeviceLost(_said(error), self._back) from None
+            sizes = self.batches[name]
+            sizes[len(inputs)] = sizes.get(len(inputs), 0) + 1
+            return outcomes
+
+        return run
+
+    def _measure(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
+        return lambda inputs: ray.get(self._actor.measure.remote(name, inputs), timeout=HUNG_S)
+
+    def _back(self) -> bool:
+        try:
+            return self.look() is not None
+        except ServeError:
+            time.sleep(PAUSE_S)
+            ray.kill(self._actor)
+            self._start()
+            return False
+
+
+def _said(error: Exception) -> str:
+    """The error in one line. An error of the model's own process is told by its own text."""
+    cause: BaseException = getattr(error, "cause", None) or error
+    text = str(cause).strip()
+    own = [line for line in text.splitlines() if "ServeError: " in line]
+    if own:
+        return own[-1].split("ServeError: ", 1)[1]
+    return text.splitlines()[-1] if text else type(cause).__name__

@@ -1,0 +1,267 @@
+"""`fluidtune.serve`, and what `fluidtune serve` calls: starts the front, looks at it, stops it."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.tune import ResultGrid
+
+from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.model_process import Loading
+from fluidtune.serving.winners import winners
+from symphony_serve.batching.start_times import DEFERRED, EAGER
+
+if TYPE_CHECKING:
+    from fluidtune.serving.front import Setting
+
+#: The name of our application and its one deployment in Ray Serve.
+APP = "fluidtune"
+#: A batch holds so many requests at most, unless the caller says otherwise. Judgement: as `measure_models`.
+MAX_BATCH = 64
+#: Requests that Ray Serve may hand to the front at once. Judgement: never the limit; the front refuses by deadlines.
+ONGOING = 100_000
+#: Seconds. How often Ray Serve looks whether the front lives (its default: 10): so long, at most, a dead one is not
+#: missed. How long a front that is stopped may go on answering. Judgement: no SLO is longer.
+HEALTH_S, GRACE_S = 1.0, 5.0
+#: Seconds between two looks at a front that starts, and for Ray Serve itself to answer.
+LOOK_S, ANSWER_S = 0.2, 30.0
+#: The resource of the cluster's head node, and a part of it. Source: Ray's documentation of `ray.nodes`; the front is
+#: put beside the front door, which is there.
+HEAD = {"node:__internal_head__": 0.001}
+#: Of Ray Serve's actors. Source: the line that it logs at its start.
+NAMESPACE = "serve"
+#: Ray Serve writes no line for each request. Judgement: `status` counts them, and a line costs more than a decision.
+LOGS = {"log_level": "WARNING", "enable_access_log": False}
+POLICIES = {"deferred": DEFERRED, "eager": EAGER}
+
+
+class Served:
+    """Trials that answer requests. `url` is where: POST an input to it, or to url/TRIAL.
+
+    It goes on until `stop`, or until the Ray cluster ends. Use it as a context manager, or `stop` it.
+    """
+
+    def __init__(self, url: str, trials: list[str]):
+        self.url, self.trials = url, trials
+
+    def status(self) -> dict[str, Any]:
+        """As `fluidtune serve status --json` prints it; docs/serving.md has the keys."""
+        return status()
+
+    def stop(self) -> None:
+        """Answer what runs, refuse what waits, and end all processes."""
+        stop()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def serve(
+    results: ResultGrid | str | Path,
+    load: Callable[..., Any],
+    slo: float,
+    *,
+    top: int = 1,
+    devices: str | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    starts: str = "deferred",
+    max_batch: int = MAX_BATCH,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> Served:
+    """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
+
+    Args:
+        results: what `Tuner.fit` returned, or the run's directory.
+        load: ``load(checkpoint_directory, config)`` returns a trial's model: a function from a list of inputs to as
+            many outputs. Inputs and outputs are JSON values. Its attribute ``samples`` is a list of inputs. They are
+            what is measured at the start; a request whose input has another form than they is answered with 400. The
+            directory may be gone when ``load`` has returned.
+        slo: seconds from a request to its answer. Requests that cannot be answered in time get 503 before that.
+        top: how many trials are served, the best ones.
+        devices: "cpu:N" or "gpu:N": N processes of one core or one GPU, each with all models. Default: one.
+        metric, mode: by which trials are ranked. Default: those of the run, if FluidTune ran it.
+        starts: when a batch starts: "deferred", as late as it may, or "eager", as soon as a device is idle.
+        max_batch: no larger batch is formed.
+        host, port: where HTTP is served. Whoever reaches this address may ask.
+
+    Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
+    Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
+    """
+    trials = winners(results, top, metric, mode)
+    loading = Loading.of(load, trials)
+    if not slo > 0:
+        raise FluidTuneError(f"slo is {slo}, expected seconds above 0")
+    if max_batch < 1:
+        raise FluidTuneError(f"max_batch is {max_batch}, expected 1 or more")
+    if starts not in POLICIES:
+        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
+    rays_serve = _import()
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    count, resources = _resources(devices)
+    _check_free(rays_serve, host, port)
+
+    from fluidtune.serving.front import Setting
+
+    reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
+    setting = Setting(loading, slo, resources, count, max_batch, POLICIES[starts], reached, port)
+    try:
+        _start(rays_serve, setting, host)
+    except BaseException as error:
+        _end(rays_serve)
+        if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
+            raise
+        raise FluidTuneError(f"Ray Serve did not start: {_remedy(error)}") from error
+    return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
+
+
+def _start(rays_serve: Any, setting: Setting, host: str) -> None:
+    """Start Ray Serve with the front, and wait until it serves. Raises FluidTuneError if it says that it cannot."""
+    from fluidtune.serving.front import Front
+
+    deployment = rays_serve.deployment(
+        name=APP,
+        max_ongoing_requests=ONGOING,
+        health_check_period_s=HEALTH_S,
+        graceful_shutdown_wait_loop_s=LOOK_S,
+        graceful_shutdown_timeout_s=GRACE_S,
+        logging_config=LOGS,
+        ray_actor_options={"num_cpus": 0, "resources": HEAD},
+    )(Front)
+    door = rays_serve.HTTPOptions(host=host, port=setting.port)
+    rays_serve.start(proxy_location="HeadOnly", http_options=door, logging_config=LOGS)
+    handle = rays_serve.run(deployment.bind(setting), name=APP, route_prefix="/")
+    while (found := handle.status.remote().result(timeout_s=ANSWER_S))["state"] != "serving":
+        if found["state"] == "failed":
+            raise FluidTuneError(found["why"])
+        time.sleep(LOOK_S)
+
+
+def status() -> dict[str, Any]:
+    """What is served in this Ray cluster, and what became of the requests. Raises FluidTuneError if nothing is."""
+    rays_serve = _import()
+    if APP not in _applications(rays_serve):
+        raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
+    try:
+        return rays_serve.get_app_handle(APP).status.remote().result(timeout_s=ANSWER_S)
+    except Exception as error:
+        raise FluidTuneError(f"the front does not answer ({type(error).__name__}); it may be starting anew, try again")
+
+
+def stop() -> bool:
+    """End what `serve` has started in this Ray cluster. Returns whether there was anything."""
+    rays_serve = _import()
+    there = APP in _applications(rays_serve)
+    if there:
+        _end(rays_serve)
+    return there
+
+
+def status_text(found: dict[str, Any]) -> str:
+    """The status in words."""
+    why = f" ({found['why']})" if found["why"] else ""
+    lines = [
+        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {found['devices']} "
+        f"devices, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
+    ]
+    for trial in found["trials"]:
+        batches = {int(size): count for size, count in trial["batches"].items()}
+        mean = sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))
+        became = ", ".join(f"{count} {what}" for what, count in sorted(trial["requests"].items())) or "no request yet"
+        alone = "not measured" if trial["batch_1_s"] is None else f"{1e3 * trial['batch_1_s']:.1f} ms alone"
+        lines.append(f"  {trial['trial']}: {became}; {alone}, {mean:.1f} requests in a batch")
+    return "\n".join(lines)
+
+
+def loader(text: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION names. Raises FluidTuneError if there is none."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise FluidTuneError(f"--load {text!r} names no function; expected MODULE:FUNCTION")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise FluidTuneError(f"--load {text!r}: the module cannot be imported ({error}); run this where it can be")
+    except AttributeError:
+        raise FluidTuneError(f"--load {text!r}: module {module} has no {name}")
+    if not callable(found):
+        raise FluidTuneError(f"--load {text!r} is a {type(found).__name__}, expected a function")
+    return found
+
+
+def _remedy(error: Exception) -> str:
+    said = str(error).strip().splitlines()[-1]
+    if "'label'" in said:  # Ray 2.44 reads an attribute that protobuf 7 has not.
+        said += '; type: pip install "protobuf<7"'
+    return said
+
+
+def _end(rays_serve: Any) -> None:
+    if APP in _applications(rays_serve):
+        rays_serve.delete(APP)
+    if _runs() and not _applications(rays_serve):  # Somebody may have put another one behind our front door.
+        rays_serve.shutdown()
+
+
+def _import() -> Any:
+    try:
+        from ray import serve as rays_serve
+    except ImportError as error:
+        raise FluidTuneError(f'Ray Serve is not installed ({error}); type: pip install "fluidtune[serve]"') from None
+    return rays_serve
+
+
+def _applications(rays_serve: Any) -> Mapping[str, Any]:
+    """By name, the applications of Ray Serve in this cluster."""
+    return rays_serve.status().applications
+
+
+def _runs() -> bool:
+    """Whether Ray Serve runs in this cluster, be it without any application."""
+    return any(one["namespace"] == NAMESPACE for one in ray.util.list_named_actors(all_namespaces=True))
+
+
+def _resources(devices: str | None) -> tuple[int, dict[str, float]]:
+    """How many processes, and Ray's options of each. Raises FluidTuneError if the cluster cannot have them."""
+    cluster = ray.cluster_resources()
+    spec = DeviceSpec.parse(devices) or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
+    if spec.kind == "emulated":
+        raise FluidTuneError(f'devices={devices!r} compute nothing, so they cannot answer; use "cpu:N" or "gpu:N"')
+    count, name = spec.count or 1, spec.kind.upper()
+    if cluster.get(name, 0) < count:
+        has = f"{cluster.get(name, 0):g} {name}s"
+        raise FluidTuneError(f"devices={devices!r} are {count} {name}s, and this Ray cluster has {has}; ask for fewer")
+    return count, {"num_cpus": 1.0} if spec.kind == "cpu" else {"num_cpus": 0.0, "num_gpus": 1.0}
+
+
+def _check_free(rays_serve: Any, host: str, port: int) -> None:
+    applications = _applications(rays_serve)
+    if APP in applications:
+        raise FluidTuneError("this Ray cluster serves trials already; end that first with: fluidtune serve stop")
+    if _runs():
+        names = ", ".join(applications) or "none"
+        raise FluidTuneError(
+            f"Ray Serve runs in this cluster already (applications: {names}), with an address of its own; "
+            "end it with: serve shutdown"
+        )
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise FluidTuneError(f"port {port} of {host} is taken; give another port")
+        if error.errno != errno.EADDRNOTAVAIL:  # That may be an address of the head node, and this one another.
+            raise FluidTuneError(f"cannot listen on {host}:{port}: {error}; give another host or port")

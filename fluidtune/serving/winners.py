@@ -1,0 +1,107 @@
+"""Which trials of a finished run are served: the best ones, as Ray Tune ranks them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Checkpoint, ExperimentAnalysis, ResultGrid
+from ray.tune.experiment import Trial
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.report import EVENT_LOG_NAME, read_events
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A trial that is served: its id, its latest checkpoint, its config, and its last value of the metric."""
+
+    name: str
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+    value: float | None
+
+
+def winners(
+    results: ResultGrid | str | Path, top: int = 1, metric: str | None = None, mode: str | None = None
+) -> list[Winner]:
+    """The best ``top`` finished trials that have a checkpoint, best first.
+
+    results: what `Tuner.fit` returned, or the run's directory. metric, mode: as in `tune.TuneConfig`. None: those in
+    FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. As in
+    `ResultGrid.get_best_result`, a trial is ranked by the last value that it reported.
+
+    Raises FluidTuneError if there is no such run, no metric to rank by, or no trial that can be served.
+    """
+    if not isinstance(top, int) or top < 1:
+        raise FluidTuneError(f"top is {top!r}, expected how many trials are to be served, 1 or more")
+    if mode not in (None, "min", "max"):
+        raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
+    where = results.experiment_path if isinstance(results, ResultGrid) else str(Path(results).expanduser().resolve())
+    trials = _servable(where, results)
+    logged = _logged(where)
+    metric, mode = metric or logged[0], mode or logged[1]
+    if metric is None or mode is None:
+        if isinstance(results, ResultGrid) and top == 1:
+            best = _best(results)
+            return [_winner(trial, None) for trial in trials if trial.trial_id == best] or _none(where, len(trials))
+        raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
+    values = {trial.trial_id: value for trial in trials if (value := _value(trial, metric)) is not None}
+    if not values:
+        there = ", ".join(name for name, one in trials[0].last_result.items() if isinstance(one, int | float))
+        raise FluidTuneError(f"no finished trial in {where} has a number {metric!r}; its results have {there}")
+    sign = -1 if mode == "max" else 1
+    ranked = sorted((one for one in trials if one.trial_id in values), key=lambda one: sign * values[one.trial_id])
+    return [_winner(trial, values[trial.trial_id]) for trial in ranked[:top]]
+
+
+def _servable(where: str, results: ResultGrid | str | Path) -> list[Trial]:
+    """The trials of the run that have ended well and have a checkpoint."""
+    filesystem = results.filesystem if isinstance(results, ResultGrid) else None
+    try:
+        trials = ExperimentAnalysis(where, storage_filesystem=filesystem).trials
+    except Exception as error:  # Ray raises what its storage raises
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
+    found = [trial for trial in trials or () if trial.status == Trial.TERMINATED and trial.checkpoint is not None]
+    return found or _none(where, len(trials or ()))
+
+
+def _none(where: str, trials: int) -> Any:
+    said = f"none of the {trials} trials in {where} has finished and has a checkpoint"
+    raise FluidTuneError(f"{said}; finish the run with Tuner.restore, and report a checkpoint in tune.report")
+
+
+def _best(results: ResultGrid) -> str:
+    try:
+        return str((results.get_best_result().metrics or {})["trial_id"])
+    except (ValueError, RuntimeError, KeyError):  # it has no metric of its own, or no trial reported it
+        raise FluidTuneError("this ResultGrid does not tell which of its trials is best; give metric and mode")
+
+
+def _logged(where: str) -> tuple[str | None, str | None]:
+    """The metric and the mode that FluidTune wrote into the run's event log."""
+    log = Path(where) / EVENT_LOG_NAME
+    if log.is_file():
+        for event in read_events(log):
+            if event.get("metric") and event.get("mode"):
+                return str(event["metric"]), str(event["mode"])
+    return None, None
+
+
+def _value(trial: Trial, metric: str) -> float | None:
+    """The trial's last value of the metric; a name with "/" may lead into nested results. None: no finite number."""
+    value: Any = trial.last_result
+    for part in [metric] if metric in value else metric.split("/"):
+        value = value.get(part) if isinstance(value, dict) else None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _winner(trial: Trial, value: float | None) -> Winner:
+    return Winner(trial.trial_id, trial.checkpoint, dict(trial.config), value)

@@ -1,0 +1,46 @@
+"""What a request must look like before it may join a batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from symphony_serve.errors import ServeError
+from symphony_serve.forms import Form
+
+IMAGES = Form.of([[[0.0, 1], [2, 3.5]]])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([[1, 2], [3, 4]], None),
+        ([[1, 2]], "the input is a list of length 1, expected length 2"),
+        ([[1, 2], [3]], "the input[1] is a list of length 1, expected length 2"),
+        ([[1, 2], [3, "4"]], "the input[1][1] is a text, expected number"),
+        ([[1, 2], [3, True]], "the input[1][1] is a truth value, expected number"),
+        ([[1, 2], [3, None]], "the input[1][1] is a null, expected number"),
+        ({"a": 1}, "the input is a object, expected list"),
+        (7, "the input is a number, expected list"),
+    ],
+)
+def test_of_lists(value, said):
+    assert IMAGES.trouble(value) == said
+
+
+def test_lists_have_any_length_if_samples_differ_in_it():
+    words = Form.of([[1, 2, 3], [4]])
+    assert [words.trouble(value) for value in ([], [1] * 9)] == [None, None]
+    assert words.trouble(["a"]) == "the input[0] is a text, expected number"
+
+
+def test_of_objects():
+    form = Form.of([{"text": "a", "top": 1}, {"text": "b", "top": None}])
+    assert form.trouble({"text": "c", "top": None}) is None
+    assert form.trouble({"text": "c"}) == "the input has the keys ['text'], expected ['text', 'top']"
+    assert form.trouble({"text": 1, "top": 1}) == "the input.text is a number, expected text"
+
+
+@pytest.mark.parametrize("samples", [[{"a": 1}, {"b": 1}], [(1, 2)], [object()]])
+def test_samples_that_are_refused(samples):
+    with pytest.raises(ServeError):
+        Form.of(samples)

@@ -1,0 +1,54 @@
+"""A finished run whose models multiply, for the tests of serving."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from ray import tune
+from ray.tune import Checkpoint
+
+import fluidtune
+
+#: Inputs with which the model fails, and ends its process.
+FAILS, KILLS = -1, 13
+
+
+def train(config):
+    """Reports its factor; a trial with factor 0 fails."""
+    if config["factor"] == 0:
+        raise ValueError("this trial fails")
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "factor.json").write_text(json.dumps(config["factor"]))
+        tune.report({"score": config["factor"]}, checkpoint=Checkpoint.from_directory(directory))
+
+
+def run(storage: Path) -> Path:
+    """Run trials with factors 2, 3 and 0 under FluidTune, in the Ray cluster that this process is connected to."""
+    tuner = fluidtune.Tuner(
+        train,
+        param_space={"factor": tune.grid_search([2, 3, 0])},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name="factors", storage_path=str(storage)),
+        executor=fluidtune.FluidExecutor(devices="cpu:1"),
+    )
+    tuner.fit()
+    return storage / "factors"
+
+
+def load(directory, config):
+    """Multiplies numbers by the factor in the checkpoint."""
+    factor = json.loads(Path(directory, "factor.json").read_text())
+    assert factor == config["factor"]
+
+    def multiply(numbers):
+        if KILLS in numbers:
+            os._exit(1)
+        if FAILS in numbers:
+            raise ValueError("a negative number")
+        return [factor * number for number in numbers]
+
+    multiply.samples = [1, 2.5]
+    return multiply

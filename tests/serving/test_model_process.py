@@ -1,0 +1,71 @@
+"""The process of a device, without a process: what it loads, and what becomes of each input of a batch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ray.tune import Checkpoint
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.model_process import Loading, ModelProcess
+from fluidtune.serving.winners import Winner
+from symphony_serve.errors import ServeError
+from tests.serving.runs import FAILS, load
+
+
+@pytest.fixture
+def winner(tmp_path):
+    (tmp_path / "factor.json").write_text("3")
+    return Winner("t", Checkpoint.from_directory(tmp_path), {"factor": 3}, 3.0)
+
+
+def outcomes(load, winner, inputs):
+    return [(status, json.loads(text)) for status, text in ModelProcess(Loading.of(load, [winner])).run("t", inputs)]
+
+
+def made(function, samples=(1,)):
+    """A ``load`` whose model is this function."""
+    if samples is not None:
+        function.samples = list(samples)
+    return lambda directory, config: function
+
+
+def test_a_batch_is_answered(winner):
+    assert outcomes(load, winner, [1, 2]) == [(200, 3), (200, 6)]
+
+
+def test_an_input_that_the_model_fails_with_does_not_reach_its_neighbours(winner):
+    said = (500, {"error": "the model failed: ValueError('a negative number')"})
+    assert outcomes(load, winner, [1, FAILS, 2]) == [(200, 3), said, (200, 6)]
+
+
+def test_a_measurement_fails_where_the_model_fails(winner):
+    with pytest.raises(ValueError, match="a negative number"):
+        ModelProcess(Loading.of(load, [winner])).measure("t", [1, FAILS])
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (made(lambda values: values, samples=None), "has no samples; set its attribute samples"),
+        (made(lambda values: [1, 2]), "returned 2 outputs for 1 inputs; return as many"),
+        (made(lambda values: [object()]), "no JSON value .*; return numbers"),
+        (made(lambda values: [float("nan")]), "no JSON value"),
+        (made(lambda values: 1 / 0), "fails with its own samples: ZeroDivisionError"),
+        (made(lambda values: values, samples=[object()]), "a sample has a value of type object"),
+        (lambda directory, config: 7, "load returned int for trial t, expected a function"),
+        (lambda directory, config: config["missing"], "trial t does not load: KeyError.*; check load"),
+    ],
+)
+def test_models_that_are_refused(winner, load, said):
+    with pytest.raises(ServeError, match=said):
+        ModelProcess(Loading.of(load, [winner]))
+
+
+def test_a_load_that_cannot_be_sent(winner):
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(FluidTuneError, match="cannot be sent to another process"):
+        Loading.of(lambda directory, config: lock, [winner])

@@ -1,0 +1,175 @@
+"""A run's best trials over HTTP, with a real Ray Serve: answers, refusals, processes that die."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from urllib.parse import urlsplit
+
+import pytest
+import ray
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.winners import winners
+from tests.conftest import assert_nothing_left
+from tests.serving.runs import FAILS, KILLS, load, run
+
+#: Not imported here: that takes seconds, also where these tests are left out.
+there = importlib.util.find_spec("starlette") is not None
+pytestmark = [pytest.mark.ray, pytest.mark.skipif(not there, reason="Ray Serve is not installed: fluidtune[serve]")]
+
+#: Seconds: of the SLO, and until a test gives up.
+SLO_S, PATIENCE_S = 200.0, 250.0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def finished(one_ray, tmp_path_factory):
+    """The directory of a finished run, and a cluster of two CPUs that is left as it was found."""
+    one_ray.use(num_cpus=2)
+    yield run(tmp_path_factory.mktemp("results"))
+    assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def served(finished):
+    import fluidtune
+
+    with fluidtune.serve(finished, load, SLO_S, top=2, starts="eager", port=free_port()) as served:
+        yield served
+
+
+def ask(served, body, path="", method="POST"):
+    url = urlsplit(served.url)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)
+    connection.request(method, "/" + path, body if isinstance(body, str) else json.dumps(body))
+    answer = connection.getresponse()
+    said = answer.read()
+    connection.close()
+    return answer.status, json.loads(said)
+
+
+def wait_until(reached):
+    until = time.monotonic() + PATIENCE_S
+    while not (found := reached()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
+    assert ask(served, 5) == (200, 15)
+    assert [ask(served, 5, trial)[1] for trial in served.trials] == [15, 10]
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "method", "status", "said"),
+    [
+        ("[1]", "", "POST", 400, "the input is a list, expected number"),
+        ("{", "", "POST", 400, "the body is no JSON value"),
+        ("NaN", "", "POST", 400, "NaN is no JSON number"),
+        ("[" * 100_000, "", "POST", 400, "the body is no JSON value"),
+        ("1", "nobody", "POST", 404, "no trial 'nobody' is served"),
+        ("1", "", "PUT", 405, "PUT / is not served"),
+        (str(FAILS), "", "POST", 500, "the model failed: ValueError('a negative number')"),
+    ],
+)
+def test_what_cannot_be_answered_harms_nobody(served, body, path, method, status, said):
+    found = ask(served, body, path, method)
+    assert found[0] == status
+    assert said in found[1]["error"]
+    assert ask(served, 1) == (200, 3)
+
+
+def test_status_counts(served):
+    before = served.status()["trials"][0]["requests"].get("answered", 0)
+    assert ask(served, 7) == (200, 21)
+    found = served.status()
+    assert found["state"] == "serving"
+    assert found["trials"][0]["requests"]["answered"] == before + 1
+    assert ask(served, "", method="GET")[1]["trials"][0] == {"trial": served.trials[0], "value": 3.0}
+
+
+def test_a_killed_device_is_replaced_and_its_requests_are_answered(served):
+    killed = wait_until(lambda: served.status()["device_pids"])
+    os.kill(killed[0], signal.SIGKILL)
+    assert ask(served, 5) == (200, 15)
+    assert served.status()["device_pids"] not in ([], killed)
+
+
+def test_an_input_that_ends_processes_is_refused(served):
+    status, said = ask(served, KILLS)
+    assert (status, said) == (503, {"error": "refused", "reason": "two GPUs were lost while they ran it"})
+    assert ask(served, 5) == (200, 15)
+
+
+def test_nothing_else_is_started_while_something_is_served(served, finished):
+    import fluidtune
+
+    with pytest.raises(FluidTuneError, match="serves trials already; end that first with: fluidtune serve stop"):
+        fluidtune.serve(finished, load, SLO_S)
+
+
+def test_the_command_finds_what_a_script_has_started(served):
+    def command(*given):
+        address = ray.get_runtime_context().gcs_address
+        words = [sys.executable, "-m", "fluidtune.cli", "serve", "--address", address, *given]
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    done = command("status", "--json")
+    assert json.loads(done.stdout)["trials"][0]["trial"] == served.trials[0], done.stderr
+
+
+# After the tests with `served`, which the next one ends.
+
+
+def test_an_slo_that_is_too_short_is_refused_and_nothing_is_left(finished, served):
+    import fluidtune
+    from fluidtune.serving.service import stop
+
+    served.stop()
+    assert_nothing_left()
+    with pytest.raises(FluidTuneError, match=r"has an SLO of 1e-06 s, but a batch of 1 takes .* s and the network .*"):
+        fluidtune.serve(finished, load, 1e-6, port=free_port())
+    assert not stop()
+
+
+def test_which_trials_are_served(finished):
+    def factors(**given):
+        return [winner.config["factor"] for winner in winners(finished, **given)]
+
+    assert factors() == [3]
+    assert factors(top=9) == [3, 2]
+    assert factors(top=2, metric="score", mode="min") == [2, 3]
+    for given, said in (
+        ({"top": 0}, "top is 0, expected"),
+        ({"mode": "best"}, "mode is 'best'"),
+        ({"metric": "scor"}, "has a number 'scor'; its results have .*score"),
+    ):
+        with pytest.raises(FluidTuneError, match=said):
+            winners(finished, **given)
+
+
+def test_a_directory_that_is_no_run(tmp_path):
+    with pytest.raises(FluidTuneError, match="is no run's directory"):
+        winners(tmp_path)
+
+
+def test_a_port_that_is_taken(finished):
+    import fluidtune
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(FluidTuneError, match=f"port {port} of 127.0.0.1 is taken; give another port"):
+            fluidtune.serve(finished, load, SLO_S, port=port)
