@@ -1,8 +1,8 @@
 """What the arbiter knows of one app: its last report, the work that its leases have done, and how far to trust its rho.
 
 An app reports its own rho, so it could lie to be further behind. Two checks need nothing but the app's reports and the
-arbiter's clock; where one of them fails, the app's rho is divided by `AppRecord.doubt`. A record is plain data and is
-stored in the arbiter's books as JSON: a field's name and meaning are part of that format.
+arbiter's clock; where one of them fails, the app's rho is divided by `AppRecord.distrust`. A record is plain data and
+is stored in the arbiter's books as JSON: a field's name and meaning are part of that format.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ class AppRecord:
     useful: int = 1
     #: The smallest value so far of (work done + work left) / (all work claimed).
     least: float = math.inf
-    #: Its rho is divided by this. Above 1 when the app understated its work or overstated its slowdown.
+    #: Above 1 when the app understated its work or overstated its slowdown.
     doubt: float = 1.0
+    #: The doubt about its user when it joined, see `ArbiterState.remember_user`.
+    former: float = 1.0
     #: Of the last report: the tokens of its leases if the report was made with exactly the leases that it has, else [].
     tokens: list[int] = field(default_factory=list)
     #: Of the last report: seconds since it joined.
@@ -127,9 +129,28 @@ class AppRecord:
         self.spent, self.useful = 0.0, useful
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
-        over = max(1.0, grown / self.least / WORK_SLACK) if self.least else 1.0
-        self.doubt = over**WORK_POWER * self._placement_overstatement() ** PLACEMENT_POWER
+        self.doubt = self._work_doubt(grown) * self._placement_overstatement() ** PLACEMENT_POWER
         self._compute_rho(report, ends, len(held), gpus, elapsed, contention)
+
+    @property
+    def distrust(self) -> float:
+        """Its rho is divided by this: the doubt about itself or about its user, whichever is larger."""
+        return max(self.doubt, self.former)
+
+    def leave(self) -> tuple[float, float]:
+        """It is gone. Returns the last doubt about it and its work in GPU seconds.
+
+        What its leases have done is now all that it had to do, or less if it was stopped. So a lie about the work shows
+        also if the app ended before it reported again.
+        """
+        done = self.served + self.spent / self.useful * self.speed
+        if self.whole and self.least and self.least < math.inf:
+            self.doubt = max(self.doubt, self._work_doubt(done / self.whole))
+        return self.doubt, done * self.useful
+
+    def _work_doubt(self, grown: float) -> float:
+        """The doubt about an app of which (work done + work left) / (work claimed) is ``grown`` now."""
+        return max(1.0, grown / self.least / WORK_SLACK) ** WORK_POWER if self.least else 1.0
 
     def gain_gpu(self) -> None:
         """It was granted one more GPU."""

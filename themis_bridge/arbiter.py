@@ -120,7 +120,9 @@ class Arbiter:
 
     def _forget_app(self, name: str) -> None:
         """The app is gone: end its leases and leave it out of the round."""
-        self.state.apps.pop(name, None)
+        if name in self.state.apps:
+            self.state.remember_user(name)
+            del self.state.apps[name]
         self.state.backoff.forget(app=name)
         self._leases.end_leases_of(name)
         self.auctioneer.forget_app(name)
@@ -160,6 +162,7 @@ class Arbiter:
             app = None
         if app is None:
             app = state.apps[event.app] = AppRecord(event.session, state.clock, state.clock, user=event.user)
+            app.former, _ = state.doubts.get(event.user or event.app, (1.0, 0.0))
             self.auctioneer.recall_leases_for(event.app)
         app.session, app.heard, app.user = event.session, state.clock, event.user
         self._leases.tell_app(event.app)

@@ -26,6 +26,8 @@ class ArbiterState:
         #: GPU id -> the GPU, for all that are in the cluster now.
         self.gpus: dict[str, Gpu] = {}
         self.apps: dict[str, AppRecord] = {}
+        #: User -> (the doubt about him, GPU seconds of honest work that his apps still have to do to end it).
+        self.doubts: dict[str, tuple[float, float]] = {}
         self.leases = LeaseTable()
         self.backoff = Backoff()
         #: Seconds. It starts at 0, never goes back, and goes on from the books when the arbiter restarts.
@@ -45,6 +47,7 @@ class ArbiterState:
         return {
             "settings": asdict(self.settings),
             "apps": {name: asdict(app) for name, app in self.apps.items()},
+            "doubts": self.doubts,
             "leases": self.leases.saved(),
             "rounds": self.rounds,
             "clock": self.clock,
@@ -66,6 +69,7 @@ class ArbiterState:
         """
         state = cls(Settings(**data["settings"]) if "settings" in data else None)
         state.apps = {name: AppRecord(**app) for name, app in data.get("apps", {}).items()}
+        state.doubts = {user: (float(doubt), float(owed)) for user, (doubt, owed) in data.get("doubts", {}).items()}
         floor = 0 if data else int(1000 * wall)
         state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
         state.rounds = data.get("rounds", 0)
@@ -96,6 +100,21 @@ class ArbiterState:
         for name, app in self.apps.items():
             app.crowd += seconds * share[name]
             app.serve(seconds, held[name])
+
+    def remember_user(self, name: str) -> None:
+        """An app leaves: remember the doubt about it as one about its user, so that his next app has it, too.
+
+        The user gets rid of it by honest work: when apps of his that nobody doubted have done as many GPU seconds as
+        those that were doubted. Apps that did no work change nothing.
+        """
+        user, (doubt, work) = self.user_of(name), self.apps[name].leave()
+        before, owed = self.doubts.pop(user, (1.0, 0.0))
+        if doubt > 1.0:
+            before, owed = max(before, doubt), owed + work
+        else:
+            owed -= work
+        if owed > 0:
+            self.doubts[user] = before, owed
 
     # --- questions
 

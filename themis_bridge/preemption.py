@@ -42,7 +42,9 @@ def leases_to_recall(
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
     rho = {
-        name: app.rho * settings.weights.get(app.user or name, 1.0) / app.doubt for name, app in apps.items() if app.rho
+        name: app.rho * settings.weights.get(app.user or name, 1.0) / app.distrust
+        for name, app in apps.items()
+        if app.rho
     }
     chosen: list[Lease] = []
     for app in sorted(held.keys() & rho.keys(), key=lambda app: (rho[app], app)):

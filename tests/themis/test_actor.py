@@ -75,7 +75,7 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     before, after = json.loads(BOOKS_OF_2CE470D), arbiter.books()
     # What those books say is kept; fields that are new since then have their defaults.
     apps = {name: {**asdict(AppRecord("", 0.0, 0.0)), **app} for name, app in before["apps"].items()}
-    assert after == {**before, "apps": json.loads(json.dumps(apps)), "epoch": 1, "format": 1}
+    assert after == {**before, "apps": json.loads(json.dumps(apps)), "doubts": {}, "epoch": 1, "format": 1}
     status = arbiter.actor.status()
     assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
     assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import pytest
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import JobInfo
 from themis_bridge import messages as m
+from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
+from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.twin.apps import Spec, average_contention
 from themis_bridge.twin.simulate import Setup, Simulation
 from themis_bridge.twin.workloads import machines
@@ -88,3 +91,27 @@ def test_a_user_is_remembered_in_the_books_and_by_whoever_joins_again() -> None:
     assert cluster.arbiter.saved()["apps"]["a"]["user"] == "anna"
     cluster.join("a", user="bert")
     assert Counter(map(cluster.arbiter.state.user_of, cluster.arbiter.state.apps)) == {"bert": 1}
+
+
+def leaves(cluster: Cluster, name: str, did: float) -> AppRecord:
+    """An app of "anna" joins, claims 100 s of work on four GPUs, does ``did`` s of it, and leaves."""
+    cluster.join(name, Job(0), user="anna")
+    record = cluster.arbiter.state.apps[name]
+    record.whole, record.least, record.useful, record.served = 100.0, 1.0, 4, did
+    cluster.send(m.AppLeft(name, "s"))
+    return record
+
+
+def test_a_user_who_leaves_and_comes_back_keeps_the_doubt_until_he_has_worked_it_off() -> None:
+    cluster = Cluster(0)
+    state = cluster.arbiter.state
+    # It has done twice the work that it claimed, and ended before it reported that.
+    assert leaves(cluster, "liar", 200.0).former == 1.0
+    doubt = pytest.approx((2 / WORK_SLACK) ** WORK_POWER)
+    assert state.doubts == {"anna": (doubt, 800.0)}
+    assert ArbiterState.loaded(json.loads(json.dumps(state.saved())), [], [], 0.0).doubts == state.doubts
+    for number in range(2):
+        assert leaves(cluster, f"stopped{number}", 0.0).distrust == doubt
+        assert leaves(cluster, f"honest{number}", 100.0).distrust == doubt
+    assert state.doubts == {}
+    assert leaves(cluster, "new", 100.0).distrust == 1.0

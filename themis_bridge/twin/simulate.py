@@ -218,7 +218,7 @@ class Simulation:
         name = instruction.app
         app = self.apps[name]
         if name in self.arbiter.state.apps:
-            self.doubted = max(self.doubted, self.arbiter.state.apps[name].doubt)
+            self.doubted = max(self.doubted, self.arbiter.state.apps[name].distrust)
         if app.finished is not None:
             return []
         phase = app.phase
