@@ -79,7 +79,7 @@ def test_a_process_that_takes_too_long_is_killed_with_its_children():
     with pytest.raises(RuntimeError, match="took more than") as raised:
         common.run_process([sys.executable, "-c", script], timeout=3)
     child = int(str(raised.value).split()[-1])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while _lives(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _lives(child)

@@ -343,7 +343,7 @@ def test_threads_end():
     elastic.use(ours)
     try:
         loop = LoopThread(ours, lambda: list(elastic.epochs(0, 3))).start()
-        assert loop.join(10).value == [0, 1, 2]
+        assert loop.join(60).value == [0, 1, 2]
     finally:
         elastic.use(None)
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("elastic", "commit"))])
@@ -380,7 +380,7 @@ def test_a_follower_whose_function_fails_is_never_ready():
     try:
         loop = LoopThread(follower, lambda: 1 / 0).start()
         assert not follower.wait_ready(10)
-        assert loop.join(10).kind == "failed"
+        assert loop.join(60).kind == "failed"
     finally:
         elastic.use(None)
 

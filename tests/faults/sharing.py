@@ -37,7 +37,7 @@ TRIALS, ITERATIONS, STEP_S = 3, 40, 0.15
 #: Seconds within which every job must do another iteration after a fault. Judgement: a loaded machine is slow.
 RECOVER_S = 150.0
 #: Seconds within which reservations and processes of jobs that have ended must be gone. Judgement.
-CLEAN_S = 30.0
+CLEAN_S = 60.0
 
 
 class Job:

@@ -178,7 +178,7 @@ def test_driver_killed_at_random_moments(kind, kills, tmp_path):
                 count += 1
             else:
                 assert driver.wait(timeout=300) == 0, (tmp_path / "out.txt").read_text()[-3000:]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while left := left_by_driver(directory):
             assert time.monotonic() < deadline, left
             time.sleep(0.2)

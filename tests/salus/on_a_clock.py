@@ -26,7 +26,7 @@ from salus_share.seat_table import FILE, SeatTable
 from salus_share.twin import MOVE_RATE, TwinJob
 
 #: How long a thread may run before the test gives up on it, seconds of real time.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class _Thread:

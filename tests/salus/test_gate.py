@@ -210,7 +210,7 @@ def test_a_trial_that_waits_is_told_too(directory) -> None:
             woken = first._turns.pause(1, time.monotonic())
         for found in woken:
             gate_module.wake(table, found)
-        thread.join(10)
+        thread.join(60)
     assert len(refused) == 1
 
 

@@ -23,7 +23,7 @@ from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer, told_moment
 
 #: Seconds until a test gives up.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def model(slo=60.0, max_batch=4, policy=EAGER, name="m", jitter=None):

@@ -48,7 +48,7 @@ def cluster(monkeypatch):
 
 
 def wait_for(what):
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not what():
         assert time.monotonic() < deadline, "nothing came"
         time.sleep(0.01)

@@ -96,7 +96,7 @@ class SlowlySaved(Stepper):
     """The better trial takes a second to save. The second iteration of the other trial ends in that second."""
 
     def step(self) -> dict[str, Any]:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.x == 1 and self.at == 1 and not os.path.exists(self.config["marker"]):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -23,9 +23,20 @@ from tests.tune.running import fit
 pytestmark = pytest.mark.ray
 
 
+def meet(config: dict[str, Any]) -> None:
+    """Wait for a second trial, for a minute at most, where the job says where they meet."""
+    if "meet" in config:
+        place = Path(config["meet"])
+        (place / str(config["x"])).touch()
+        deadline = time.monotonic() + 60
+        while len(list(place.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
 def look(config: dict[str, Any]) -> None:
     """Reports what the trial sees of the machine, twice so that the second is not at the start."""
     began = time.time()
+    meet(config)
     time.sleep(0.3)
     tune.report(
         {
@@ -55,12 +66,24 @@ def together(results: Any) -> int:
 
 
 def run(
-    path: Path, resources: Any, trials: int = 4, trainable: Any = look, at_once: int | None = None, **executor: Any
+    path: Path,
+    resources: Any,
+    trials: int = 4,
+    trainable: Any = look,
+    at_once: int | None = None,
+    meeting: bool = False,
+    **executor: Any,
 ) -> Any:
+    """``meeting``: the first two trials wait for each other."""
+    space: dict[str, Any] = {"x": tune.grid_search(list(range(trials)))}
+    if meeting:
+        place = path / "meeting"
+        place.mkdir()
+        space["meet"] = str(place)
     results = fit(
         "fluid",
         tune.with_resources(trainable, resources),
-        {"x": tune.grid_search(list(range(trials)))},
+        space,
         path,
         executor=FluidExecutor(**executor),
         max_concurrent_trials=at_once,
@@ -80,7 +103,7 @@ class TestCPUs:
         assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
 
     def test_half_a_core_each(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1")
+        results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1", meeting=True)
         assert together(results) == 2
         assert all(r.metrics["free"].get("CPU", 0) == 3 for r in results)
 
@@ -107,7 +130,7 @@ class TestCPUs:
     def test_the_devices_are_given_back(self, tmp_path: Path) -> None:
         run(tmp_path, {"cpu": 1}, trials=1)
         assert placement_groups() == []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert ray.available_resources()["CPU"] == 4
@@ -124,16 +147,16 @@ class TestGPUs:
         assert all(r.metrics["free"].get("GPU", 0) == 0 for r in results)
 
     def test_a_generous_limit_of_trials_at_once_shares_no_gpu(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 1, "gpu": 1}, trials=6, at_once=8)
+        results = run(tmp_path, {"cpu": 1, "gpu": 1}, trials=6, at_once=8, meeting=True)
         assert together(results) == 2
 
     def test_half_a_gpu_is_shared_by_two(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1")
+        results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1", meeting=True)
         assert together(results) == 2
         assert len({r.metrics["gpus"] for r in results}) == 1
 
     def test_max_packing_shares_a_whole_gpu(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 1, "gpu": 1}, devices="gpu:1", max_packing=2)
+        results = run(tmp_path, {"cpu": 1, "gpu": 1}, devices="gpu:1", max_packing=2, meeting=True)
         assert together(results) == 2
 
     def test_a_trial_over_two_gpus_is_one_process_that_sees_both(self, tmp_path: Path) -> None:

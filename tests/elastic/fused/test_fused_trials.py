@@ -207,7 +207,7 @@ def test_a_trial_that_blocks_does_not_hold_up_the_others() -> None:
         trial = current_trial()
         assert trial is not None
         with trial.apart():
-            assert done.wait(30)
+            assert done.wait(120)
         return "came back"
 
     def other() -> str:
@@ -425,7 +425,7 @@ def test_a_model_whose_calls_never_meet_says_what_it_writes(sizes: Counter[tuple
         trial = current_trial()
         if iteration == 0 and trial is not None:
             with trial.apart():
-                assert ahead.wait(30)
+                assert ahead.wait(120)
 
     def leading(iteration: int, model: nn.Module) -> None:
         if iteration == 2 and current_trial() is not None:
