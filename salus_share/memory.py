@@ -44,6 +44,18 @@ _MEMORY_WORDS = (
     "RESOURCE_EXHAUSTED",
     "std::bad_alloc",
 )
+#: What NVIDIA's libraries say when they cannot be started, by the same documentation. It has several causes; on a GPU
+#: that is full it is that. (Their first call allocates a handle with its workspace.)
+_NOT_STARTED = (
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    "CUSOLVER_STATUS_INTERNAL_ERROR",
+    "CUSPARSE_STATUS_NOT_INITIALIZED",
+    "CUFFT_INTERNAL_ERROR",
+)
+#: Bytes that are free on a full GPU at most. Judgement: a library's handle and workspace take 8 to 64 MiB.
+FULL = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -231,14 +243,18 @@ def after_failure(promised: Need, capacity: Amount) -> Need:
     return Need(promised.persistent, min(room, int(promised.ephemeral) + more))
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: Python's, torch's on a CPU, CUDA's, or a library's that allocates by itself."""
+def is_out_of_memory(error: BaseException, free: int | None = None) -> bool:
+    """Whether an allocation failed: Python's, torch's on a CPU, CUDA's, or a library's that allocates by itself.
+
+    ``free``: the bytes that the GPU had left after the error; None: there is none, or nobody has asked.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_ERRORS:
         return True
     text = str(error)
     if isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text):
         return True
-    return isinstance(error, Exception) and any(words in text for words in _MEMORY_WORDS)
+    words = _MEMORY_WORDS if free is None or free > FULL else _MEMORY_WORDS + _NOT_STARTED
+    return isinstance(error, Exception) and any(each in text for each in words)
 
 
 def _total(need: Need) -> float:

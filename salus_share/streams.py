@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,46 @@ class _Lane:
         self.jobs: set[str] = set()
 
 
+class _PoolUse:
+    """Which threads of this process are in a memory pool.
+
+    torch cannot empty its cache meanwhile: by its version it then does nothing, raises or ends the process
+    (``captures_underway`` in torch's CUDACachingAllocator; pull requests 158152 and 182062 of pytorch).
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._kept_out = False
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """This thread is in a pool."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._kept_out)
+            self._threads += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._threads -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[None]:
+        """No thread is in a pool. Those that are in one are waited for; this thread must not be in one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._kept_out)
+            self._kept_out = True
+            self._changed.wait_for(lambda: not self._threads)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._kept_out = False
+                self._changed.notify_all()
+
+
 class InProcessLanes:
     """The trials of this process on ``device``; the other parameters are those of `LaneClient`.
 
@@ -53,6 +94,7 @@ class InProcessLanes:
         self._options: dict[str, Any] = {"capacity": capacity, "policy": policy, "directory": directory}
         self._lanes: dict[int, _Lane] = {}
         self._lock = threading.Lock()
+        self._pools = _PoolUse()
 
     def start(
         self,
@@ -107,7 +149,12 @@ class InProcessLanes:
         with self._lock:
             self._drop(trial)
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with self._pools.unused():
+                torch.cuda.empty_cache()
+
+    def in_pool(self) -> AbstractContextManager[None]:
+        """Entered for as long as a thread allocates from a lane's pool."""
+        return self._pools.used()
 
     def _drop(self, trial: str) -> None:
         for index, lane in list(self._lanes.items()):
@@ -182,6 +229,7 @@ class LaneJob:
         # A backward pass in torch's own threads would allocate outside the pool, so it runs in this thread.
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(lane.stream))
+            stack.enter_context(self._lanes.in_pool())
             stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             yield

@@ -41,6 +41,20 @@ def cuda_failure(torch: Any = None) -> str | None:
     return None
 
 
+def memory_left(torch: Any) -> tuple[int, int] | None:
+    """The bytes of the GPU that are free, and all of them; None without a GPU, or where CUDA cannot be used any more.
+
+    ``torch``: of `torch_on_gpu`.
+    """
+    if torch is None:
+        return None
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:
+        return None
+    return int(free), int(total)
+
+
 def wait_for_gpu() -> None:
     """Wait until the GPU has done what was asked of it, so that an iteration's time is the GPU's as well."""
     cuda_failure()  # whether the trial's code meets a failure depends on what it does next
@@ -92,12 +106,10 @@ class GpuProbe:
         None: it is another error, or the trial had all of the memory that its GPU has. ``torch``: see `torch_on_gpu`.
         """
         torch = torch_on_gpu(torch)
-        if torch is None or not any(map(is_out_of_memory, causes(error))):
+        memory = memory_left(torch)
+        if memory is None or not any(is_out_of_memory(each, memory[0]) for each in causes(error)):
             return None
-        try:
-            free, total = torch.cuda.mem_get_info()
-        except RuntimeError:  # CUDA cannot be used any more
-            return None
+        free, total = memory
         own = torch.cuda.memory_reserved() + (self._look_at_context(torch, now=True) or 0)
         others = total - free - own
         if others < NEIGHBOUR:

@@ -197,7 +197,10 @@ class LaneMember:
 
         None: the error is the trial's own, for instance because it had the whole device.
         """
-        if not any(map(is_out_of_memory, causes(error))) or (self._shared is None and not self._has_company()):
+        free = self._free()
+        if not any(is_out_of_memory(each, free) for each in causes(error)):
+            return None
+        if self._shared is None and not self._has_company():
             return None
         self._meter.lift()
         if self._shared is None:
@@ -207,6 +210,12 @@ class LaneMember:
             return None
         need = after_failure(promised, self._capacity)
         return Lack("it ran out of the memory that it was promised", self._parts(need))
+
+    def _free(self) -> int | None:
+        """The bytes that the GPU has left; None: there is none, or CUDA cannot be used any more."""
+        with contextlib.suppress(RuntimeError):
+            return None if self._torch is None else int(self._torch.cuda.mem_get_info()[0])
+        return None
 
     def lift(self) -> None:
         """Remove the limit: the trial ends, and may need more memory for that."""

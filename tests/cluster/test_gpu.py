@@ -91,10 +91,12 @@ def test_what_a_trial_needs_of_a_gpu_has_its_context_in_it(says: bool, needed: f
     ("others", "error", "squeezed"),
     [
         (4 * GIB, RuntimeError("CUDA error: out of memory"), True),
+        (15 * GIB // 2, RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), True),
+        (4 * GIB, RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), False),
         (4 * GIB, ValueError("too many values to unpack"), False),
         (GIB // 8, RuntimeError("CUDA error: out of memory"), False),
     ],
-    ids=["neighbour", "another error", "alone"],
+    ids=["neighbour", "full", "not full", "another error", "alone"],
 )
 def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, error, squeezed) -> None:
     gpu = Gpu(8 * GIB, others=others)
@@ -103,4 +105,5 @@ def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, erro
     lack = GpuProbe(gpu).squeezed(wrapped, gpu.torch)  # type: ignore[arg-type]
     assert (lack is not None) is squeezed
     if lack is not None:
-        assert lack.need == (1.0, 0.0) and "of which others held 4096 MiB" in lack.reason and not lack.between
+        assert lack.need == (1.0, 0.0) and not lack.between
+        assert f"of which others held {others >> 20} MiB" in lack.reason

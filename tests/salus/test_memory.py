@@ -88,6 +88,8 @@ def test_which_errors_are_about_memory() -> None:
         assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("out of memory"))
+    no_handle = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+    assert [is_out_of_memory(no_handle, free) for free in (None, 4 << 30, 1 << 20)] == [False, False, True]
 
 
 # A trial with a meter that says what it is told

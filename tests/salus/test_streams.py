@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -122,6 +123,33 @@ def test_a_lanes_memory_is_its_pools_from_the_first_iteration_on_and_free_when_a
     lanes.start("a", work, Need(10, 20)).result(30)
     once = ["pool", "iteration", "emptied"]
     assert said == [*once, "yield_memory", *once, "leave"]
+
+
+def test_the_cache_is_not_emptied_while_another_trial_is_in_its_pool(directory, said, monkeypatch) -> None:
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    inside, waits = threading.Event(), threading.Event()
+    real = threading.Condition.wait_for
+
+    def wait_for(condition, predicate, timeout=None):
+        if not predicate() and inside.is_set():
+            waits.set()
+        return real(condition, predicate, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", wait_for)
+
+    def stays(job: LaneJob) -> None:
+        with job.iteration():
+            inside.set()
+            assert waits.wait(30), "nobody has waited for the pool"
+            said.append("iteration")
+
+    def ends(job: LaneJob) -> None:
+        assert inside.wait(30)
+
+    both = [lanes.start("stays", stays, Need(10, 20)), lanes.start("ends", ends, Need(10, 20))]
+    for future in both:
+        future.result(60)
+    assert said.index("emptied") > said.index("iteration")
 
 
 def test_a_trial_that_failed_holds_nothing_when_it_leaves(directory, monkeypatch) -> None:
