@@ -53,12 +53,16 @@ class Communicator:
         self.aborted = threading.Event()
         threading.Thread(target=self._stream, daemon=True).start()
 
-    def make(self, stops: str = "", raises: str = "") -> None:
-        """The making of it. ``stops``: a file that is made instead of coming to it. ``raises``: how it ends."""
+    def make(self, comes: str = "", raises: str = "", stops: bool = False) -> None:
+        """The making of it. ``comes``: a file that shows that it has begun. ``raises``: how it ends, if it does.
+
+        ``stops``: it never gets so far that the others see this worker.
+        """
+        if comes:
+            open(comes, "w").close()
         if raises:
             raise RuntimeError(raises)
         if stops:
-            open(stops, "w").close()
             threading.Event().wait()
         self._store.set(f"nccl/made/{self._rank}", b"")
         while not all(self._is_there(f"nccl/made/{rank}") for rank in range(self._world)):
@@ -114,11 +118,11 @@ class Communicator:
 
 
 class NcclStandIn(TorchBackend):
-    """`TorchBackend` whose sums are a GPU's. ``gpu``: its UUID. ``stops``, ``raises``: `Communicator.make`."""
+    """`TorchBackend` whose sums are a GPU's. ``gpu``: its UUID. ``making``: see `Communicator.make`."""
 
-    def __init__(self, *args: object, gpu: str = "", stops: str = "", raises: str = "", **kwargs: object) -> None:
+    def __init__(self, *args: object, gpu: str = "", making: tuple[str, str, bool] = ("", "", False), **kwargs: object):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.gpu, self.stops, self.raises = gpu, stops, raises
+        self.gpu, self.making = gpu, making
         #: What CUDA says to whatever is asked of it; "": it works.
         self.cuda_error = ""
         #: Of NCCL's settings, those that were in the environment when the process group was made.
@@ -138,7 +142,7 @@ class NcclStandIn(TorchBackend):
     def _first_collective(self) -> Callable[[], None]:
         communicator = self.communicator
         assert communicator is not None
-        return lambda: communicator.make(self.stops, self.raises)
+        return lambda: communicator.make(*self.making)
 
     def _watched(self, work: object) -> object:  # type: ignore[override]
         return work

@@ -20,10 +20,10 @@ from .nccl_standin import NcclStandIn
 pytestmark = pytest.mark.slow
 
 
-def build(gpu: str, stops: str = "", raises: str = "") -> None:
+def build(gpu: str, comes: str = "", raises: str = "", stops: bool = False) -> None:
     if "backend" in HERE:
         HERE["backend"].close()
-    HERE["backend"] = NcclStandIn(gpu=gpu, stops=stops, raises=raises, secret=SECRET)
+    HERE["backend"] = NcclStandIn(gpu=gpu, making=(comes, raises, stops), secret=SECRET)
 
 
 @pytest.fixture
@@ -209,15 +209,13 @@ def test_two_workers_on_one_gpu_are_refused(pool):
 
 @pytest.mark.parametrize("dying", [2, 0])
 def test_the_others_go_on_when_one_dies_before_its_part_of_a_communicator(pool, dying, tmp_path):
-    address = pool[0].call(ask, "serve")
-    stops = tmp_path / "stops"
     left = [worker for rank, worker in enumerate(pool) if rank != dying]
-    pool[dying].call(build, f"GPU-{dying}", str(stops))
-    if dying == 0:
-        address = pool[0].call(ask, "serve")
+    for rank, worker in enumerate(pool):
+        worker.call(build, f"GPU-{rank}", str(tmp_path / f"{rank}"), "", rank == dying)
+    address = pool[0].call(ask, "serve")
     for rank, worker in enumerate(pool):
         worker.send(joined, address, rank, 3)
-    until(stops.exists)
+    until(lambda: len(list(tmp_path.iterdir())) == 3)
     pool[dying].kill()
     for worker in left:
         said = worker.result(20)
