@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from themis_bridge.auction import Bid
 from themis_bridge.fairness import NOTHING
 from themis_bridge.messages import Report
+from themis_bridge.winner_determination import EQUAL
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less. Source:
 #: `benchmarks.fairness --trace FILE --sweeps`: at 1.1, with WORK_POWER 2, an app that claims 0.9 or 0.75 of its work
@@ -141,9 +143,9 @@ class AppRecord:
         """It is gone. Returns the last doubt about it and its work in GPU seconds.
 
         What its leases have done is now all that it had to do, or less if it was stopped. So a lie about the work shows
-        also if the app ended before it reported again.
+        also if the app ended before it reported again. If it has gained GPUs since, nobody knows how fast they were.
         """
-        done = self.served + self.spent / self.useful * self.speed
+        done = self.served + (self.spent / self.useful * self.speed if self.tokens else 0.0)
         if self.whole and self.least and self.least < math.inf:
             self.doubt = max(self.doubt, self._work_doubt(done / self.whole))
         return self.doubt, done * self.useful
@@ -155,6 +157,7 @@ class AppRecord:
     def gain_gpu(self) -> None:
         """It was granted one more GPU."""
         self.idle += SWITCH_S
+        self.tokens = []
 
     def serve(self, seconds: float, held: int) -> None:
         """It held so many GPUs for ``seconds``."""
@@ -166,13 +169,44 @@ class AppRecord:
         self, report: Report, ends: float, held: int, gpus: int, elapsed: float, contention: float
     ) -> None:
         """rho by the arbiter's own count. Arguments as of `take_report`; ``held``: how many GPUs it holds."""
-        demand = min(gpus, max(report.demand, self.useful, held))
-        fair = (self.served + report.left) * demand / min(gpus / contention, demand)
+        fair = self._fair(report, held, gpus, contention)
         if not fair:
             return
-        least = max(1.0, self.useful / (held or NOTHING))
-        self.rho = (elapsed + min(ends / self._haste(), MOST_SLOWDOWN * report.left * least)) / fair
+        self.rho = (elapsed + self._believed(ends, report.left, held)) / fair
         self.best = (elapsed + report.left) / fair
+
+    def _fair(self, report: Report, held: int, gpus: int, contention: float) -> float:
+        """T_id by the arbiter's own count, s; 0 if the app has no work."""
+        demand = min(gpus, max(report.demand, self.useful, held))
+        return (self.served + report.left) * demand / min(gpus / contention, demand)
+
+    def _believed(self, ends: float, left: float, held: int) -> float:
+        """The seconds until its end on ``held`` GPUs that are believed if it says ``ends``, or ``left`` on all."""
+        return min(ends / self._haste(), MOST_SLOWDOWN * left * max(1.0, self.useful / (held or NOTHING)))
+
+    def own_bid(self, bid: Bid, report: Report, kept: int, gpus: int, elapsed: float, contention: float) -> Bid:
+        """The bid with each row's rho as `take_report` would compute it.
+
+        A row says in how many seconds the app would end with those GPUs. Of that as much is believed as of the same
+        word in a report, and the rest of its rho is the arbiter's own.
+
+        Args:
+            bid: the app's bid.
+            report: its report in the same round.
+            kept: how many GPUs it keeps whatever it wins.
+            gpus, elapsed, contention: as of `take_report`.
+        """
+        fair = self._fair(report, kept, gpus, contention) if report.whole and report.useful and gpus else 0.0
+        if not fair:
+            return bid
+        told = report.fair or report.whole * contention
+        # How long it says that it has been there.
+        been = elapsed if report.ends is None else report.rho * told - report.ends
+        rows = {}
+        for row, rho in bid.rho.items():
+            ends = max(0.0, rho * told - been)
+            rows[row] = max(EQUAL, (elapsed + self._believed(ends, report.left, kept + len(row))) / fair)
+        return replace(bid, rho=rows)
 
     def _haste(self) -> float:
         """By which factor its end has come closer faster than time has passed, on the same GPUs; 1 if it has not."""

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
@@ -36,6 +36,47 @@ OFFERS_IN_NOTICE = 4
 BAD_ANSWER = (ThemisError, TypeError, AttributeError)
 
 
+@dataclass
+class Tally:
+    """What has become of the GPUs on offer since the arbiter started. All are numbers of rounds or of GPUs."""
+
+    #: Rounds in which apps bid.
+    auctions: int = 0
+    #: Of these, the rounds with several bids.
+    contested: int = 0
+    #: GPUs that bidders won.
+    won: int = 0
+    #: Of these, the GPUs that they kept; the others were their payments.
+    kept: int = 0
+    #: GPUs that apps were given without having won them.
+    leftovers: int = 0
+    #: GPUs that stayed with their holder although another app would have got them.
+    overridden: int = 0
+
+    def add(self, number: int, outcome: Outcome) -> None:
+        """Count round ``number`` and log its auction."""
+        self.leftovers += len(outcome.leftovers)
+        self.overridden += len(outcome.overridden)
+        clearing = outcome.clearing
+        if clearing is None:
+            return
+        won = {app: len(gpus) for app, gpus in clearing.proportional.items()}
+        kept = {app: len(gpus) for app, gpus in clearing.allocation.items()}
+        self.auctions += bool(won)
+        self.contested += len(won) > 1
+        self.won += sum(won.values())
+        self.kept += sum(kept.values())
+        paid = clearing.payment
+        bids = ", ".join(f"{app} kept {kept[app]} of {won[app]} (c = {paid[app]:.3g})" for app in sorted(won))
+        logger.info(
+            "themis: round %d: %s; %d leftover, %d stay with their holder",
+            number,
+            bids or "no bids",
+            len(outcome.leftovers),
+            len(outcome.overridden),
+        )
+
+
 class Auctioneer:
     """See the module.
 
@@ -56,6 +97,7 @@ class Auctioneer:
         self.late = 0
         #: Number of rounds in which the policy raised an exception, which is a bug.
         self.failed = 0
+        self.tally = Tally()
 
     # --- what the arbiter asks for
 
@@ -99,6 +141,12 @@ class Auctioneer:
             round_.take_bid(event.app, event.bid)
         except BAD_ANSWER as error:
             self._refuse(round_, event, str(error))
+            return
+        state, report = self._state, round_.reports.get(event.app)
+        if report is not None:
+            app, kept, contention = state.apps[event.app], round_.kept.get(event.app, 0), state.contention(event.app)
+            bid = app.own_bid(event.bid, report, kept, len(state.gpus), state.clock - app.joined, contention)
+            round_.bids[event.app] = bid
 
     def advance(self) -> None:
         """Begin a round if one is due, or take the round in progress as far as it can go now."""
@@ -174,6 +222,7 @@ class Auctioneer:
         for app in situation.quota.keys() & set(round_.bidders):
             round_.rooms[app] = situation.quota[app] - len(situation.held[app])
         for app in round_.bidders:
+            round_.kept[app] = len(situation.held[app])
             self._out.append(
                 m.Offer(
                     app,
@@ -197,6 +246,7 @@ class Auctioneer:
         """Make leases of an outcome: grant free GPUs, renew leases, and promise the other GPUs to their heirs."""
         state = self._state
         self.round = None
+        self.tally.add(round_.number, outcome)
         told = set()
         for gpu in round_.offer:
             lease, winner = state.leases.get(gpu), outcome.grants.get(gpu)

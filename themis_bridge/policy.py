@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.locality import Gpu
@@ -57,12 +57,15 @@ class Outcome:
     leftovers: frozenset[str] = frozenset()
     #: The auction, if there was one.
     clearing: Clearing | None = None
+    #: GPUs that another app would have got and that stay with their holder, see `renew`.
+    overridden: frozenset[str] = frozenset()
 
 
 class Policy(Protocol):
     """See the module. ``recalls``: whether leases are recalled for an app that joins, see `preemption`."""
 
-    recalls: ClassVar[bool]
+    @property
+    def recalls(self) -> bool: ...
 
     def bidders(self, situation: Situation) -> list[str]:
         """The apps to offer the GPUs to; empty if the policy needs no bids."""
@@ -79,22 +82,17 @@ class Themis:
     worst, no app bids after the demands before it cover the offer. If twenty apps of one GPU each bid for two GPUs,
     each winner would pay with all that it won for what the others lose, and the worst would get nothing, round after
     round. And an app that wants the whole offer bids alone, so that GPUs on one machine stay together.
+
+    recalls: whether leases are recalled for an app that joins, see `preemption`.
+    renews: whether a holder keeps a GPU whose loss would harm it more than the gain would help the winner, see `renew`.
     """
 
-    recalls: ClassVar[bool] = True
     f: float
+    recalls: bool = True
+    renews: bool = True
 
     def bidders(self, situation: Situation) -> list[str]:
-        holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
-
-        def behind(app: str) -> tuple[bool, float, str]:
-            # Without any GPU rho is practically infinite and says nothing. Of such apps, the one that has waited
-            # longest relative to its work is the one whose rho would be worst if it had all GPUs that it could use from
-            # now on.
-            report = situation.reports[app]
-            return app in holding, -(report.rho if app in holding else report.best), app
-
-        wanting = sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
+        wanting = worst_first(situation)
         most = max(1, math.ceil((1 - self.f) * len(wanting) - EQUAL))
         wanted = list(accumulate(situation.wants(app) for app in wanting))
         enough = bisect_left(wanted, len(situation.offer)) + 1
@@ -104,8 +102,28 @@ class Themis:
         clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         left = share_leftover(situation, grants, bids)
-        final = renew(situation, {**grants, **left})
-        return Outcome(final, frozenset(gpu for gpu in left if final[gpu] == left[gpu]), clearing)
+        outcome = Outcome({**grants, **left}, frozenset(left), clearing)
+        return renewed(situation, outcome) if self.renews else outcome
+
+
+def worst_first(situation: Situation) -> list[str]:
+    """The apps that want GPUs, the one that is furthest behind first; apps without any GPU come before all others."""
+    holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
+
+    def behind(app: str) -> tuple[bool, float, str]:
+        # Without any GPU rho is practically infinite and says nothing. Of such apps, the one that has waited longest
+        # relative to its work is the one whose rho would be worst if it had all GPUs that it could use from now on.
+        report = situation.reports[app]
+        return app in holding, -(report.rho if app in holding else report.best), app
+
+    return sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
+
+
+def renewed(situation: Situation, outcome: Outcome) -> Outcome:
+    """The outcome with the GPUs that stay with their holders, see `renew`."""
+    final = renew(situation, outcome.grants)
+    stay = frozenset(gpu for gpu, app in outcome.grants.items() if final[gpu] != app)
+    return Outcome(final, outcome.leftovers - stay, outcome.clearing, stay)
 
 
 def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:

@@ -35,6 +35,8 @@ class Round:
     bids: dict[str, Bid] = field(default_factory=dict)
     #: Bidder -> the most GPUs that it may win.
     rooms: dict[str, int] = field(default_factory=dict)
+    #: Bidder -> how many GPUs it keeps whatever it wins.
+    kept: dict[str, int] = field(default_factory=dict)
     #: Apps whose answer was refused; they are not waited for.
     refused: set[str] = field(default_factory=set)
 

@@ -25,8 +25,7 @@ def test_first_app_gets_every_gpu_it_can_use():
 
 
 def test_second_app_gets_its_share_when_leases_end(monkeypatch):
-    monkeypatch.setattr(Themis, "recalls", False)
-    cluster = Cluster(4)
+    cluster = Cluster(4, policy=Themis(SETTINGS.f, recalls=False))
     first = cluster.join("a")
     cluster.wait(20)
     cluster.join("b")

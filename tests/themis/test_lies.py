@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from themis_bridge import JobInfo
+from themis_bridge import Bid, JobInfo
 from themis_bridge import messages as m
 from themis_bridge.app_record import MOST_SLOWDOWN, AppRecord
 from themis_bridge.locality import Gpu
@@ -67,6 +67,24 @@ def test_a_smaller_demand_than_it_uses_is_not_believed() -> None:
     book.take_report(m.Report(1.0, 2, left=100.0, whole=100.0, fair=100.0, ends=100.0, demand=1), [1, 2], 2, 0.0, 2.0)
     # Its share is one GPU, on which it takes twice as long as on the two that it has.
     assert book.rho == pytest.approx(0.5)
+
+
+def test_a_bid_is_believed_row_by_row_as_far_as_a_report() -> None:
+    book = AppRecord("s", 0.0, 0.0)
+    report = m.Report(1.5, 2, left=100.0, whole=100.0, fair=200.0, ends=200.0, demand=2)
+    book.take_report(report, [1], 4, 100.0, 2.0)
+    none, one = frozenset[str](), frozenset({"g"})
+    # It keeps one GPU. With that it would end in 200 s, and with two in 100 s. Its share is two GPUs: T_id is 100 s.
+    honest = Bid("a", {none: 1.5, one: 1.0})
+    assert book.own_bid(honest, report, 1, 4, 100.0, 2.0).rho == pytest.approx({none: 3.0, one: 2.0})
+    # It claims that without the second GPU it would take a hundred times as long. Believed is MOST_SLOWDOWN.
+    liar = Bid("a", {none: 100.5, one: 1.0})
+    most = (100.0 + MOST_SLOWDOWN * 200.0) / 100.0
+    assert book.own_bid(liar, report, 1, 4, 100.0, 2.0).rho == pytest.approx({none: most, one: 2.0})
+    # A T_id that is too short, or a time that is too long, changes no row.
+    shorter, longer = replace(report, rho=6.0, fair=50.0), replace(report, rho=3.0)
+    for told, rows in ((shorter, {none: 6.0, one: 4.0}), (longer, {none: 3.0, one: 2.5})):
+        assert book.own_bid(Bid("a", rows), told, 1, 4, 100.0, 2.0).rho == pytest.approx({none: 3.0, one: 2.0})
 
 
 def test_gpus_that_change_hands_raise_no_doubt() -> None:

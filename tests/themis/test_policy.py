@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from themis_bridge.auction import Bid
+from themis_bridge.auction import Bid, Clearing
+from themis_bridge.auctioneer import Tally
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import LONG_WAIT, Situation, Themis, renew, share_leftover
+from themis_bridge.policy import LONG_WAIT, Outcome, Situation, Themis, renew, share_leftover
+from themis_bridge.twin.baselines import policy
 
 
 def bidders(
@@ -116,3 +118,51 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
     # Each of them gets one gang; the rest goes by work left.
     given = share_leftover(Situation(reports, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
+
+
+def unlike(wants: int = 2) -> Situation:
+    """Four GPUs on one machine, all held by "first" until their leases end, and two apps further behind than it."""
+    offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
+    reports = {"first": Report(1.0, 4), "last": Report(3.0, wants), "middle": Report(2.0, wants)}
+    held = {"first": (), "last": (Gpu("x", "n"),), "middle": (Gpu("y", "n"),)}
+    return Situation(reports, held, offer, dict.fromkeys(offer, "first"), {})
+
+
+def test_the_straw_man_goes_by_rho_alone():
+    grants = policy("strawman", 0.8).decide(unlike(4), {}).grants
+    assert sorted(grants.values()) == ["last", "last", "last", "middle"]
+
+
+def test_renewal_is_an_option_of_every_policy():
+    situation = unlike(3)
+    situation.reports = {**situation.reports, "first": Report(2.5, 4)}
+    plain, both = policy("strawman", 0.8), policy("strawman", 0.8, True, True)
+    assert both.recalls and not plain.recalls
+    assert sorted(plain.decide(situation, {}).grants.values()) == ["first", "first", "last", "last"]
+    # Without one of its four GPUs the holder would be worse off (2.5 * 4 / 3) than "last" is now (3.0).
+    found = both.decide(situation, {})
+    assert set(found.grants.values()) == {"first"} and len(found.overridden) == 2
+    assert policy("themis", 0.8).renews and not policy("themis", 0.8, renews=False).renews
+
+
+def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lots_for_what_is_left():
+    rule, situation = policy("paper", 0.4), unlike(3)
+    # Two of three apps, though the first of them could use half of the offer and the two together all of it.
+    assert rule.bidders(situation) == ["last", "middle"]
+    none, one = frozenset[str](), frozenset({"g0"})
+    found = rule.decide(situation, {"last": Bid("last", {none: 3.0, one: 1.0})})
+    assert found.grants["g0"] == "last" and found.clearing is not None
+    assert found.leftovers == {"g1", "g2", "g3"} and "last" not in {found.grants[gpu] for gpu in found.leftovers}
+
+
+def test_auctions_payments_and_grants_that_are_overridden_are_counted_and_logged(caplog):
+    won = {"a": frozenset({"g0", "g1"}), "b": frozenset({"g2"})}
+    kept = {"a": frozenset({"g0"}), "b": frozenset({"g2"})}
+    clearing = Clearing(won, {"a": 0.5, "b": 1.0}, kept, frozenset({"g1"}), 0.0, 0.0, True)
+    tally = Tally()
+    with caplog.at_level("INFO"):
+        tally.add(7, Outcome({}, frozenset({"g1"}), clearing, frozenset({"g2"})))
+    assert tally == Tally(auctions=1, contested=1, won=3, kept=2, leftovers=1, overridden=1)
+    assert "round 7: a kept 1 of 2 (c = 0.5), b kept 1 of 1 (c = 1); 1 leftover, 1 stay" in caplog.text
+    tally.add(8, Outcome())
+    assert tally.auctions == 1

@@ -23,7 +23,7 @@ def app(name: str, *phases: int) -> Spec:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("policy", ["themis", *BASELINES])
+@pytest.mark.parametrize("policy", ["themis", "paper", *BASELINES])
 def test_apps_that_end_at_the_same_moment_all_end(policy: str) -> None:
     # The end of the first app starts a round, in which the other two are found to have ended, too.
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(3)]

@@ -1,22 +1,26 @@
 """The schedulers that Themis is compared with (section 6.1), each by its rule, as policies of the same arbiter.
 
 Each of them orders the apps and hands out GPUs greedily. Those that know about placement give an app the densest GPUs
-that are free, the others the first ones. Under FIFO leases never end, so it takes no GPU from an app.
+that are free, the others the first ones. Under FIFO leases never end, so it takes no GPU from an app. `Paper` is the
+auction as the paper has it, and "strawman" the order by rho that its section 3.3 starts from.
+
+Every policy may recall leases and may leave GPUs with their holders (`Themis` says what that is); by itself none does.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
-from themis_bridge.auction import Bid
+from themis_bridge.auction import Bid, clear_auction
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Outcome, Policy, Situation, Themis
+from themis_bridge.policy import Outcome, Policy, Situation, Themis, renewed, worst_first
 from themis_bridge.twin.apps import Facts
+from themis_bridge.winner_determination import EQUAL
 
 
 class _Supply:
@@ -66,18 +70,28 @@ class _Supply:
 
 
 @dataclass
-class Ordered:
+class _Rule:
+    """What a policy does besides its rule. ``recalls``, ``renews``: as of `Themis`."""
+
+    recalls: bool = field(default=False, kw_only=True)
+    renews: bool = field(default=False, kw_only=True)
+
+    def bidders(self, situation: Situation) -> list[str]:
+        return []
+
+    def _outcome(self, situation: Situation, grants: dict[str, str]) -> Outcome:
+        return renewed(situation, Outcome(grants)) if self.renews else Outcome(grants)
+
+
+@dataclass
+class Ordered(_Rule):
     """Apps in the order of a key; each gets all GPUs that it wants before the next one gets any."""
 
-    recalls: ClassVar[bool] = False
     #: (facts, the most GPUs that it could hold) -> key; the smallest comes first.
     key: Callable[[Facts, int], float]
     dense: bool
     #: Whether leases end, so that another app can get the GPU.
     preempts: bool = True
-
-    def bidders(self, situation: Situation) -> list[str]:
-        return []
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         supply = _Supply(situation, self.dense)
@@ -85,20 +99,58 @@ class Ordered:
         room = {app: len(situation.held[app]) + max(0, situation.wants(app)) for app in facts}
         for app in sorted(facts, key=lambda app: (self.key(facts[app], room[app]), facts[app].arrived, app)):
             supply.give_gpus(app, supply.wants[app])
-        return Outcome(supply.grants)
+        return self._outcome(situation, supply.grants)
 
 
 @dataclass
-class Shares:
+class Strawman(_Rule):
+    """Apps in the order of rho, the worst first (section 3.3); each gets all GPUs that it wants."""
+
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        supply = _Supply(situation, dense=True)
+        for app in worst_first(situation):
+            supply.give_gpus(app, supply.wants[app])
+        return self._outcome(situation, supply.grants)
+
+
+@dataclass
+class Paper(_Rule):
+    """The paper's rule (pseudocode 1): the worst ``1 - f`` share of the apps bids, however few would do.
+
+    Leftovers go by lot to the apps that did not bid, one GPU at a time, and then to those that did, worst rho first.
+    """
+
+    f: float
+    lots: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def bidders(self, situation: Situation) -> list[str]:
+        wanting = worst_first(situation)
+        return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - EQUAL))]
+
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
+        grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
+        got = Counter(grants.values())
+        order = worst_first(situation)
+        left = sorted(situation.offer.keys() - grants.keys())
+        given: dict[str, str] = {}
+        for gpu in left:
+            wanting = [app for app in order if situation.wants(app) > got[app]]
+            others = [app for app in wanting if app not in bids]
+            if wanting:
+                given[gpu] = app = self.lots.choice(others) if others else wanting[0]
+                got[app] += 1
+        outcome = Outcome({**grants, **given}, frozenset(given), clearing)
+        return renewed(situation, outcome) if self.renews else outcome
+
+
+@dataclass
+class Shares(_Rule):
     """One gang at a time to the app with the smallest key; of equals, to the one with fewest GPUs."""
 
-    recalls: ClassVar[bool] = False
     #: (facts, number of GPUs that it has so far, the GPUs that it would have with the next gang) -> key.
     key: Callable[[Facts, int, list[Gpu]], float]
     dense: bool
-
-    def bidders(self, situation: Situation) -> list[str]:
-        return []
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         supply = _Supply(situation, self.dense)
@@ -114,7 +166,7 @@ class Shares:
         while supply.free and (wanting := [app for app in reports if supply.wants[app]]):
             app = min(wanting, key=key)
             held[app] += [situation.offer[gpu] for gpu in supply.give_gpus(app, size[app])]
-        return Outcome(supply.grants)
+        return self._outcome(situation, supply.grants)
 
 
 def _marginal(facts: Facts, have: int, then: list[Gpu]) -> float:
@@ -130,7 +182,8 @@ def _slowdown(facts: Facts, have: int, then: list[Gpu]) -> float:
 
 
 #: Name -> how to make the policy.
-BASELINES: dict[str, Callable[[], Ordered | Shares]] = {
+BASELINES: dict[str, Callable[[], Ordered | Shares | Strawman]] = {
+    "strawman": lambda: Strawman(),
     "tiresias": lambda: Ordered(lambda facts, room: facts.attained, dense=False),
     "gandiva": lambda: Shares(_slowdown, dense=True),
     "optimus": lambda: Shares(_marginal, dense=True),
@@ -142,6 +195,9 @@ BASELINES: dict[str, Callable[[], Ordered | Shares]] = {
 }
 
 
-def policy(name: str, f: float) -> Policy:
-    """Themis with this f, or a baseline, by name."""
-    return Themis(f) if name == "themis" else BASELINES[name]()
+def policy(name: str, f: float, recalls: bool | None = None, renews: bool | None = None) -> Policy:
+    """Themis or the paper's rule with this f, or a baseline, by name. ``recalls``, ``renews``: None: as it has them."""
+    made = Themis(f) if name == "themis" else Paper(f) if name == "paper" else BASELINES[name]()
+    made.recalls = made.recalls if recalls is None else recalls
+    made.renews = made.renews if renews is None else renews
+    return made

@@ -12,13 +12,14 @@ import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean
 
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.auctioneer import Tally
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import static_finish_time
 from themis_bridge.locality import Gpu
@@ -37,7 +38,8 @@ ENDLESS_S = 1e15
 class Setup:
     """How a workload is run.
 
-    policy: "themis" or a name of `BASELINES`.
+    policy: "themis", "paper" or a name of `BASELINES`.
+    recalls, renews: as of `Themis`; None: as the policy has it.
     f, lease_s: as of `Settings`.
     error: estimates are wrong by up to this fraction, drawn with ``seed``.
     liar: name of an app that lies; None if none does.
@@ -46,6 +48,8 @@ class Setup:
     """
 
     policy: str = "themis"
+    recalls: bool | None = None
+    renews: bool | None = None
     f: float = Settings.f
     lease_s: float = Settings.lease_s
     error: float = 0.0
@@ -74,6 +78,8 @@ class Result:
     placement: float
     #: Number of rounds of the arbiter.
     rounds: int
+    #: What became of the GPUs on offer in all rounds.
+    tally: Tally
 
     @property
     def worst(self) -> float:
@@ -100,6 +106,7 @@ class Result:
             "gpu_time": self.gpu_time,
             "placement_score": self.placement,
             "rounds": self.rounds,
+            **asdict(self.tally),
         }
 
 
@@ -108,7 +115,7 @@ class Simulation:
 
     def __init__(self, specs: Sequence[Spec], gpus: Sequence[Gpu], setup: Setup):
         self.gpus, self.setup = gpus, setup
-        chosen = policy(setup.policy, setup.f)
+        chosen = policy(setup.policy, setup.f, setup.recalls, setup.renews)
         lease = setup.lease_s if getattr(chosen, "preempts", True) else math.inf
         # Judgement: a quarter of the lease, where that is shorter than the pace.
         notice = min(PACE_S, lease / 4)
@@ -251,6 +258,7 @@ class Simulation:
             gpu_time=sum(app.attained for app in apps),
             placement=sum(app.placed for app in apps) / sum(app.attained for app in apps),
             rounds=self.arbiter.state.rounds,
+            tally=self.arbiter.auctioneer.tally,
         )
 
 

@@ -1,0 +1,206 @@
+"""The auction against orderings, on workloads that no constant of the arbiter was fitted on, on the virtual clock.
+
+``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--halves]``. Each policy runs on
+the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with both, as Themis does). The
+workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if DIR has them: the 120 jobs
+of Shockwave, the 96 jobs of Gavel, and 50 jobs of each of three clusters of the Philly trace. ``--halves``: Themis
+alone, with each constant in `CONSTANTS` halved and increased by half.
+
+``workloads``: name -> side -> its figures, as of `benchmarks.fairness`, with the tally of the auctions. ``sides``: side
+-> over all workloads the ``median`` and the ``low`` and ``high`` quartile of its worst rho divided by the smallest
+worst rho of any side there, ``most`` (the largest such ratio), ``best`` (on how many workloads nobody is better),
+``worst_rho`` (the median) and ``makespan`` (the median of its makespan divided by the straw man's).
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import finish, parser, result, say
+from themis_bridge import app_record, policy
+from themis_bridge.fairness import JobInfo
+from themis_bridge.locality import GUESSES, Gpu
+from themis_bridge.twin.apps import Spec
+from themis_bridge.twin.baselines import BASELINES
+from themis_bridge.twin.simulate import Setup, simulate
+from themis_bridge.twin.workloads import machines, read_jobs, tuning_apps
+
+#: GPUs of a cluster -> machines of it: (machines, slots of each, GPUs of each slot). Judgement: four GPUs on each.
+SIZES = (8, 16, 32, 64, 128)
+#: Lease of recorded jobs, s; as in `benchmarks.fairness`.
+TRACE_LEASE_S = 1200.0
+#: Cluster of the Philly trace -> GPUs that its jobs get here. Judgement: the work of the window fills them.
+PHILLY = {"11cb48": 16, "6c71a0": 32, "103959": 32}
+#: The window of each of those clusters: from this job, in the order of arrival, so many.
+PHILLY_FROM, PHILLY_JOBS = 200, 50
+#: What `--halves` changes: (module, name).
+CONSTANTS = (
+    (app_record, "WORK_POWER"),
+    (app_record, "PLACEMENT_POWER"),
+    (app_record, "SWITCH_S"),
+    (policy, "LONG_WAIT"),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Apps, the cluster, and the length of leases."""
+
+    specs: Sequence[Spec]
+    gpus: Sequence[Gpu]
+    lease_s: float = Setup.lease_s
+
+
+def cluster(gpus: int) -> list[Gpu]:
+    """Machines of four GPUs."""
+    return machines(((gpus // 4, 4, 1),))
+
+
+def job(number: int, arrives: float, seconds: float, width: int) -> Spec:
+    """One recorded job that took ``seconds`` on ``width`` GPUs."""
+    return Spec(f"job{number:03}", arrives, [[JobInfo(1000, seconds * width / 1000, width)]], dict(GUESSES))
+
+
+def read_gavel(trace: Path, throughputs: Path) -> list[Spec]:
+    """Jobs of Gavel's format: steps (sixth field), GPUs (seventh), arrival (last); steps a second on V100s by file."""
+    rates = {ast.literal_eval(key): rate["null"] for key, rate in json.loads(throughputs.read_text())["v100"].items()}
+    specs = []
+    for number, line in enumerate(trace.read_text().splitlines()):
+        fields = line.split("\t")
+        width = int(fields[6])
+        specs.append(job(number, float(fields[-1]), int(fields[5]) / rates[fields[0], width], width))
+    return specs
+
+
+def read_philly(path: Path, name: str) -> list[Spec]:
+    """The window of the jobs of one cluster of the Philly trace."""
+    with path.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["cluster"] == name]
+    window = sorted(rows, key=lambda row: row["timestamp"])[PHILLY_FROM : PHILLY_FROM + PHILLY_JOBS]
+    times = [datetime.fromisoformat(row["timestamp"]).timestamp() for row in window]
+    return [
+        job(number, at - times[0], float(row["duration"]), int(row["num_gpus"]))
+        for number, (at, row) in enumerate(zip(times, window, strict=True))
+    ]
+
+
+def workloads(quick: bool, traces: Path | None) -> dict[str, Workload]:
+    """Name -> workload. Judgement for the sizes: more work arrives than can be done, and a run takes seconds."""
+    found = {
+        f"12 tuning apps, {size} GPUs": Workload(
+            tuning_apps(12, 300 + size, days=size / 160, between_s=1200.0), cluster(size)
+        )
+        for size in (SIZES[:2] if quick else SIZES)
+    }
+    if traces:
+        gavel = traces / "gavel"
+        found |= {
+            "Shockwave, 32 GPUs": Workload(
+                read_jobs(traces / "shockwave" / "120_jobs.trace"), cluster(32), TRACE_LEASE_S
+            ),
+            "Gavel, 32 GPUs": Workload(
+                read_gavel(gavel / "max_min_fairness.trace", gavel / "simulation_throughputs.json"),
+                cluster(32),
+                TRACE_LEASE_S,
+            ),
+        }
+        for name, size in PHILLY.items():
+            specs = read_philly(traces / "pollux" / "philly.csv", name)
+            found[f"Philly {name}, {size} GPUs"] = Workload(specs, cluster(size), TRACE_LEASE_S)
+    return found
+
+
+def run(workload: Workload, name: str, extra: bool) -> dict[str, float]:
+    """The figures of one side on one workload. ``extra``: with recall and renewal."""
+    setup = Setup(policy=name, recalls=extra, renews=extra, lease_s=workload.lease_s)
+    return simulate(workload.specs, workload.gpus, setup).figures()
+
+
+def compared(table: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """``sides`` of the module's docstring. ``table``: workload -> side -> its figures."""
+    found = {}
+    for side in next(iter(table.values())):
+        ratios = [
+            each[side]["worst_rho"] / min(figures["worst_rho"] for figures in each.values()) for each in table.values()
+        ]
+        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
+        spans = [each[side]["makespan"] / each["strawman both"]["makespan"] for each in table.values()]
+        found[side] = {
+            "median": median,
+            "low": low,
+            "high": high,
+            "most": max(ratios),
+            "best": sum(ratio <= 1.0 for ratio in ratios),
+            "worst_rho": statistics.median(each[side]["worst_rho"] for each in table.values()),
+            "makespan": statistics.median(spans),
+        }
+    return found
+
+
+def compare(there: dict[str, Workload], names: Sequence[str]) -> dict[str, Any]:
+    """All policies on all workloads."""
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for title, workload in there.items():
+        for name in names:
+            for extra in (False, True):
+                if extra and not getattr(BASELINES.get(name, lambda: None)(), "preempts", True):
+                    continue  # Its leases never end.
+                began, side = time.perf_counter(), f"{name} {'both' if extra else 'plain'}"
+                table.setdefault(title, {})[side] = each = run(workload, name, extra)
+                say(
+                    f"{title:24} {side:15} worst rho {each['worst_rho']:7.3f}, makespan {each['makespan']:7.0f} s, "
+                    f"mean JCT {each['mean_jct']:6.0f} s, {each['contested']:4} of {each['auctions']:4} auctions "
+                    f"contested, {each['won'] - each['kept']:4} of {each['won']:5} GPUs paid, "
+                    f"{each['overridden']:5} overridden ({time.perf_counter() - began:.1f} s)"
+                )
+    sides = compared(table)
+    for side, each in sorted(sides.items(), key=lambda pair: pair[1]["median"]):
+        say(
+            f"{side:15} worst rho {each['median']:.2f} times the best ({each['low']:.2f} to {each['high']:.2f}, "
+            f"at most {each['most']:.2f}), best on {each['best']} of {len(table)}, makespan {each['makespan']:.3f}"
+        )
+    rest = {side: each["median"] / sides["themis both"]["median"] for side, each in sides.items()}
+    del rest["themis both"]
+    return {"workloads": table, "sides": sides, "ratios": rest, "ratio": min(rest.values())}
+
+
+def halves(there: dict[str, Workload]) -> dict[str, Any]:
+    """``halves``: constant -> by which fraction each worst rho of Themis changes, halved and increased by half."""
+    base = {title: run(workload, "themis", True)["worst_rho"] for title, workload in there.items()}
+    found = {}
+    for module, name in CONSTANTS:
+        usual = getattr(module, name)
+        for factor in (0.5, 1.5):
+            setattr(module, name, usual * factor)
+            moved = [run(workload, "themis", True)["worst_rho"] / base[title] - 1 for title, workload in there.items()]
+            found[f"{name} * {factor}"] = moved
+            say(f"{name} * {factor}: {min(moved):+.1%} to {max(moved):+.1%}, median {statistics.median(moved):+.1%}")
+        setattr(module, name, usual)
+    return {"halves": found}
+
+
+def main() -> None:
+    """The command."""
+    arguments = parser("The auction and other policies, each with and without recall and renewal.")
+    names = ["themis", "paper", *BASELINES]
+    arguments.add_argument("--traces", type=Path, help="folder of recorded traces, for five further workloads")
+    arguments.add_argument("--only", nargs="+", choices=names, default=names, help="themis, strawman and these")
+    arguments.add_argument("--halves", action="store_true", help="Themis alone, with constants moved by half")
+    options = arguments.parse_args()
+    there = workloads(options.quick, options.traces)
+    chosen = [name for name in names if name in {"themis", "strawman", *options.only}]
+    figures = halves(there) if options.halves else compare(there, chosen)
+    finish(result("policies", f"{len(there)} workloads", "twin", **figures), options.json)
+
+
+if __name__ == "__main__":
+    main()
