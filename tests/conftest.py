@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_place)
 
 
-#: The clusters that tests ask for. Those of the shortest tests come last, so that two processes end together.
+#: The clusters that tests ask for. Those of the shortest tests come last, so that all processes end together.
 _CLUSTERS = ("no_ray", None, "ray4", "ray_gpus", "ray2")
 
 
