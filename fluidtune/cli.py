@@ -196,8 +196,20 @@ def status(as_json: bool) -> None:
     for trouble in found.get("trouble", ()):
         click.echo(f"  trouble: {trouble}")
     for name, app in found["apps"].items():
-        rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
-        click.echo(f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old")
+        click.echo("\n".join(_app_lines(name, app)))
+
+
+def _app_lines(name: str, app: dict[str, Any]) -> list[str]:
+    """One app of the arbiter's status. The arbiter may be of an earlier version, which does not say as much."""
+    rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
+    if "waits" not in app:
+        return [f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old"]
+    hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
+    line = (
+        f"  {name}: {len(app['leases'])} of {app['demand']} GPUs{f' ({hosts})' if hosts else ''}, {rho}, "
+        f"user {app['user']}, weight {app['weight']:g}, doubt {app['doubt']:.2f}, {app['age']:.0f} s old"
+    )
+    return [line, f"    waits: {app['waits']}"] if app["waits"] else [line]
 
 
 @arbiter.command()

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from themis_bridge import arbiter_view
 from themis_bridge import messages as m
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
@@ -143,18 +144,8 @@ class ArbiterActor:
                 "ticks": self._ticked,
                 "waiting": len(self._waiting) + len(self._errands.owed()),
                 "trouble": [each for each in (self._books.trouble(), self._errands.trouble()) if each],
-                "apps": {
-                    name: {
-                        "rho": app.rho,
-                        "age": state.clock - app.joined,
-                        "contention": state.contention(name),
-                        "leases": {
-                            lease.gpu: {"token": lease.token, "remaining": lease.expires - state.clock}
-                            for lease in state.leases.of(name)
-                        },
-                    }
-                    for name, app in state.apps.items()
-                },
+                "tally": asdict(auctioneer.tally),
+                "apps": arbiter_view.view(state),
             }
 
     def _tick_ms(self) -> dict[str, float]:

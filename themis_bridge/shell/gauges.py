@@ -5,13 +5,18 @@ from __future__ import annotations
 from ray.util.metrics import Gauge
 
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.arbiter_view import shown_rho
 
 
 class Gauges:
     """See the module."""
 
     def __init__(self) -> None:
-        self._rho = Gauge("themis_rho", "Finish-time fairness that an app last reported", ("app",))
+        self._rho = Gauge(
+            "themis_rho",
+            "Finish-time fairness of an app; without a GPU, with all that it can use",
+            ("app",),
+        )
         self._held = Gauge("themis_leases", "GPUs that an app holds", ("app",))
         self._busy = Gauge("themis_utilisation", "Share of the GPUs that are leased")
         self._duration = Gauge("themis_round_seconds", "Seconds of the last round")
@@ -23,10 +28,11 @@ class Gauges:
         for gone in self._shown - state.apps.keys():
             self._held.set(0, {"app": gone})
         self._shown = set(state.apps)
-        for name, app in state.apps.items():
+        for name in state.apps:
             self._held.set(len(state.leases.of(name)), {"app": name})
-            if app.rho is not None:
-                self._rho.set(app.rho, {"app": name})
+            rho = shown_rho(state, name)
+            if rho is not None:
+                self._rho.set(rho, {"app": name})
         leased = sum(1 for lease in state.leases if not lease.closing)
         self._busy.set(leased / len(state.gpus) if state.gpus else 0.0)
         self._duration.set(round_seconds)

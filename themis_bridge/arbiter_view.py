@@ -1,0 +1,98 @@
+"""What an operator is told of each app: what it holds and wants, how far behind it is, and why it waits.
+
+Nothing is decided here. All times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from themis_bridge.arbiter_state import ArbiterState
+
+
+def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
+    """App -> plain data. ``rho`` is None while the app holds no GPU: it is then practically infinite and says nothing.
+
+    The other keys: ``best`` (rho if it had all GPUs that it could use from now on), ``age``, ``contention`` (N_avg),
+    ``demand`` (the most GPUs that it could use now), ``user``, ``weight``, ``doubt`` (its rho is divided by it),
+    ``hosts`` (machine -> GPUs), ``leases`` (GPU -> token and remaining seconds) and ``waits`` (why it has fewer GPUs
+    than it could use; "" if it has as many).
+    """
+    return {
+        name: {
+            "rho": shown_rho(state, name) if state.leases.of(name) else None,
+            "best": app.best,
+            "age": state.clock - app.joined,
+            "contention": state.contention(name),
+            "demand": app.useful,
+            "user": state.user_of(name),
+            "weight": state.settings.weights.get(state.user_of(name), 1.0),
+            "doubt": app.distrust,
+            "hosts": dict(sorted(Counter(state.gpus[lease.gpu].machine for lease in state.leases.of(name)).items())),
+            "leases": {
+                lease.gpu: {"token": lease.token, "remaining": lease.expires - state.clock}
+                for lease in state.leases.of(name)
+            },
+            "waits": why_it_waits(state, name),
+        }
+        for name, app in state.apps.items()
+    }
+
+
+def shown_rho(state: ArbiterState, name: str) -> float | None:
+    """rho of an app, or, if it holds no GPU, the rho that it would have if it got all that it could use now.
+
+    None before its first report.
+    """
+    app = state.apps[name]
+    return app.rho if app.rho is None or state.leases.of(name) else app.best
+
+
+def why_it_waits(state: ArbiterState, name: str) -> str:
+    """In one line, why the app has fewer GPUs than it could use; "" if it has as many."""
+    app = state.apps[name]
+    if app.rho is None:
+        return f"it has not reported yet; {_missing(state, name)}"
+    return _missing(state, name) if app.useful > len(state.leases.of(name)) else ""
+
+
+def _missing(state: ArbiterState, name: str) -> str:
+    """Why the app has no further GPU now."""
+    user = state.user_of(name)
+    if state.quota_left(user) <= 0:
+        return f"the quota of user {user!r}, {state.settings.quotas[user]} GPUs, is used up"
+    promised = [lease.expires for lease in state.leases if lease.heir == name]
+    if promised:
+        return f"{len(promised)} GPUs are promised to it, the first within {_until(min(promised), state)}"
+    free = [gpu for gpu in state.gpus if state.leases.get(gpu) is None]
+    barred = {gpu for gpu in free if name in state.backoff.barred_apps(gpu, state.clock)}
+    if barred:
+        retry = min(until for gpu, until in state.backoff.retry_times(state.clock) if gpu in barred)
+        return f"Ray could not reserve {len(barred)} free GPUs for it; next attempt in {_until(retry, state)}"
+    if free:
+        return f"{len(free)} GPUs are free and about to be offered"
+    ahead = sum(_behind(state, other) > _behind(state, name) for other in state.apps if other != name)
+    ends = [
+        max(state.clock, lease.expires - state.settings.notice_s)
+        for lease in state.leases
+        if lease.app != name and not lease.closing and not lease.ending
+    ]
+    if not ends:
+        return "all other GPUs change hands now"
+    return (
+        f"all {len(state.gpus)} GPUs are leased; the next one of another app is offered in {_until(min(ends), state)}; "
+        f"{ahead} apps are further behind"
+    )
+
+
+def _behind(state: ArbiterState, name: str) -> tuple[bool, float]:
+    """Larger for an app that is further behind, in the order in which apps bid (`policy.worst_first`)."""
+    app = state.apps[name]
+    weight = state.settings.weights.get(state.user_of(name), 1.0) / app.distrust
+    return not state.leases.of(name), weight * (shown_rho(state, name) or 0.0)
+
+
+def _until(time: float, state: ArbiterState) -> str:
+    return "infinite time" if math.isinf(time) else f"{max(0.0, time - state.clock):.0f} s"
