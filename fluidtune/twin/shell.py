@@ -75,12 +75,16 @@ class _Progress:
 class Twin:
     """One run of ``job`` on ``devices`` devices; `run` does it.
 
+    ``stops``: a tuning algorithm that lives: it is told a trial and the iterations that the trial has done in its
+    stage, after each one, and says whether the stage ends there. None: every trial does the iterations of the job.
+
     After the run, ``now`` is its seconds, ``busy`` the device-seconds that trials held, and ``resizes`` and
     ``iterations`` are the numbers of these.
     """
 
     job: RecordedJob
     devices: int
+    stops: Callable[[str, int], bool] | None = None
     now: float = 0.0
     resizes: int = 0
     busy: float = 0.0
@@ -317,6 +321,9 @@ class Twin:
             self._resize(run, run.later)
             run.later = None
         progress.left -= 1
+        done = progress.trial.stages[progress.stage].iterations - progress.left
+        if self.stops is not None and self.stops(name, done):
+            progress.left = 0
         if not progress.left:
             self._end_stage(name)
         elif run.suspend:

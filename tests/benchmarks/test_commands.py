@@ -41,6 +41,7 @@ def test_tune_vs_fluid():
     assert sides.keys() == THREE
     assert figures["ratio"] == min(figures["ratios"].values())
     assert figures["ratios"]["stock"] == sides["stock"]["seconds"] / sides["fluid"]["seconds"]
+    assert figures["bound_ratio"] == sides["fluid"]["bound_ratio"] > 0
     for side in sides.values():
         assert side["errors"] == 0
         assert side["trials"] == sides["stock"]["trials"]
@@ -98,6 +99,16 @@ def test_overheads():
     figures = _run("benchmarks.overheads", "--devices", "emulated:4", keys=keys, kind="emulated")
     assert figures["compared"], "nothing was packed or grown: nothing was compared"
     assert [one["packing"] for one in figures["artificial"].values()] == [2, 2, 1, 1]
+
+
+@pytest.mark.slow
+def test_streams():
+    figures = _run("benchmarks.streams", "--devices", "4", keys=BASE | {"seeds", "searches", "batches"}, kind="twin")
+    searches, batches = figures["searches"], figures["batches"]
+    assert batches.keys() == {"grid", "hyperband", "pbt"} and len(searches) == 6
+    for found in (*(case["4"] for case in searches.values()), *(job["4"] for job in batches.values())):
+        assert found["seconds"] > 0 and found["bound_ratio"] >= 1 - 1e-9
+    assert all(case["4"]["one_each"]["bound_ratio"] >= 1 - 1e-9 for case in searches.values())
 
 
 def test_driver():

@@ -189,3 +189,15 @@ def test_no_worker_of_a_wide_start_is_lost():
 def test_a_log_without_a_trial_is_no_job():
     with pytest.raises(ProfileError):
         read_job([log()[0]])
+
+
+def test_an_algorithm_that_lives_says_when_a_trial_ends():
+    asked: list[tuple[str, int]] = []
+
+    def stops(trial: str, iteration: int) -> bool:
+        asked.append((trial, iteration))
+        return trial == "trial1" and iteration == 2
+
+    twin = Twin(grid(2, 5, ALONE, max_packing=1, kind="plain"), 1, stops)
+    assert twin.run() == pytest.approx(5 + 2)
+    assert asked == [*(("trial0", k) for k in range(1, 6)), ("trial1", 1), ("trial1", 2)]
