@@ -53,7 +53,7 @@ def test_every_reason_to_wait() -> None:
 
 def test_a_gpu_that_ray_cannot_reserve_is_a_reason() -> None:
     cluster = Cluster(2)
-    cluster.impossible = {("a", "g0")}
+    cluster.impossible = {("g0", "a")}
     cluster.join("a", Job(2, 1e5))
     cluster.wait(1)
     (app,) = view(cluster.arbiter.state).values()
