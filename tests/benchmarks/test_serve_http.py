@@ -1,0 +1,72 @@
+"""`benchmarks.serve_http`: its client sends every request and counts what became of it. No figure is asserted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from benchmarks import serve_http
+from benchmarks.serve_real import Load
+
+there = importlib.util.find_spec("aiohttp") is not None
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not there, reason="aiohttp is not installed: fluidtune[serve]")]
+
+
+class Door(ThreadingHTTPServer):
+    """Answers every third request with 503, and the others with 7; ``answered`` counts these."""
+
+    def __init__(self):
+        self.asked = self.answered = 0
+        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def status(self):
+        with self._lock:
+            self.asked += 1
+            self.answered += self.asked % 3 != 0
+            return 200 if self.asked % 3 else 503
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        image = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert len(image) == 8
+        self.send_response(self.server.status())
+        self.send_header("Content-Length", "1")
+        self.end_headers()
+        self.wfile.write(b"7")
+
+    def log_message(self, *said):
+        pass
+
+
+@pytest.fixture
+def door():
+    with Door() as door:
+        threading.Thread(target=door.serve_forever, daemon=True).start()
+        yield door
+        door.shutdown()
+
+
+def test_the_open_load_is_counted(door):
+    client = serve_http.Client(door.server_port, [7] * 64)
+    found = client.open(Load(200.0, 1.0, 0.3, 1))
+    assert door.asked > 0
+    assert found["good"] + found["late"] == pytest.approx(door.answered / door.asked, abs=1e-3)
+    assert found["refused"] == pytest.approx(1 - door.answered / door.asked, abs=1e-3)
+    assert found["failed"] == 0
+
+
+def test_the_closed_load_counts_every_answer(door, monkeypatch):
+    monkeypatch.setattr(serve_http, "CLIENTS", 8)
+    rate = serve_http.Client(door.server_port, [7] * 64).closed(0.3)
+    assert rate * 0.3 == pytest.approx(door.answered)
+
+
+def test_an_answer_that_is_not_the_models_ends_the_benchmark(door):
+    with pytest.raises(RuntimeError, match="is not that of the model, 8"):
+        serve_http.Client(door.server_port, [8] * 64).open(Load(200.0, 1.0, 0.1, 1))

@@ -1,0 +1,213 @@
+"""Trials are served over HTTP under load while processes are killed.
+
+``python -m tests.faults.serving --rounds 30``. Each round kills one process by SIGKILL, in this order: the driver that
+has started the service, a model process, the front. After each kill the service must answer again. Every request must
+get one response: the right output, or a refusal with its reason; only requests that were on their way when a front died
+may also get Ray Serve's own error. What the front has counted as answered is what the clients got, once each. In the
+end nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import fluidtune
+from tests.conftest import assert_nothing_left, wait_until_nothing
+from tests.serving import runs
+
+KINDS = ("driver", "model process", "front")
+CLIENTS, FACTOR = 4, 3
+#: Seconds: of the SLO; and until a request without a response counts as lost, or a service that does not answer as
+#: dead. Judgement: a front loads torch and the models on a busy machine.
+SLO_S, PATIENCE_S = 20.0, 200.0
+
+
+class Clients:
+    """Threads that ask about one number after the other, each number once."""
+
+    def __init__(self, port: int):
+        self._port, self._numbers, self._ends = port, itertools.count(runs.KILLS + 1), threading.Event()
+        #: What became of requests: "answered", "refused", "error", and what is a fault of ours.
+        self.became: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            with self._lock:
+                number = next(self._numbers)
+            what = self._ask(number)
+            with self._lock:
+                self.became[what] += 1
+            if what != "answered":
+                self._ends.wait(0.02)
+
+    def _ask(self, number: int) -> str:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+            connection.request("POST", "/", json.dumps(number))
+            answer = connection.getresponse()
+            status, body = answer.status, answer.read()
+            connection.close()
+        except TimeoutError:
+            return f"lost: no response for {number}"
+        except (OSError, http.client.HTTPException):
+            return "error"
+        if status == 200:
+            return "answered" if json.loads(body) == FACTOR * number else f"wrong: {body!r} for {number}"
+        if status == 503 and b"reason" in body:
+            return "refused"
+        return "error" if status in (500, 503) else f"wrong: status {status}"
+
+    def end(self) -> Counter[str]:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        return self.became
+
+
+def driver(address: str, run: str, port: int) -> None:
+    """The process that starts the service, and then waits to be killed."""
+    ray.init(address=address, log_to_driver=False)
+    fluidtune.serve(run, runs.load, SLO_S, starts="eager", port=port)
+    print("up", flush=True)
+    signal.pause()
+
+
+def until(reached: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while not (found := reached()):
+        assert time.monotonic() < end, f"within {PATIENCE_S:.0f} s there was not {what}"
+        time.sleep(0.05)
+    return found
+
+
+def status() -> dict[str, Any]:
+    from fluidtune.serving import service
+
+    def asked() -> dict[str, Any] | None:
+        try:
+            return service.status()
+        except fluidtune.FluidTuneError:  # the front is starting anew
+            return None
+
+    return until(asked, "a front that answers")
+
+
+def one_round(kind: str, port: int, process: subprocess.Popen[str]) -> Counter[str]:
+    """Kill one process under load, and wait until the service answers again."""
+    before = until(lambda: (found := status())["device_pids"] and found["state"] == "serving" and found, "a service")
+    counted = before["trials"][0]["requests"]
+    clients = Clients(port)
+    try:
+        until(lambda: clients.became["answered"] > 20, "an answer")
+        pid = {"driver": process.pid, "model process": before["device_pids"][0], "front": before["pid"]}[kind]
+        os.kill(pid, signal.SIGKILL)
+        if kind == "driver":
+            process.wait()
+        elif kind == "front":
+            until(lambda: status()["pid"] != pid, "another front")
+        else:
+            until(lambda: status()["device_pids"] not in ([], [pid]), "another model process")
+        # Whoever was on the way at the kill has its response by then.
+        some = clients.became["answered"] + CLIENTS + 1
+        until(lambda: clients.became["answered"] >= some, "an answer after the kill")
+    finally:
+        became = clients.end()
+    faults = [what for what in became if what not in ("answered", "refused", "error")]
+    assert not faults, faults
+    if kind != "front":
+        assert not became["error"], became
+        after = status()["trials"][0]["requests"]
+        answered = sum(after.get(what, 0) - counted.get(what, 0) for what in ("answered", "late"))
+        assert answered == became["answered"], (counted, after, became)
+    return became
+
+
+@contextmanager
+def served(directory: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """A service that a process of its own has started, in this process' cluster."""
+    run = runs.run(directory)
+    words = [sys.executable, "-m", "tests.faults.serving", "--driver", ray.get_runtime_context().gcs_address]
+    process = subprocess.Popen([*words, str(run), str(port)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and "up" in iter(lambda: process.stdout.readline().strip(), "")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rounds(count: int, directory: Path, port: int) -> Counter[str]:
+    """``count`` rounds in a cluster of two CPUs. What became of all requests."""
+    from fluidtune.serving import service
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        total: Counter[str] = Counter()
+        with served(directory, port) as process:
+            for number in range(count):
+                kind = KINDS[number % len(KINDS)]
+                if kind == "driver" and process.poll() is not None:
+                    kind = "model process"  # It was killed in the first round, and nobody has missed it.
+                became = one_round(kind, port, process)
+                print(f"round {number}: {kind}: {dict(became)}", flush=True)
+                total += became
+        assert service.stop()
+        assert_nothing_left()
+        return total
+    finally:
+        pids = ray_processes()
+        ray.shutdown()
+        wait_until_nothing(lambda: [str(pid) for pid in pids if alive(pid)])
+
+
+def ray_processes() -> list[int]:
+    import psutil
+
+    return [process.pid for process in psutil.Process().children(recursive=True)]
+
+
+def alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--driver", nargs=3, metavar=("ADDRESS", "RUN", "PORT"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.driver:
+        driver(args.driver[0], args.driver[1], int(args.driver[2]))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        print(dict(rounds(args.rounds, Path(directory), args.port)))
+
+
+if __name__ == "__main__":
+    main()
