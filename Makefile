@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 THREE := -n 3 --dist load --maxschedchunk 1 --reruns 1
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod ray-suite clean
+.PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod gpu ray-suite clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -61,9 +61,15 @@ horovod: $(STAMP)
 test-horovod: horovod
 	$(BIN)/python -m pytest -m "$(HOROVOD_TESTS)"
 
+# All that needs a GPU, in less than half an hour; gpu-report/README.md says what held. It uses the Python of GPU_PYTHON,
+# which must have torch with CUDA, FluidTune and pytest. REHEARSE=1: the same on two cores, which measures nothing.
+GPU_PYTHON ?= $(PYTHON)
+gpu: $(if $(REHEARSE),$(STAMP))
+	$(if $(REHEARSE),$(BIN)/python,$(GPU_PYTHON)) -m benchmarks.gpu $(if $(REHEARSE),--rehearse)
+
 # Ray Tune's own tests, under stock and under FluidTune: docs/ray-suite.md. RAY: a checkout of Ray's repository.
 ray-suite: $(STAMP)
 	$(BIN)/python -m tools.ray_suite $(RAY) $(FILES)
 
 clean:
-	rm -rf $(VENV) .venv-oldest demo
+	rm -rf $(VENV) .venv-oldest demo gpu-report

@@ -1,10 +1,11 @@
 """How long a resize takes: from the decision to the first step with the new number of workers.
 
-``python -m benchmarks.resize --json [--backend torch|horovod] [--quick]``. One trial (resize_job.py) repeatedly grows
-from one worker to two and shrinks back. `fluid` resizes in place, in a real FluidTune run: short trials come and go,
-and the engine resizes the long trial for them. `stock` is stock Ray Tune's pause and resume: a scheduler pauses the
-trial, changes its resources, and lets it continue in a new process. Both are timed from the decision (the engine's
-instruction; the scheduler's PAUSE) until the driver has the first result of a step with the new workers.
+``python -m benchmarks.resize --json [--devices cpu:2|gpu:2] [--backend torch|horovod] [--quick]``. One trial
+(resize_job.py) repeatedly grows from one worker to two and shrinks back. `fluid` resizes in place, in a real FluidTune
+run: short trials come and go, and the engine resizes the long trial for them. `stock` is stock Ray Tune's pause and
+resume: a scheduler pauses the trial, changes its resources, and lets it continue in a new process. Both are timed from
+the decision (the engine's instruction; the scheduler's PAUSE) until the driver has the first result of a step with the
+new workers.
 
 A growth for which FluidTune first had to start a process is listed as ``cold`` and not compared, because the trial
 trains on meanwhile. ``stall`` is the time for which an in-place resize interrupted training.
@@ -31,7 +32,7 @@ from fluidtune.elastic.backends.horovod_there import require_horovod
 from fluidtune.report import read_events
 
 JOB = str(ROOT / "benchmarks" / "resize_job.py")
-DEVICES = "cpu:2"
+DEVICES = ("cpu:2", "gpu:2")
 HOROVOD_JOB = str(ROOT / "benchmarks" / "resize_horovod.py")
 KINDS = ("grow", "shrink")
 
@@ -60,18 +61,23 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
-def fluid(times: int, backend: str) -> dict[str, list[float]]:
+def fluid(times: int, backend: str, devices: str) -> dict[str, list[float]]:
     """The resizes of a run with ``times`` guests under FluidTune."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = str(Path(directory) / "out.json")
-        job = ("guests", "--times", str(times), "--storage", directory, "--out", out)
-        run_process(under_fluidtune(DEVICES, JOB, *job, settings=["--backend", backend]))
+        job = ("guests", *gpus(devices), "--times", str(times), "--storage", directory, "--out", out)
+        run_process(under_fluidtune(devices, JOB, *job, settings=["--backend", backend]))
         return resizes(read_events(Path(directory) / "job" / "fluid_events.jsonl"))
 
 
-def stock(times: int) -> dict[str, list[float]]:
+def gpus(devices: str) -> tuple[str, ...]:
+    """The arguments by which the job knows its devices."""
+    return ("--gpus", "2") if devices.startswith("gpu") else ()
+
+
+def stock(times: int, devices: str) -> dict[str, list[float]]:
     """``times`` growths and ``times`` shrinks by pause and resume under stock Ray Tune."""
-    return measured(JOB, "pause", "--times", str(times))
+    return measured(JOB, "pause", *gpus(devices), "--times", str(times))
 
 
 def elastic_ray(times: int) -> dict[str, list[float]]:
@@ -97,12 +103,14 @@ def main() -> None:
         "Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.", repeats=True
     )
     options.add_argument("--backend", choices=sorted(BACKENDS), default="torch", help="the collective library")
+    options.add_argument("--devices", choices=DEVICES, default=DEVICES[0], help="on gpu:2 the sums are NCCL's")
     args = options.parse_args()
     if args.backend == "horovod":
         require_horovod()
     runs = []
     for turn in range(args.repeats):
-        runs.append({OURS: fluid(2 if args.quick else 6, args.backend), "stock": stock(1 if args.quick else 3)})
+        runs.append({OURS: fluid(2 if args.quick else 6, args.backend, args.devices)})
+        runs[-1]["stock"] = stock(1 if args.quick else 3, args.devices)
         if args.backend == "horovod":
             runs[-1]["elastic_ray"] = elastic_ray(1 if args.quick else 3)
         say(f"[{turn + 1}/{args.repeats}] {json.dumps(runs[-1])}")
@@ -120,7 +128,7 @@ def main() -> None:
     ratios = {name: min(kinds.values()) for name, kinds in by_kind.items()}
     figures = result(
         "resize",
-        DEVICES,
+        args.devices,
         "real",
         backend=args.backend,
         sides=sides,

@@ -32,6 +32,8 @@ from fluidtune import elastic
 APART = 2.0
 #: Samples of a step. Judgement: enough work that two workers are faster than one; otherwise FluidTune does not grow it.
 BATCH = 256
+#: Samples of a step on a GPU. Judgement: a GPU is done with `BATCH` samples before two of them have agreed on a sum.
+GPU_BATCH = 64 * BATCH
 #: Iterations between two pauses of the stock trial. Judgement: enough to reach a steady speed.
 BETWEEN = 10
 
@@ -42,15 +44,18 @@ def train(config: dict[str, Any]) -> None:
         tune.report({"loss": 0.0})
         return
     torch.manual_seed(0)
-    data = Subset(digits()[0], range(BATCH))
-    model = network(48)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = GPU_BATCH if device.type == "cuda" else BATCH
+    known = digits()[0]
+    data = Subset(known, [index % len(known) for index in range(size)])
+    model = network(48).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+    loader = DataLoader(data, batch_size=size, shuffle=True)
     start = 0
     checkpoint = tune.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as directory:
-            state = torch.load(os.path.join(directory, "state.pt"))
+            state = torch.load(os.path.join(directory, "state.pt"), map_location=device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         start = state["step"] + 1
@@ -59,7 +64,7 @@ def train(config: dict[str, Any]) -> None:
         total, count = 0.0, 0
         for x, y in loader:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
             n = elastic.samples(len(x))
@@ -119,12 +124,13 @@ class UntilOver(FIFOScheduler):
 
 
 class Pauses(FIFOScheduler):
-    """Pauses the trial after every `BETWEEN` iterations and lets it continue with the other number of cores."""
+    """Pauses the trial after every `BETWEEN` iterations and lets it continue with the other number of devices."""
 
-    def __init__(self, pauses: int) -> None:
+    def __init__(self, pauses: int, on_gpus: bool) -> None:
         super().__init__()
         self._left = pauses
-        self._cpus = 1
+        self._kinds = ("CPU", "GPU") if on_gpus else ("CPU",)
+        self._count = 1
         self._since = 0
         self._decided: float | None = None
         #: Kind of change -> seconds from each decision to pause until the first result after it.
@@ -132,7 +138,7 @@ class Pauses(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         if self._decided is not None:
-            kind = "grow" if self._cpus == 2 else "shrink"
+            kind = "grow" if self._count == 2 else "shrink"
             self.seconds[kind].append(time.monotonic() - self._decided)
             self._decided, self._since = None, 0
         self._since += 1
@@ -141,14 +147,14 @@ class Pauses(FIFOScheduler):
         if self._left == 0:
             return TrialScheduler.STOP
         self._left -= 1
-        self._cpus = 3 - self._cpus
+        self._count = 3 - self._count
         self._decided = time.monotonic()
         return TrialScheduler.PAUSE
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         for trial in tune_controller.get_trials():
             if trial.status == Trial.PAUSED:
-                trial.update_resources(PlacementGroupFactory([{"CPU": self._cpus}]))
+                trial.update_resources(PlacementGroupFactory([dict.fromkeys(self._kinds, self._count)]))
                 return trial
         return super().choose_trial_to_run(tune_controller)
 
@@ -157,14 +163,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One trial, resized repeatedly.")
     parser.add_argument("how", choices=["guests", "pause"])
     parser.add_argument("--times", type=int, required=True, help="how often it grows, and shrinks")
+    parser.add_argument("--gpus", type=int, default=0, choices=[0, 2], help="GPUs of the Ray cluster")
     parser.add_argument("--storage", required=True)
     parser.add_argument("--out", required=True, help="where the measurements go, JSON")
     args = parser.parse_args()
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, num_gpus=args.gpus, include_dashboard=False, log_to_driver=False)
     guests = Guests(args.times) if args.how == "guests" else None
-    pauses = None if guests else Pauses(2 * args.times)
+    pauses = None if guests else Pauses(2 * args.times, bool(args.gpus))
     tune.Tuner(
-        train,
+        tune.with_resources(train, {"cpu": 1, "gpu": 1}) if args.gpus else train,
         param_space=None if guests else {"guest": False},
         tune_config=tune.TuneConfig(
             num_samples=args.times + 1 if guests else 1,

@@ -1,0 +1,102 @@
+"""`benchmarks.gpu`: what its page says of what was found, and the rehearsal on cores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import ROOT
+from benchmarks.gpu.__main__ import (
+    Claim,
+    Outcome,
+    judge_doctor,
+    judge_salus,
+    judge_searches,
+    judge_tests,
+    page,
+    parts,
+)
+from benchmarks.gpu.search import of_the_log
+
+SIDES = {
+    "fluid": {"errors": [], "best": 0.95, "fit_seconds": 10.0, "most_at_a_time": 3, "samples": 5},
+    "stock": {"errors": [], "best": 0.95, "fit_seconds": 14.0},
+    "stock-quarter": {"errors": [], "best": 0.94, "fit_seconds": 9.0},
+}
+
+
+def held(claims: list[Claim]) -> dict[str, bool | None]:
+    return {claim.text: claim.held for claim in claims}
+
+
+def test_what_the_sides_of_the_search_show() -> None:
+    assert held(judge_searches(SIDES, rehearsal=False)) == {
+        "no trial of the searches fails": True,
+        "all sides find the same best trial": True,
+        "trials share the GPU (fluid)": True,
+        "NVML was asked (fluid)": True,
+        "the search is at least 1.5 times as fast (beside stock)": False,
+        "the search is compared (beside stock-quarter)": None,
+    }
+    apart = SIDES | {"stock": {"errors": ["no memory"], "best": 0.5, "fit_seconds": 20.0}}
+    found = held(judge_searches(apart, rehearsal=True))
+    assert not found["no trial of the searches fails"] and not found["all sides find the same best trial"]
+    assert found["the search is at least 1.5 times as fast (beside stock)"] is None, "a rehearsal measures nothing"
+    assert judge_searches({}, rehearsal=False) == []
+
+
+def test_what_single_parts_show() -> None:
+    assert judge_doctor(Outcome(1, 1.0, "ok    ray: 2.60\nMISS  cuda: no torch"))[0].found == "cuda: no torch"
+    assert held(judge_doctor(Outcome(0, 1.0, "ok    ray: 2.60"))) == {"`fluidtune doctor` misses nothing": True}
+    of_pytest = ((0, "4 passed", True), (0, "4 skipped", None), (1, "1 failed, 3 passed", False), (None, "", False))
+    for status, last, well in of_pytest:
+        assert judge_tests(Outcome(status, 1.0, f"....\n{last}"))[0].held is well
+    figures = {
+        "rehearsal": False,
+        "admissions": {"admitted": 1000, "out_of_memory": 2},
+        "greedy": {"losses_as_alone": True},
+        "overhead": {"worker": 0.03},
+    }
+    assert list(held(judge_salus(Outcome(0, 1.0, "", figures))).values()) == [False, True, False]
+    assert held(judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
+
+
+def test_the_page() -> None:
+    claims = [Claim("a", True, "1 | 2"), Claim("b", False, "3"), Claim("c", None, "4")]
+    text = page("Title", ["About."], [("first", 2.4, claims), ("second", None, [])])
+    assert text.startswith("# Title\n\nAbout.\n\n| part |")
+    assert "| first | a | yes | 1 \\| 2 |\n| first | b | **no** | 3 |\n| first | c | not measured | 4 |" in text
+    assert "| second | | left out | no time |" in text and "Time: first 2 s." in text
+
+
+def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
+    one, two = parts(Path("out"), False, 1), parts(Path("out"), False, 2)
+    assert sum(part.limit for part in two) < 1800
+    assert {part.name for part in two} - {part.name for part in one} == {"resize"}
+
+
+def test_what_an_event_log_shows() -> None:
+    sample = {"event": "device_sample", "memory_used": 7, "utilisation": 0.5}
+    began = [{"event": "trial_started", "trial": name} for name in "ab"]
+    moved = {"event": "trial_suspended", "trial": "a"}
+    worker = {"event": "worker_started", "mps": True}
+    found = of_the_log([worker, *began, sample, moved, began[0], sample | {"utilisation": None}])
+    assert (found["most_at_a_time"], found["samples"], found["memory_used"], found["under_mps"]) == (2, 2, 7, 1)
+    assert found["utilisation"] == 0.5 and found["lost"]["worker_lost"] == 0
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_the_rehearsal(no_ray, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
+    said = (tmp_path / "README.md").read_text()
+    assert done.returncode == 0, said + done.stderr[-3000:]
+    sides = json.loads((tmp_path / "gpu.json").read_text())["searches"]
+    assert sides.keys() == {"fluid", "lanes", "stock-quarter", "stock"}
+    assert len({side["best"] for side in sides.values()}) == 1 and not any(side["errors"] for side in sides.values())
+    assert "left out" not in said and (tmp_path / "fluid" / "fluid_events.jsonl").exists()
