@@ -12,7 +12,7 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from salus_share.errors import Refused
 from salus_share.lanes import Amount
@@ -255,6 +255,17 @@ def is_out_of_memory(error: BaseException, free: int | None = None) -> bool:
         return True
     words = _MEMORY_WORDS if free is None or free > FULL else _MEMORY_WORDS + _NOT_STARTED
     return isinstance(error, Exception) and any(each in text for each in words)
+
+
+def forget_workspaces(torch: Any) -> None:
+    """Have torch forget the workspaces of cuBLAS, while nothing multiplies; ``torch``: the module.
+
+    It keeps one for each thread and stream that has multiplied, of 32 MiB on Hopper GPUs. There is no public function
+    for that; this one is what torch's own CUDA graphs call.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # torch without CUDA has none
+    if clear is not None:
+        clear()
 
 
 def _total(need: Need) -> float:

@@ -17,6 +17,9 @@ SAMPLE_S = 2.0
 #: Bytes of a GPU's memory that others hold at least where another process computes on it. Judgement: a CUDA context
 #: takes 300 to 600 MiB; what a driver or MPS keeps for itself is less.
 NEIGHBOUR = 256 << 20
+#: What CUDA says on a GPU in compute mode Exclusive Process that another process is on: cudaErrorDevicesUnavailable in
+#: the documentation of its runtime.
+BUSY = "busy or unavailable"
 
 
 def torch_on_gpu(torch: Any = None) -> Any | None:
@@ -103,8 +106,11 @@ class GpuProbe:
     def squeezed(self, error: BaseException, torch: Any = None) -> Lack | None:
         """What to tell the driver if ``error`` says that the GPU's memory ran out while other processes held some.
 
-        None: it is another error, or the trial had all of the memory that its GPU has. ``torch``: see `torch_on_gpu`.
+        Or that the GPU, by its compute mode, admits one process only. None: it is another error, or the trial had all
+        of the memory that its GPU has. ``torch``: see `torch_on_gpu`.
         """
+        if any(BUSY in str(each) for each in causes(error)):
+            return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
         torch = torch_on_gpu(torch)
         memory = memory_left(torch)
         if memory is None or not any(is_out_of_memory(each, memory[0]) for each in causes(error)):

@@ -27,6 +27,7 @@ from fluidtune.cluster.logging_state import LoggingState
 from fluidtune.cluster.patches import Patches
 from fluidtune.cluster.process_leftovers import Leftovers
 from fluidtune.cluster.process_settings import Setting, interpreter_settings
+from salus_share.memory import forget_workspaces
 
 
 class _Unreadable:
@@ -169,6 +170,7 @@ class ProcessBaseline:
         self._new_streams()
         gc.collect()
         self._exits.run_finalizers()
+        _free_gpu()  # after the collector, which frees models that hold themselves, as prepared ones do by their hooks
         # Threads come last: those that are ending are waited for, and nobody waits for a worker that is dirty anyway.
         trouble = trouble or self._exits.left() or self._patches.found() or self._leftovers.found()
         if not self._frozen and trouble is None:
@@ -196,9 +198,15 @@ class ProcessBaseline:
         if numpy is not None:
             numpy.random.seed()
         torch = sys.modules.get("torch")
-        if torch is None:
-            return
-        torch.seed()
-        if torch_on_gpu(torch) is not None:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        if torch is not None:
+            torch.seed()
+
+
+def _free_gpu() -> None:
+    """Give the GPU back what torch keeps of it, and have the next trial's peak begin anew."""
+    torch = torch_on_gpu()
+    if torch is None:
+        return
+    forget_workspaces(torch)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()

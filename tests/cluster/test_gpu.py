@@ -107,3 +107,9 @@ def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, erro
     if lack is not None:
         assert lack.need == (1.0, 0.0) and not lack.between
         assert f"of which others held {others >> 20} MiB" in lack.reason
+
+
+def test_a_gpu_that_admits_one_process_is_no_fault_of_the_second_trial() -> None:
+    error = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    lack = GpuProbe().squeezed(error, torch(there=False))  # CUDA has not started here
+    assert lack is not None and lack.need == (1.0, 0.0) and "nvidia-smi -c DEFAULT" in lack.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import logging
 import logging.handlers
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,14 +244,23 @@ def test_a_process_whose_cuda_has_failed_serves_no_further_trial(
     assert baseline.restore() is None
 
 
-def test_the_peak_of_the_gpus_memory_is_the_next_trials_own(
+def test_the_gpu_gets_back_what_a_trial_had_and_the_next_one_has_a_peak_of_its_own(
     baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.hooks = [self]  # only the collector frees it
+
     called: list[str] = []
+    freed = weakref.finalize(Model(), called.append, "the model is freed")
     cuda = {name: lambda name=name: called.append(name) for name in ("empty_cache", "reset_peak_memory_stats")}
-    here = SimpleNamespace(seed=lambda: None, cuda=SimpleNamespace(**cuda))
-    with monkeypatch.context() as there:
-        there.setattr(process_reset, "torch_on_gpu", lambda torch: here)
-        there.setitem(sys.modules, "torch", here)  # type: ignore[arg-type]
-        baseline._new_streams()
-    assert called == ["empty_cache", "reset_peak_memory_stats"]
+    workspaces = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: called.append("workspaces"))
+    here = SimpleNamespace(cuda=SimpleNamespace(**cuda), _C=workspaces)
+    monkeypatch.setattr(process_reset, "torch_on_gpu", lambda: here)
+    gc.disable()
+    try:
+        assert baseline.restore() is None
+    finally:
+        gc.enable()
+    assert called == ["the model is freed", "workspaces", "empty_cache", "reset_peak_memory_stats"]
+    assert not freed.alive

@@ -128,6 +128,41 @@ def test_clipping_and_scaling_see_global_gradients_of_several_dtypes(pool):
     close(pool, scaled_and_clipped)
 
 
+class Convolved(nn.Module):
+    """Channels last; ``compiled``: by torch.compile, with a backend that needs no C++ compiler."""
+
+    def __init__(self, compiled):
+        super().__init__()
+        torch.manual_seed(2)
+        parts = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+        parts = parts.to(memory_format=torch.channels_last)
+        self.parts = torch.compile(parts, backend="aot_eager") if compiled else parts
+
+    def forward(self, x):
+        return self.parts(x.to(memory_format=torch.channels_last)).mean((1, 2, 3))
+
+
+def convolved(compiled):
+    x = torch.randn(7, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    model, loader = elastic.prepare(Convolved(compiled), DataLoader(TensorDataset(x, x.mean((1, 2, 3))), batch_size=4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found = []
+    for part, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(part), y).backward()
+        found += grads(model)
+        optimizer.step()
+    last = all(p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters() if p.dim() == 4)
+    return [*found, *[p.detach() for p in model.parameters()], torch.tensor(float(last))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_channels_last_and_compiled_models(pool, compiled):
+    close(pool, convolved, compiled)
+    assert alone(convolved, compiled)[-1] == 1.0
+
+
 def loose():
     """A parameter that the optimizer has, and no module."""
     model, scale = net(), nn.Parameter(torch.ones(1))
