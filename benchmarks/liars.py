@@ -1,9 +1,9 @@
 """What an app gains by lying to the arbiter, in the twin.
 
-``python -m benchmarks.liars --json [--quick] [--trace FILE] [--liars N] [--draws N] [--only KIND ...]``. In each scene,
-each of N apps (8) lies in runs of its own, in each of the ways of `LIES`; all else is as in the honest runs. The scenes
-are seeded workloads that no constant of the arbiter was fitted on, and a recorded trace of jobs on 32 GPUs if its file
-is given.
+``python -m benchmarks.liars --json [--quick] [--trace FILE] [--liars N] [--draws N] [--only KIND ...]
+[--scene NAME ...]``. In each scene, each of N apps (8) lies in runs of its own, in each of the ways of `LIES`; all else
+is as in the honest runs. The scenes are seeded workloads that no constant of the arbiter was fitted on, and a recorded
+trace of jobs on 32 GPUs if its file is given.
 
 An app that knew the exact second of every arrival could gain from any change, because a round then has another order of
 apps. It cannot know that. So every run is repeated with arrivals that are later by up to `SHIFT_S`, drawn anew, and a
@@ -190,11 +190,16 @@ def main() -> None:
     arguments = parser("What lies to the arbiter gain.")
     arguments.add_argument("--trace", help="path of a recorded trace of jobs, for a further scene")
     arguments.add_argument("--liars", type=int, help="apps that lie in turn, in each scene (8; 2 with --quick)")
+    arguments.add_argument("--scene", nargs="+", default=[], help="only these scenes")
     arguments.add_argument("--draws", type=int, default=1, help="draws of arrivals for each run (1)")
     arguments.add_argument("--only", nargs="+", choices=list(LIES), default=[], help="only these ways to lie")
     options = arguments.parse_args()
     liars = options.liars or (2 if options.quick else 8)
-    found = measure(scenes(options.quick, options.trace), liars, options.draws, options.only)
+    there = scenes(options.quick, options.trace)
+    for name in set(options.scene) - there.keys():
+        arguments.error(f"--scene {name!r}: use one of {', '.join(there)}")
+    there = {name: scene for name, scene in there.items() if name in options.scene or not options.scene}
+    found = measure(there, liars, options.draws, options.only)
     say(f"on average {found['gain']:+.1%}, at most {found['best']:+.1%}; largest doubt {found['doubt']:.3f}")
     finish(result("liars", f"{liars} liars in each scene, {options.draws} draws", "twin", **found), options.json)
 

@@ -83,6 +83,10 @@ class Themis:
     each winner would pay with all that it won for what the others lose, and the worst would get nothing, round after
     round. And an app that wants the whole offer bids alone, so that GPUs on one machine stay together.
 
+    So most auctions have one bidder, who pays nothing, and the rule is in effect an order by rho with recall and
+    renewal; `benchmarks.policies` shows that such an order is as good. Nothing in it makes the truth pay: that is left
+    to the checks of `app_record`.
+
     recalls: whether leases are recalled for an app that joins, see `preemption`.
     renews: whether a holder keeps a GPU whose loss would harm it more than the gain would help the winner, see `renew`.
     """
