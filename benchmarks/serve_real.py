@@ -76,17 +76,18 @@ class Decided(ThreadedServer):
         return self._make(models)
 
 
-def digits_network() -> nn.Module:
-    """The network of the example with `WIDTH` channels; its weights do not matter for its time."""
+def digits_network(width: int | None = None) -> nn.Module:
+    """The network of the example with so many channels, `WIDTH` if None; its weights do not matter for its time."""
+    width = width or WIDTH
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, WIDTH, 3, padding=1),
+        nn.Conv2d(1, width, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(WIDTH, 2 * WIDTH, 3, padding=1),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(2 * WIDTH * 16, 64),
+        nn.Linear(2 * width * 16, 64),
         nn.ReLU(),
         nn.Linear(64, 10),
     ).eval()

@@ -92,6 +92,6 @@ def check_slo(model: str, profile: Profile, slo: float, delay: float = 0.0) -> N
     needed = profile.table[1] + delay
     if not needed <= slo < math.inf:
         raise ServeError(
-            f"model {model} has an SLO of {slo} s, but a batch of 1 takes {profile.table[1]} s "
-            f"and the network {delay} s; give an SLO of at least {needed} s"
+            f"model {model} has an SLO of {slo} s, but a batch of 1 takes {profile.table[1]:.4g} s "
+            f"and the network {delay:.4g} s; give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"
         )
