@@ -32,6 +32,8 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 #: Seconds of an iteration in which a trial computes nothing, as one that waits for its data. Judgement: about as long
 #: as the GPU computes, so that two trials fit into the time of one.
 WAITS_S = 0.2
+#: The folder in OUT in which Tune keeps a run while it lasts.
+RUNS = "runs"
 
 
 def train(config: dict[str, Any]) -> None:
@@ -108,7 +110,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=9)
     parser.add_argument("--repeat", type=int, default=24, help="how often an epoch sees the digits")
     args = parser.parse_args()
-    storage = tempfile.mkdtemp(prefix="fluidtune-search-")
+    storage = Path(args.out, RUNS).resolve()
     gpus = {"num_gpus": 1} if args.gpu else {"num_cpus": 2}
     ray.init(address="local", include_dashboard=False, log_to_driver=False, object_store_memory=1 << 29, **gpus)
     tuner = tune.Tuner(
@@ -130,7 +132,7 @@ def main() -> None:
             scheduler=HyperBandScheduler(max_t=args.epochs, reduction_factor=3),
             search_alg=tune.search.BasicVariantGenerator(random_state=0),
         ),
-        run_config=tune.RunConfig(name="search", storage_path=storage, verbose=0),
+        run_config=tune.RunConfig(name="search", storage_path=str(storage), verbose=0),
     )
     began = time.time()
     grid = tuner.fit()
@@ -144,7 +146,7 @@ def main() -> None:
         "trials": len(grid),
         "errors": [str(error)[-500:] for error in grid.errors],
     }
-    run = Path(storage, "search")
+    run = storage / "search"
     if (run / EVENT_LOG_NAME).exists():
         found |= of_the_log(read_events(run / EVENT_LOG_NAME))
         kept = Path(args.out, args.side)
@@ -154,7 +156,7 @@ def main() -> None:
     with open(Path(args.out, "searches.jsonl"), "a") as file:
         file.write(json.dumps(found) + "\n")
     ray.shutdown()
-    shutil.rmtree(storage, ignore_errors=True)
+    shutil.rmtree(storage)
 
 
 if __name__ == "__main__":

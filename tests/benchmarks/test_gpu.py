@@ -90,13 +90,14 @@ def test_what_an_event_log_shows() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(620)
 def test_the_rehearsal(no_ray, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     said = (tmp_path / "README.md").read_text()
     assert done.returncode == 0, said + done.stderr[-3000:]
     sides = json.loads((tmp_path / "gpu.json").read_text())["searches"]
     assert sides.keys() == {"fluid", "lanes", "stock-quarter", "stock"}
-    assert len({side["best"] for side in sides.values()}) == 1 and not any(side["errors"] for side in sides.values())
+    assert not any(side["errors"] for side in sides.values())
+    assert "| searches | all sides find the same best trial | yes |" in said
     assert "left out" not in said and (tmp_path / "fluid" / "fluid_events.jsonl").exists()
