@@ -241,7 +241,7 @@ def serve(address: str) -> None:
 @click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes with all models.  [one]')
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
-@click.option("--starts", default="deferred", show_default=True, help='When a batch starts: or "eager".')
+@click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
 @click.option("--port", type=int, default=8000, show_default=True)

@@ -76,7 +76,7 @@ def serve(
     devices: str | None = None,
     metric: str | None = None,
     mode: str | None = None,
-    starts: str = "deferred",
+    starts: str = "eager",
     max_batch: int = MAX_BATCH,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -93,7 +93,7 @@ def serve(
         top: how many trials are served, the best ones.
         devices: "cpu:N" or "gpu:N": N processes of one core or one GPU, each with all models. Default: one.
         metric, mode: by which trials are ranked. Default: those of the run, if FluidTune ran it.
-        starts: when a batch starts: "deferred", as late as it may, or "eager", as soon as a device is idle.
+        starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.
         host, port: where HTTP is served. Whoever reaches this address may ask.
 
