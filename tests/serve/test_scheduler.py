@@ -210,7 +210,7 @@ class TestDelays:
         assert run.scheduler._gpus.gpus[1].free > 17.0
 
     def test_an_slo_that_cannot_be_met_is_refused_with_both_numbers(self):
-        with pytest.raises(ServeError, match=r"SLO of 7.3 s.*6.0 s.*1.35 s.*at least 7.35"):
+        with pytest.raises(ServeError, match=r"SLO of 7.3 s.*6 s.*1.35 s.*at least 7.35"):
             Model("m", FIGURE, 7.3, delays=self.DELAYS)
 
 
