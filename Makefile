@@ -5,9 +5,9 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
-# Three processes for the tests with Ray, one test at a time each: most of these tests wait for half of their time.
+# Two processes for the tests with Ray, one test at a time each: most of these tests wait for half of their time.
 # One that fails runs once more, and the summary prints its first failure: CONTRIBUTING.md.
-THREE := -n 3 --dist load --maxschedchunk 1 --reruns 1
+TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod gpu ray-suite clean
@@ -26,7 +26,7 @@ demo: $(STAMP)
 # compiled, its tests, too, except those on Ray, which take five minutes.
 test: lint fast
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
-	$(MAKE) -s oldest-installed & $(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(THREE); \
+	$(MAKE) -s oldest-installed & $(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(TWO); \
 	status=$$?; wait; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
@@ -51,7 +51,7 @@ oldest-installed:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 oldest: oldest-installed
-	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults" $(THREE)
+	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults" $(TWO)
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)

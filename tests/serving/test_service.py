@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,7 @@ import pytest
 import ray
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.winners import winners
-from tests.conftest import assert_nothing_left
-from tests.serving.runs import FAILS, KILLS, load, run
+from tests.serving.runs import FAILS, KILLS, free_port, load
 
 #: Not imported here: that takes seconds, also where these tests are left out.
 there = importlib.util.find_spec("starlette") is not None
@@ -27,19 +24,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.skipif(not there, reason="Ray Serve i
 
 #: Seconds: of the SLO, and until a test gives up.
 SLO_S, PATIENCE_S = 200.0, 250.0
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def finished(one_ray, tmp_path_factory):
-    """The directory of a finished run, and a cluster of two CPUs that is left as it was found."""
-    one_ray.use(num_cpus=2)
-    yield run(tmp_path_factory.mktemp("results"))
-    assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
@@ -129,47 +113,3 @@ def test_the_command_finds_what_a_script_has_started(served):
 
     done = command("status", "--json")
     assert json.loads(done.stdout)["trials"][0]["trial"] == served.trials[0], done.stderr
-
-
-# After the tests with `served`, which the next one ends.
-
-
-def test_an_slo_that_is_too_short_is_refused_and_nothing_is_left(finished, served):
-    import fluidtune
-    from fluidtune.serving.service import stop
-
-    served.stop()
-    assert_nothing_left()
-    with pytest.raises(FluidTuneError, match=r"has an SLO of 1e-06 s, but a batch of 1 takes .* s and the network .*"):
-        fluidtune.serve(finished, load, 1e-6, port=free_port())
-    assert not stop()
-
-
-def test_which_trials_are_served(finished):
-    def factors(**given):
-        return [winner.config["factor"] for winner in winners(finished, **given)]
-
-    assert factors() == [3]
-    assert factors(top=9) == [3, 2]
-    assert factors(top=2, metric="score", mode="min") == [2, 3]
-    for given, said in (
-        ({"top": 0}, "top is 0, expected"),
-        ({"mode": "best"}, "mode is 'best'"),
-        ({"metric": "scor"}, "has a number 'scor'; its results have .*score"),
-    ):
-        with pytest.raises(FluidTuneError, match=said):
-            winners(finished, **given)
-
-
-def test_a_directory_that_is_no_run(tmp_path):
-    with pytest.raises(FluidTuneError, match="is no run's directory"):
-        winners(tmp_path)
-
-
-def test_a_port_that_is_taken(finished):
-    import fluidtune
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(FluidTuneError, match=f"port {port} of 127.0.0.1 is taken; give another port"):
-            fluidtune.serve(finished, load, SLO_S, port=port)
