@@ -18,18 +18,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import environment, finish, kill_tree, parser, result, say
+from benchmarks.common import environment, finish, free_ports, kill_tree, parser, result, say
 
 #: Seconds of the windows for ``used`` and for ``utilisation``. Judgement: some iterations long; a minute.
 WINDOW_S, JUDGED_S = 10.0, 60.0
@@ -82,14 +81,6 @@ def autoscaler_config(gcs_address: str) -> dict[str, Any]:
     }
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 @contextmanager
 def autoscaling_cluster() -> Iterator[tuple[str, Mapping[str, str]]]:
     """A cluster of its own for the time of the ``with`` block: its address, and the environment of who connects.
@@ -97,7 +88,7 @@ def autoscaling_cluster() -> Iterator[tuple[str, Mapping[str, str]]]:
     Raises RuntimeError if it does not start. All of its processes, the nodes that came included, are killed at the end.
     """
     with tempfile.TemporaryDirectory(prefix="ft-as-", dir="/tmp") as place:
-        port, client_port = _free_ports(2)
+        port, client_port = free_ports(2)
         address = f"127.0.0.1:{port}"
         config = Path(place) / "autoscaler.json"
         config.write_text(json.dumps(autoscaler_config(address)))

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,15 @@ def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = Fal
             how = f"took more than {timeout:.0f} s" if status is None else f"ended with status {status}"
             raise RuntimeError(f"{' '.join(command)} {how}:\n{output.read()[-4000:]}")
     return seconds
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:

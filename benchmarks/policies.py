@@ -27,14 +27,13 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from themis_bridge import app_record, policy
-from themis_bridge.fairness import JobInfo
-from themis_bridge.locality import GUESSES, Gpu
+from themis_bridge.locality import Gpu
 from themis_bridge.twin.apps import Spec
 from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.simulate import Setup, simulate
-from themis_bridge.twin.workloads import machines, read_jobs, tuning_apps
+from themis_bridge.twin.workloads import machines, read_jobs, single_job, tuning_apps
 
-#: GPUs of a cluster -> machines of it: (machines, slots of each, GPUs of each slot). Judgement: four GPUs on each.
+#: GPUs of the clusters. Judgement: the sizes of a group to those of the paper; four GPUs on each machine.
 SIZES = (8, 16, 32, 64, 128)
 #: Lease of recorded jobs, s; as in `benchmarks.fairness`.
 TRACE_LEASE_S = 1200.0
@@ -65,11 +64,6 @@ def cluster(gpus: int) -> list[Gpu]:
     return machines(((gpus // 4, 4, 1),))
 
 
-def job(number: int, arrives: float, seconds: float, width: int) -> Spec:
-    """One recorded job that took ``seconds`` on ``width`` GPUs."""
-    return Spec(f"job{number:03}", arrives, [[JobInfo(1000, seconds * width / 1000, width)]], dict(GUESSES))
-
-
 def read_gavel(trace: Path, throughputs: Path) -> list[Spec]:
     """Jobs of Gavel's format: steps (sixth field), GPUs (seventh), arrival (last); steps a second on V100s by file."""
     rates = {ast.literal_eval(key): rate["null"] for key, rate in json.loads(throughputs.read_text())["v100"].items()}
@@ -77,7 +71,7 @@ def read_gavel(trace: Path, throughputs: Path) -> list[Spec]:
     for number, line in enumerate(trace.read_text().splitlines()):
         fields = line.split("\t")
         width = int(fields[6])
-        specs.append(job(number, float(fields[-1]), int(fields[5]) / rates[fields[0], width], width))
+        specs.append(single_job(number, float(fields[-1]), int(fields[5]) / rates[fields[0], width], width))
     return specs
 
 
@@ -88,7 +82,7 @@ def read_philly(path: Path, name: str) -> list[Spec]:
     window = sorted(rows, key=lambda row: row["timestamp"])[PHILLY_FROM : PHILLY_FROM + PHILLY_JOBS]
     times = [datetime.fromisoformat(row["timestamp"]).timestamp() for row in window]
     return [
-        job(number, at - times[0], float(row["duration"]), int(row["num_gpus"]))
+        single_job(number, at - times[0], float(row["duration"]), int(row["num_gpus"]))
         for number, (at, row) in enumerate(zip(times, window, strict=True))
     ]
 

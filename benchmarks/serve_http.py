@@ -23,7 +23,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish, parser, result, say
+from benchmarks.common import finish, free_ports, parser, result, say
 from benchmarks.serve_real import LOADS, SHAPES, Load, classify, digits_network, quantile
 from symphony_serve.workloads import arrivals
 
@@ -225,18 +224,13 @@ def loads(rate: float, seconds: float, seed: int, quick: bool) -> Iterator[tuple
         yield name, f"{part:g}", Load(part * rate, shape, seconds, seed)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def side_of_batching(
     run: str, expected: Sequence[int], seconds: float, seed: int, quick: bool
 ) -> tuple[float, dict[str, Any]]:
     """Load 1 in requests/s, and the figures of ``serve_batch``."""
     settings = list(product(SIZES, WAITS, LIMITS)) if not quick else [(16, 0.0, 1), (32, 0.0, None)]
     found: dict[str, Any] = {}
-    port = free_port()
+    (port,) = free_ports(1)
     client = Client(port, expected)
     with batching(run, port) as choose:
         rates = []
@@ -264,7 +258,7 @@ def side_of_ours(
 ) -> dict[str, Any]:
     """The figures of `fluidtune.serve`."""
     found: dict[str, Any] = {}
-    port = free_port()
+    (port,) = free_ports(1)
     client = Client(port, expected)
     with ours(run, starts, port):
         client.closed(0.5)

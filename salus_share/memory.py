@@ -257,6 +257,20 @@ def is_out_of_memory(error: BaseException, free: int | None = None) -> bool:
     return isinstance(error, Exception) and any(each in text for each in words)
 
 
+def memory_left(torch: Any) -> tuple[int, int] | None:
+    """The bytes of the GPU that are free, and all of them; None without a GPU, or where CUDA cannot be used any more.
+
+    ``torch``: the module where it computes on a GPU, else None.
+    """
+    if torch is None:
+        return None
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:
+        return None
+    return int(free), int(total)
+
+
 def forget_workspaces(torch: Any) -> None:
     """Have torch forget the workspaces of cuBLAS, while nothing multiplies; ``torch``: the module.
 

@@ -6,6 +6,7 @@ What a whole run leaves behind is looked for in `tests.leftovers`.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import sys
@@ -56,8 +57,14 @@ def _pb2() -> str | None:
     return None
 
 
+def _serve() -> str | None:
+    # Found and not imported, which takes seconds.
+    missing = [name for name in ("starlette", "aiohttp") if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(missing)} not installed: fluidtune[serve]" if missing else None
+
+
 #: marker -> why its tests cannot run here, None when they can.
-_NEEDS = {"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2}
+_NEEDS = {"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve}
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()
 

@@ -139,6 +139,13 @@ class AppRecord:
         """Its rho is divided by this: the doubt about itself or about its user, whichever is larger."""
         return max(self.doubt, self.former)
 
+    def factor(self, name: str, weights: Mapping[str, float]) -> float:
+        """Its rho is multiplied by this where apps are compared: the weight of its user, divided by the distrust.
+
+        ``name``: of the app, which is its own user if it has none. ``weights``: as of `Settings`.
+        """
+        return weights.get(self.user or name, 1.0) / self.distrust
+
     def leave(self) -> tuple[float, float]:
         """It is gone. Returns the last doubt about it and its work in GPU seconds.
 

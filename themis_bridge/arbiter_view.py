@@ -90,8 +90,8 @@ def _missing(state: ArbiterState, name: str) -> str:
 def _behind(state: ArbiterState, name: str) -> tuple[bool, float]:
     """Larger for an app that is further behind, in the order in which apps bid (`policy.worst_first`)."""
     app = state.apps[name]
-    weight = state.settings.weights.get(state.user_of(name), 1.0) / app.distrust
-    return not state.leases.of(name), weight * (shown_rho(state, name) or 0.0)
+    factor = app.factor(name, state.settings.weights)
+    return not state.leases.of(name), factor * (shown_rho(state, name) or 0.0)
 
 
 def _until(time: float, state: ArbiterState) -> str:

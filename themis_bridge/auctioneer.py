@@ -299,7 +299,7 @@ class Auctioneer:
                 held[lease.heir] += (state.gpus[lease.gpu],)
         for app, known in reports.items():
             record = state.apps[app]
-            factor = state.settings.weights.get(state.user_of(app), 1.0) / record.distrust
+            factor = record.factor(app, state.settings.weights)
             rho = known.rho if record.rho is None else record.rho
             reports[app] = replace(known, rho=rho * factor, best=record.best * factor)
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}

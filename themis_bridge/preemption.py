@@ -41,11 +41,7 @@ def leases_to_recall(
         elif not lease.closing and not lease.ending and not lease.on_offer(clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
-    rho = {
-        name: app.rho * settings.weights.get(app.user or name, 1.0) / app.distrust
-        for name, app in apps.items()
-        if app.rho
-    }
+    rho = {name: app.rho * app.factor(name, settings.weights) for name, app in apps.items() if app.rho}
     chosen: list[Lease] = []
     for app in sorted(held.keys() & rho.keys(), key=lambda app: (rho[app], app)):
         own = held[app]

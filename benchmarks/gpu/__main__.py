@@ -4,8 +4,8 @@ It goes through the parts below, each in processes of its own and with an end, a
 and what did not, ``DIR/README.md``; ``DIR/gpu.json`` has the figures, with the GPU's name. A part that fails or has no
 time left stops no other. It needs no more than FluidTune and pytest; nothing here changes the GPU's own settings.
 
-``--rehearse`` goes the same way on two cores, in less than a minute: this shows that the script is whole, and measures
-nothing. ``--budget``: the seconds for all parts.
+``--rehearse`` goes the same way on two cores, in about a minute and a half: this shows that the script is whole, and
+measures nothing. ``--budget``: the seconds for all parts.
 """
 
 from __future__ import annotations

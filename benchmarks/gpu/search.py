@@ -25,6 +25,7 @@ from ray.tune.schedulers import HyperBandScheduler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.job import digits_space
 from examples.digits_elastic import digits, network
 from fluidtune import elastic
 from fluidtune.report import EVENT_LOG_NAME, read_events
@@ -116,14 +117,9 @@ def main() -> None:
     tuner = tune.Tuner(
         tune.with_resources(train, {"cpu": 1, **({"gpu": args.gpu} if args.gpu else {})}),
         param_space={
-            "lr": tune.loguniform(1e-3, 3e-1),
-            "momentum": tune.uniform(0.5, 0.95),
-            "width": tune.choice([32, 64, 96]),
-            "batch_size": tune.choice([64, 128]),
-            "epochs": args.epochs,
+            **digits_space(args.epochs),
             "repeat": args.repeat,
             "waits": WAITS_S if args.gpu else 0.0,
-            "seed": 0,
         },
         tune_config=tune.TuneConfig(
             metric="accuracy",

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from fluidtune.cluster.lanes import Lack, causes
-from salus_share.memory import CONTEXT, is_out_of_memory
+from salus_share.memory import CONTEXT, is_out_of_memory, memory_left
 from salus_share.telemetry import DeviceSample, Telemetry
 
 #: The least seconds between two looks at a device. NVML's documentation: utilisation is that of the last
@@ -42,20 +42,6 @@ def cuda_failure(torch: Any = None) -> str | None:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
-
-
-def memory_left(torch: Any) -> tuple[int, int] | None:
-    """The bytes of the GPU that are free, and all of them; None without a GPU, or where CUDA cannot be used any more.
-
-    ``torch``: of `torch_on_gpu`.
-    """
-    if torch is None:
-        return None
-    try:
-        free, total = torch.cuda.mem_get_info()
-    except RuntimeError:
-        return None
-    return int(free), int(total)
 
 
 def wait_for_gpu() -> None:

@@ -22,7 +22,16 @@ import psutil
 
 from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
-from salus_share.memory import CONTEXT, CudaMeter, Meter, Profile, ResidentMeter, after_failure, is_out_of_memory
+from salus_share.memory import (
+    CONTEXT,
+    CudaMeter,
+    Meter,
+    Profile,
+    ResidentMeter,
+    after_failure,
+    is_out_of_memory,
+    memory_left,
+)
 from salus_share.messages import Need
 from salus_share.seat_table import RESIDENT, SeatTable, alive, home
 from salus_share.trial import SharedTrial
@@ -197,8 +206,8 @@ class LaneMember:
 
         None: the error is the trial's own, for instance because it had the whole device.
         """
-        free = self._free()
-        if not any(is_out_of_memory(each, free) for each in causes(error)):
+        memory = memory_left(self._torch)
+        if not any(is_out_of_memory(each, memory and memory[0]) for each in causes(error)):
             return None
         if self._shared is None and not self._has_company():
             return None
@@ -210,12 +219,6 @@ class LaneMember:
             return None
         need = after_failure(promised, self._capacity)
         return Lack("it ran out of the memory that it was promised", self._parts(need))
-
-    def _free(self) -> int | None:
-        """The bytes that the GPU has left; None: there is none, or CUDA cannot be used any more."""
-        with contextlib.suppress(RuntimeError):
-            return None if self._torch is None else int(self._torch.cuda.mem_get_info()[0])
-        return None
 
     def lift(self) -> None:
         """Remove the limit: the trial ends, and may need more memory for that."""

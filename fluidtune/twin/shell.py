@@ -321,9 +321,10 @@ class Twin:
             self._resize(run, run.later)
             run.later = None
         progress.left -= 1
-        done = progress.trial.stages[progress.stage].iterations - progress.left
-        if self.stops is not None and self.stops(name, done):
-            progress.left = 0
+        if self.stops is not None:
+            done = progress.trial.stages[progress.stage].iterations - progress.left
+            if self.stops(name, done):
+                progress.left = 0
         if not progress.left:
             self._end_stage(name)
         elif run.suspend:

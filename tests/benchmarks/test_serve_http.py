@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +11,7 @@ import pytest
 from benchmarks import serve_http
 from benchmarks.serve_real import Load
 
-there = importlib.util.find_spec("aiohttp") is not None
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not there, reason="aiohttp is not installed: fluidtune[serve]")]
+pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
 
 class Door(ThreadingHTTPServer):

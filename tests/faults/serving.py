@@ -26,10 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 import fluidtune
-from tests.conftest import assert_nothing_left, wait_until_nothing
+from tests.conftest import assert_nothing_left
 from tests.serving import runs
 
 KINDS = ("driver", "model process", "front")
@@ -176,24 +177,10 @@ def rounds(count: int, directory: Path, port: int) -> Counter[str]:
         assert_nothing_left()
         return total
     finally:
-        pids = ray_processes()
+        processes = psutil.Process().children(recursive=True)
         ray.shutdown()
-        wait_until_nothing(lambda: [str(pid) for pid in pids if alive(pid)])
-
-
-def ray_processes() -> list[int]:
-    import psutil
-
-    return [process.pid for process in psutil.Process().children(recursive=True)]
-
-
-def alive(pid: int) -> bool:
-    import psutil
-
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+        _, left = psutil.wait_procs(processes, timeout=60)
+        assert not left, left
 
 
 def main() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
+from benchmarks.common import free_ports
 from tests.faults import serving
-from tests.serving.test_service import free_port
 
-there = importlib.util.find_spec("starlette") is not None
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.faults,
-    pytest.mark.skipif(not there, reason="Ray Serve is not installed: fluidtune[serve]"),
+    pytest.mark.serve,
 ]
 
 
 def test_each_request_has_one_response_whoever_is_killed(no_ray, tmp_path):
-    became = serving.rounds(len(serving.KINDS), tmp_path, free_port())
+    became = serving.rounds(len(serving.KINDS), tmp_path, free_ports(1)[0])
     assert became["answered"] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -53,8 +52,3 @@ def load(directory, config):
 
     multiply.samples = [1, 2.5]
     return multiply
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 
 import pytest
 
+from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.winners import winners
-from tests.serving.runs import free_port, load
+from tests.serving.runs import load
 
-#: Not imported here: that takes seconds, also where these tests are left out.
-there = importlib.util.find_spec("starlette") is not None
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(not there, reason="Ray Serve is not installed: fluidtune[serve]")]
+pytestmark = [pytest.mark.ray, pytest.mark.serve]
 
 #: Seconds. No model is too slow for it.
 SLO_S = 200.0
@@ -24,7 +22,7 @@ def test_an_slo_that_is_too_short_is_refused_and_nothing_is_left(finished):
     from fluidtune.serving.service import stop
 
     with pytest.raises(FluidTuneError, match=r"has an SLO of 1e-06 s, but a batch of 1 takes .* s and the network .*"):
-        fluidtune.serve(finished, load, 1e-6, port=free_port())
+        fluidtune.serve(finished, load, 1e-6, port=free_ports(1)[0])
     assert not stop()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
 import signal
@@ -15,12 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 import ray
 
+from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
-from tests.serving.runs import FAILS, KILLS, free_port, load
+from tests.serving.runs import FAILS, KILLS, load
 
-#: Not imported here: that takes seconds, also where these tests are left out.
-there = importlib.util.find_spec("starlette") is not None
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(not there, reason="Ray Serve is not installed: fluidtune[serve]")]
+pytestmark = [pytest.mark.ray, pytest.mark.serve]
 
 #: Seconds: of the SLO, and until a test gives up.
 SLO_S, PATIENCE_S = 200.0, 250.0
@@ -30,7 +28,7 @@ SLO_S, PATIENCE_S = 200.0, 250.0
 def served(finished):
     import fluidtune
 
-    with fluidtune.serve(finished, load, SLO_S, top=2, starts="eager", port=free_port()) as served:
+    with fluidtune.serve(finished, load, SLO_S, top=2, starts="eager", port=free_ports(1)[0]) as served:
         yield served
 
 

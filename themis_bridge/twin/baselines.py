@@ -79,8 +79,8 @@ class _Rule:
     def bidders(self, situation: Situation) -> list[str]:
         return []
 
-    def _outcome(self, situation: Situation, grants: dict[str, str]) -> Outcome:
-        return renewed(situation, Outcome(grants)) if self.renews else Outcome(grants)
+    def _final(self, situation: Situation, outcome: Outcome) -> Outcome:
+        return renewed(situation, outcome) if self.renews else outcome
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Ordered(_Rule):
         room = {app: len(situation.held[app]) + max(0, situation.wants(app)) for app in facts}
         for app in sorted(facts, key=lambda app: (self.key(facts[app], room[app]), facts[app].arrived, app)):
             supply.give_gpus(app, supply.wants[app])
-        return self._outcome(situation, supply.grants)
+        return self._final(situation, Outcome(supply.grants))
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Strawman(_Rule):
         supply = _Supply(situation, dense=True)
         for app in worst_first(situation):
             supply.give_gpus(app, supply.wants[app])
-        return self._outcome(situation, supply.grants)
+        return self._final(situation, Outcome(supply.grants))
 
 
 @dataclass
@@ -140,8 +140,7 @@ class Paper(_Rule):
             if wanting:
                 given[gpu] = app = self.lots.choice(others) if others else wanting[0]
                 got[app] += 1
-        outcome = Outcome({**grants, **given}, frozenset(given), clearing)
-        return renewed(situation, outcome) if self.renews else outcome
+        return self._final(situation, Outcome({**grants, **given}, frozenset(given), clearing))
 
 
 @dataclass
@@ -166,7 +165,7 @@ class Shares(_Rule):
         while supply.free and (wanting := [app for app in reports if supply.wants[app]]):
             app = min(wanting, key=key)
             held[app] += [situation.offer[gpu] for gpu in supply.give_gpus(app, size[app])]
-        return self._outcome(situation, supply.grants)
+        return self._final(situation, Outcome(supply.grants))
 
 
 def _marginal(facts: Facts, have: int, then: list[Gpu]) -> float:

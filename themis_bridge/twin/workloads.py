@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 from themis_bridge.errors import ThemisError
@@ -78,6 +79,11 @@ def tuning_apps(
     return specs
 
 
+def single_job(number: int, arrives: float, seconds: float, width: int, links: Mapping[str, float] = GUESSES) -> Spec:
+    """An app of one job that takes ``seconds`` on ``width`` GPUs. ``links``: as of `Spec`."""
+    return Spec(f"job{number:03}", arrives, [[JobInfo(1000, seconds * width / 1000, width)]], dict(links))
+
+
 def read_jobs(path: str | Path) -> list[Spec]:
     """Read a recorded trace of single jobs in the format of Gavel and Shockwave: twelve fields separated by tabs.
 
@@ -96,8 +102,7 @@ def read_jobs(path: str | Path) -> list[Spec]:
             raise ThemisError(
                 f"{path}, line {number}: expected a job of twelve fields separated by tabs, found {line[:80]!r}"
             )
-        job = JobInfo(1000, seconds * width / 1000, width)
-        specs.append(Spec(f"job{number:03}", arrives, [[job]], dict(GUESSES)))
+        specs.append(single_job(number, arrives, seconds, width))
     if not specs:
         raise ThemisError(f"{path}: the file has no job")
     return specs
@@ -119,5 +124,5 @@ def single_jobs(count: int, seed: int, *, hours: float, between_s: float) -> lis
         width = rng.choice([1, 1, 1, 2, 4, 8])
         seconds = hours * 3600 * min(8.0, max(1 / 8, rng.lognormvariate(0, 1.0)))
         links = NETWORK_BOUND if rng.random() < 0.5 else COMPUTE_BOUND
-        specs.append(Spec(f"job{number:03}", now, [[JobInfo(1000, seconds * width / 1000, width)]], dict(links)))
+        specs.append(single_job(number, now, seconds, width, links))
     return specs
