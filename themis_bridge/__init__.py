@@ -6,7 +6,8 @@ report of their work left, and where the GPUs are.
 
 Start reading with `messages` (all that the arbiter and the apps' agents say to each other), then `arbiter` and `agent`
 (the two state machines). The arbiter consists of `arbiter_state`, `auctioneer` (rounds) and `lease_manager`; it asks
-`policy` which apps bid and who wins, and `policy` asks `auction` and `winner_determination`. `fairness`, `locality` and
+`policy` which apps bid and who wins, and `policy` asks `auction` and `winner_determination`. `standing` says who is
+further behind. `fairness`, `locality` and
 `bids` are an app's side: its rho for any set of GPUs, and its bid. `shell` runs all of this on Ray; `twin` runs it on a
 virtual clock, with baselines and injected faults.
 

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.standing import Turn, behind, turn
 
 
 def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
@@ -73,7 +74,7 @@ def _missing(state: ArbiterState, name: str) -> str:
         return f"Ray could not reserve {len(barred)} free GPUs for it; next attempt in {_until(retry, state)}"
     if free:
         return f"{len(free)} GPUs are free and about to be offered"
-    ahead = sum(_behind(state, other) > _behind(state, name) for other in state.apps if other != name)
+    ahead = sum(_behind(state, other) < _behind(state, name) for other in state.apps if other != name)
     ends = [
         max(state.clock, lease.expires - state.settings.notice_s)
         for lease in state.leases
@@ -87,11 +88,12 @@ def _missing(state: ArbiterState, name: str) -> str:
     )
 
 
-def _behind(state: ArbiterState, name: str) -> tuple[bool, float]:
-    """Larger for an app that is further behind, in the order in which apps bid (`policy.worst_first`)."""
+def _behind(state: ArbiterState, name: str) -> tuple[bool, float, Turn]:
+    """Smaller for an app that is further behind, in the order in which apps bid."""
     app = state.apps[name]
     factor = app.factor(name, state.settings.weights)
-    return not state.leases.of(name), factor * (shown_rho(state, name) or 0.0)
+    own = turn(name, app.joined, state.rounds)
+    return behind(bool(state.leases.of(name)), factor * (app.rho or 0.0), factor * app.best, own)
 
 
 def _until(time: float, state: ArbiterState) -> str:

@@ -26,6 +26,7 @@ from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.preemption import leases_to_recall
 from themis_bridge.rounds import Round
 from themis_bridge.settings import NO_QUOTA
+from themis_bridge.standing import turn
 from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
@@ -303,9 +304,13 @@ class Auctioneer:
             rho = known.rho if record.rho is None else record.rho
             reports[app] = replace(known, rho=rho * factor, best=record.best * factor)
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}
-        return Situation(reports, held, round_.offer, holder, self._quotas(reports, held))
+        joined = {app: state.apps[app].joined for app in reports}
+        quotas = self._quotas(reports, held, round_.number)
+        return Situation(reports, held, round_.offer, holder, quotas, joined, round_.number)
 
-    def _quotas(self, reports: Mapping[str, m.Report], held: Mapping[str, tuple[Gpu, ...]]) -> dict[str, int]:
+    def _quotas(
+        self, reports: Mapping[str, m.Report], held: Mapping[str, tuple[Gpu, ...]], number: int
+    ) -> dict[str, int]:
         """App -> the most GPUs that it may hold, for the apps of a user who has a quota or several apps.
 
         A user's apps use up his quota in turn, worst rho first. A user of several apps is also limited to the GPUs that
@@ -314,7 +319,7 @@ class Auctioneer:
         """
         state = self._state
         own: dict[str, list[str]] = defaultdict(list)
-        for app in sorted(reports, key=lambda app: (-reports[app].rho, app)):
+        for app in sorted(reports, key=lambda app: (-reports[app].rho, turn(app, state.apps[app].joined, number))):
             own[state.user_of(app)].append(app)
         most = {
             user: min(sum(reports[app].useful for app in apps), state.settings.quotas.get(user, NO_QUOTA))

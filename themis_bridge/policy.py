@@ -19,6 +19,7 @@ from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA
+from themis_bridge.standing import Turn, behind, turn
 from themis_bridge.winner_determination import EQUAL
 
 #: An app without any GPU has waited long if its rho would be at least this even if it had all GPUs that it could use
@@ -41,6 +42,14 @@ class Situation:
     holder: Mapping[str, str]
     #: App -> the most GPUs that it may hold, for apps whose user has a quota.
     quota: Mapping[str, int]
+    #: App -> when it joined, s; apps that are not in it joined at 0.
+    joined: Mapping[str, float] = field(default_factory=dict)
+    #: Number of the round.
+    number: int = 0
+
+    def turn(self, app: str) -> Turn:
+        """The smallest comes first among apps that are equal in everything else."""
+        return turn(app, self.joined.get(app, 0.0), self.number)
 
     def wants(self, app: str) -> int:
         """How many GPUs the app could use beyond those that it keeps."""
@@ -103,7 +112,8 @@ class Themis:
         return wanting[: min(most, enough)]
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
+        ordered = sorted(bids.values(), key=lambda bid: situation.turn(bid.app))
+        clearing = clear_auction(ordered, situation.offer, where=situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         left = share_leftover(situation, grants, bids)
         outcome = Outcome({**grants, **left}, frozenset(left), clearing)
@@ -111,16 +121,14 @@ class Themis:
 
 
 def worst_first(situation: Situation) -> list[str]:
-    """The apps that want GPUs, the one that is furthest behind first; apps without any GPU come before all others."""
+    """The apps that want GPUs, the one that is furthest behind first, see `standing`."""
     holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
 
-    def behind(app: str) -> tuple[bool, float, str]:
-        # Without any GPU rho is practically infinite and says nothing. Of such apps, the one that has waited longest
-        # relative to its work is the one whose rho would be worst if it had all GPUs that it could use from now on.
+    def key(app: str) -> tuple[bool, float, Turn]:
         report = situation.reports[app]
-        return app in holding, -(report.rho if app in holding else report.best), app
+        return behind(app in holding, report.rho, report.best, situation.turn(app))
 
-    return sorted((app for app in situation.reports if situation.wants(app) > 0), key=behind)
+    return sorted((app for app in situation.reports if situation.wants(app) > 0), key=key)
 
 
 def renewed(situation: Situation, outcome: Outcome) -> Outcome:
@@ -211,12 +219,12 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
 
     waited = [app for app, report in situation.reports.items() if report.best >= LONG_WAIT]
     empty = [app for app in waited if not situation.held[app] and not got[app]]
-    for app in sorted(empty, key=lambda app: (-situation.reports[app].best, app)):
+    for app in sorted(empty, key=lambda app: (-situation.reports[app].best, situation.turn(app))):
         if free and situation.wants(app) > 0:
             give(app)
     others = situation.reports.keys() - bids.keys()
-    longest = sorted(others, key=lambda app: (situation.reports[app].left, app), reverse=True)
-    for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, app)):
+    longest = sorted(others, key=lambda app: (-situation.reports[app].left, situation.turn(app)))
+    for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, situation.turn(app))):
         while free and situation.wants(app) > got[app]:
             give(app)
     return given

@@ -15,6 +15,7 @@ from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import NO_QUOTA, Settings
+from themis_bridge.standing import turn
 
 
 def leases_to_recall(
@@ -29,7 +30,7 @@ def leases_to_recall(
 
     An app's share is the number of GPUs divided by its `crowding`, at least 1. The newcomer's is also at most its
     user's quota, and GPUs that are free, or soon will be, are subtracted from it. The holder with the smallest rho (the
-    one furthest ahead) gives first; each holder keeps at least its share.
+    one furthest ahead) gives first, of equals the one that came last; each holder keeps at least its share.
     """
     share = {name: max(1, len(gpus) // crowd) for name, crowd in crowding(apps).items()}
     need = min(share[newcomer], settings.quotas.get(apps[newcomer].user or newcomer, NO_QUOTA))
@@ -42,8 +43,13 @@ def leases_to_recall(
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
     rho = {name: app.rho * app.factor(name, settings.weights) for name, app in apps.items() if app.rho}
+
+    def ahead(app: str) -> tuple[float, float, bytes]:
+        joined, lot = turn(app, apps[app].joined, clock)
+        return rho[app], -joined, lot
+
     chosen: list[Lease] = []
-    for app in sorted(held.keys() & rho.keys(), key=lambda app: (rho[app], app)):
+    for app in sorted(held.keys() & rho.keys(), key=ahead):
         own = held[app]
         together = Counter(gpus[lease.gpu].machine for lease in own)
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
