@@ -1,4 +1,4 @@
-"""Finish-time fairness and efficiency of Themis and eight other schedulers, on the virtual clock.
+"""Finish-time fairness and efficiency of Themis and other schedulers, on the virtual clock.
 
 ``python -m benchmarks.fairness --json [--quick] [--trace PATH] [--gpus N] [--seeds N] [--apps N] [--sweeps]``. All
 policies run on the real arbiter; kind "twin".

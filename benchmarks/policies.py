@@ -3,8 +3,8 @@
 ``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--halves]``. Each policy runs on
 the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with both, as Themis does). The
 workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if DIR has them: the 120 jobs
-of Shockwave, the 96 jobs of Gavel, and 50 jobs of each of three clusters of the Philly trace. ``--halves``: Themis
-alone, with each constant in `CONSTANTS` halved and increased by half.
+of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and of two traces of Muri, which were made of
+other clusters of Philly. ``--halves``: Themis alone, with each constant in `CONSTANTS` halved and increased by half.
 
 ``workloads``: name -> side -> its figures, as of `benchmarks.fairness`, with the tally of the auctions. ``sides``: side
 -> over all workloads the ``median`` and the ``low`` and ``high`` quartile of its worst rho divided by the smallest
@@ -37,10 +37,18 @@ from themis_bridge.twin.workloads import machines, read_jobs, single_job, tuning
 SIZES = (8, 16, 32, 64, 128)
 #: Lease of recorded jobs, s; as in `benchmarks.fairness`.
 TRACE_LEASE_S = 1200.0
-#: Cluster of the Philly trace -> GPUs that its jobs get here. Judgement: the work of the window fills them.
-PHILLY = {"11cb48": 16, "6c71a0": 32, "103959": 32}
-#: The window of each of those clusters: from this job, in the order of arrival, so many.
-PHILLY_FROM, PHILLY_JOBS = 200, 50
+#: Recorded traces of which a window is used: name -> (file, cluster in it or "", GPUs). Judgement for the GPUs: the
+#: jobs of the window keep them busy for 0.6 to 0.75 of the time from its first arrival to its last.
+WINDOWS = {
+    "Philly ee9e8c": ("pollux/philly.csv", "ee9e8c", 16),
+    "Muri trace 1": ("muri/trace1.csv", "", 8),
+    "Muri trace 3": ("muri/trace3.csv", "", 12),
+}
+#: A window begins with this job in the order of arrival, and has so many. Judgement.
+WINDOW_FROM, WINDOW_JOBS = 200, 50
+#: Shorter and longer jobs are left out, s. Judgement: a change of GPUs takes 40 s, so that the rho of a job of a few
+#: seconds is 40 under every policy; a job of two weeks has a thousand leases, which takes minutes to simulate.
+SHORTEST_S, LONGEST_S = 600.0, 12 * 3600.0
 #: What `--halves` changes: (module, name).
 CONSTANTS = (
     (app_record, "WORK_POWER"),
@@ -75,16 +83,21 @@ def read_gavel(trace: Path, throughputs: Path) -> list[Spec]:
     return specs
 
 
-def read_philly(path: Path, name: str) -> list[Spec]:
-    """The window of the jobs of one cluster of the Philly trace."""
+def read_window(path: Path, name: str) -> list[Spec]:
+    """A window of the jobs of one cluster of the Philly trace, or, without ``name``, of a trace of Muri."""
     with path.open() as file:
-        rows = [row for row in csv.DictReader(file) if row["cluster"] == name]
-    window = sorted(rows, key=lambda row: row["timestamp"])[PHILLY_FROM : PHILLY_FROM + PHILLY_JOBS]
-    times = [datetime.fromisoformat(row["timestamp"]).timestamp() for row in window]
-    return [
-        single_job(number, at - times[0], float(row["duration"]), int(row["num_gpus"]))
-        for number, (at, row) in enumerate(zip(times, window, strict=True))
-    ]
+        rows = list(csv.DictReader(file))
+    if name:
+        jobs = [
+            (datetime.fromisoformat(row["timestamp"]).timestamp(), float(row["duration"]), int(row["num_gpus"]))
+            for row in rows
+            if row["cluster"] == name
+        ]
+    else:
+        # Muri's times are milliseconds.
+        jobs = [(int(row["submit_time"]) / 1e3, int(row["duration"]) / 1e3, int(row["num_gpu"])) for row in rows]
+    window = sorted(job for job in jobs if SHORTEST_S <= job[1] <= LONGEST_S)[WINDOW_FROM : WINDOW_FROM + WINDOW_JOBS]
+    return [single_job(number, at - window[0][0], seconds, width) for number, (at, seconds, width) in enumerate(window)]
 
 
 def workloads(quick: bool, traces: Path | None) -> dict[str, Workload]:
@@ -107,9 +120,8 @@ def workloads(quick: bool, traces: Path | None) -> dict[str, Workload]:
                 TRACE_LEASE_S,
             ),
         }
-        for name, size in PHILLY.items():
-            specs = read_philly(traces / "pollux" / "philly.csv", name)
-            found[f"Philly {name}, {size} GPUs"] = Workload(specs, cluster(size), TRACE_LEASE_S)
+        for name, (file, of, size) in WINDOWS.items():
+            found[f"{name}, {size} GPUs"] = Workload(read_window(traces / file, of), cluster(size), TRACE_LEASE_S)
     return found
 
 

@@ -60,6 +60,9 @@ class Facts:
     value: its forecasts with its true slowdowns.
     sensitivity: its S across the cluster; 1 if no job is wider than a GPU.
     quality: decrease of its loss in a second on one GPU.
+    age: seconds since it arrived.
+    restarts: how often its GPUs changed so that it stood still.
+    budget, demand: as of `Spec`.
     """
 
     arrived: float
@@ -68,6 +71,10 @@ class Facts:
     value: Valuation
     sensitivity: float
     quality: float
+    age: float
+    restarts: int
+    budget: float
+    demand: int
 
 
 class TwinApp:
@@ -94,6 +101,7 @@ class TwinApp:
         self._left = 1.0
         #: Until then it does no work because GPUs were gained.
         self._frozen_until = spec.arrives
+        self._restarts, self._restarted = 0, -math.inf
         self._claim = error * claim
         self._true = Slowdowns(dict(spec.links))
         told = {name: 1 + (s - 1) * error for name, s in spec.links.items()}
@@ -144,6 +152,8 @@ class TwinApp:
     def gain_gpu(self, gpu: Gpu) -> None:
         """It holds one more GPU."""
         self.held[gpu.id] = gpu
+        if self.now > self._restarted:
+            self._restarts, self._restarted = self._restarts + 1, self.now
         # Only the new GPU idles for SWITCH_S. Here all stand still for the time that loses as many GPU seconds.
         count, still = len(self.held), max(0.0, self._frozen_until - self.now)
         self._frozen_until = self.now + (still * (count - 1) + SWITCH_S) / count
@@ -187,6 +197,10 @@ class TwinApp:
             # Judgement: the loss is 1 / (1 + 9 * progress), so it falls to a tenth; here its derivative by time on one
             # GPU.
             quality=9 / (1 + 9 * done) ** 2 / self.spec.budget,
+            age=self.now - self.spec.arrives,
+            restarts=self._restarts,
+            budget=self.spec.budget,
+            demand=self.spec.demand,
         )
 
 

@@ -2,89 +2,31 @@
 
 Each of them orders the apps and hands out GPUs greedily. Those that know about placement give an app the densest GPUs
 that are free, the others the first ones. Under FIFO leases never end, so it takes no GPU from an app. `Paper` is the
-auction as the paper has it, and "strawman" the order by rho that its section 3.3 starts from.
+auction as the paper has it, and "strawman" the order by rho that its section 3.3 starts from. Shockwave and Sia, which
+plan with a solver, are in `planned`.
 
 Every policy may recall leases and may leave GPUs with their holders (`Themis` says what that is); by itself none does.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from themis_bridge.auction import Bid, clear_auction
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Outcome, Policy, Situation, Themis, renewed, worst_first
+from themis_bridge.policy import Outcome, Policy, Situation, Themis, worst_first
 from themis_bridge.twin.apps import Facts
+from themis_bridge.twin.greedy import Rule, Supply
+from themis_bridge.twin.planned import Shockwave, Sia
 from themis_bridge.winner_determination import EQUAL
 
 
-class _Supply:
-    """The GPUs on offer while they are handed out. ``dense``: whether an app gets GPUs that lie close together."""
-
-    def __init__(self, situation: Situation, dense: bool):
-        self.situation, self.dense = situation, dense
-        self.free: dict[str, list[str]] = defaultdict(list)
-        for gpu in sorted(situation.offer):
-            self.free[situation.offer[gpu].machine].append(gpu)
-        self.grants: dict[str, str] = {}
-        self.near = {app: Counter(gpu.machine for gpu in held) for app, held in situation.held.items()}
-        for gpu, app in situation.holder.items():
-            if app in self.near:
-                self.near[app][situation.offer[gpu].machine] += 1
-        self.wants = {app: max(0, situation.wants(app)) for app in situation.reports}
-
-    def give_gpus(self, app: str, size: int) -> list[str]:
-        """Give an app up to ``size`` GPUs: no more than it wants, and no more than there are."""
-        size = min(size, self.wants[app])
-        self.wants[app] -= size
-        picked = self.pick_gpus(app, size)
-        for gpu in picked:
-            machine = self.situation.offer[gpu].machine
-            self.grants[gpu] = app
-            self.near[app][machine] += 1
-            self.free[machine].remove(gpu)
-            if not self.free[machine]:
-                del self.free[machine]
-        return picked
-
-    def pick_gpus(self, app: str, size: int) -> list[str]:
-        """The GPUs that the app would be given."""
-        free, near = dict(self.free), self.near[app]
-        picked: list[str] = []
-        if not self.dense:
-            return self._own_first(app, sorted(itertools.chain(*free.values())))[:size]
-        while free and len(picked) < size:
-            rest = size - len(picked)
-            machine = min(free, key=lambda m: (-near[m], -min(rest, len(free[m])), len(free[m]), m))
-            picked += self._own_first(app, free.pop(machine))[:rest]
-        return picked
-
-    def _own_first(self, app: str, gpus: list[str]) -> list[str]:
-        """The GPUs in order, those that the app holds now first, so that it does not move without need."""
-        return sorted(gpus, key=lambda gpu: self.situation.holder.get(gpu) != app)
-
-
 @dataclass
-class _Rule:
-    """What a policy does besides its rule. ``recalls``, ``renews``: as of `Themis`."""
-
-    recalls: bool = field(default=False, kw_only=True)
-    renews: bool = field(default=False, kw_only=True)
-
-    def bidders(self, situation: Situation) -> list[str]:
-        return []
-
-    def _final(self, situation: Situation, outcome: Outcome) -> Outcome:
-        return renewed(situation, outcome) if self.renews else outcome
-
-
-@dataclass
-class Ordered(_Rule):
+class Ordered(Rule):
     """Apps in the order of a key; each gets all GPUs that it wants before the next one gets any."""
 
     #: (facts, the most GPUs that it could hold) -> key; the smallest comes first.
@@ -94,27 +36,27 @@ class Ordered(_Rule):
     preempts: bool = True
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        supply = _Supply(situation, self.dense)
+        supply = Supply(situation, self.dense)
         facts = {app: report.facts for app, report in situation.reports.items()}
         room = {app: len(situation.held[app]) + max(0, situation.wants(app)) for app in facts}
         for app in sorted(facts, key=lambda app: (self.key(facts[app], room[app]), facts[app].arrived, app)):
             supply.give_gpus(app, supply.wants[app])
-        return self._final(situation, Outcome(supply.grants))
+        return self.final(situation, Outcome(supply.grants))
 
 
 @dataclass
-class Strawman(_Rule):
+class Strawman(Rule):
     """Apps in the order of rho, the worst first (section 3.3); each gets all GPUs that it wants."""
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        supply = _Supply(situation, dense=True)
+        supply = Supply(situation, dense=True)
         for app in worst_first(situation):
             supply.give_gpus(app, supply.wants[app])
-        return self._final(situation, Outcome(supply.grants))
+        return self.final(situation, Outcome(supply.grants))
 
 
 @dataclass
-class Paper(_Rule):
+class Paper(Rule):
     """The paper's rule (pseudocode 1): the worst ``1 - f`` share of the apps bids, however few would do.
 
     Leftovers go by lot to the apps that did not bid, one GPU at a time, and then to those that did, worst rho first.
@@ -140,11 +82,11 @@ class Paper(_Rule):
             if wanting:
                 given[gpu] = app = self.lots.choice(others) if others else wanting[0]
                 got[app] += 1
-        return self._final(situation, Outcome({**grants, **given}, frozenset(given), clearing))
+        return self.final(situation, Outcome({**grants, **given}, frozenset(given), clearing))
 
 
 @dataclass
-class Shares(_Rule):
+class Shares(Rule):
     """One gang at a time to the app with the smallest key; of equals, to the one with fewest GPUs."""
 
     #: (facts, number of GPUs that it has so far, the GPUs that it would have with the next gang) -> key.
@@ -152,7 +94,7 @@ class Shares(_Rule):
     dense: bool
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        supply = _Supply(situation, self.dense)
+        supply = Supply(situation, self.dense)
         reports = situation.reports
         held = {app: list(situation.held[app]) for app in reports}
         size = {app: max(1, report.gang) if self.dense else 1 for app, report in reports.items()}
@@ -165,7 +107,7 @@ class Shares(_Rule):
         while supply.free and (wanting := [app for app in reports if supply.wants[app]]):
             app = min(wanting, key=key)
             held[app] += [situation.offer[gpu] for gpu in supply.give_gpus(app, size[app])]
-        return self._final(situation, Outcome(supply.grants))
+        return self.final(situation, Outcome(supply.grants))
 
 
 def _marginal(facts: Facts, have: int, then: list[Gpu]) -> float:
@@ -181,7 +123,7 @@ def _slowdown(facts: Facts, have: int, then: list[Gpu]) -> float:
 
 
 #: Name -> how to make the policy.
-BASELINES: dict[str, Callable[[], Ordered | Shares | Strawman]] = {
+BASELINES: dict[str, Callable[[], Ordered | Shares | Strawman | Shockwave | Sia]] = {
     "strawman": lambda: Strawman(),
     "tiresias": lambda: Ordered(lambda facts, room: facts.attained, dense=False),
     "gandiva": lambda: Shares(_slowdown, dense=True),
@@ -191,6 +133,8 @@ BASELINES: dict[str, Callable[[], Ordered | Shares | Strawman]] = {
     "srsf": lambda: Ordered(lambda facts, room: facts.service_left, dense=False),
     "drf": lambda: Shares(lambda facts, have, then: have, dense=False),
     "fifo": lambda: Ordered(lambda facts, room: facts.arrived, dense=False, preempts=False),
+    "shockwave": Shockwave,
+    "sia": Sia,
 }
 
 
