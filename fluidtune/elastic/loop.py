@@ -18,9 +18,10 @@ def prepare(*objects: Any) -> Any:
     """Hand over what the trial consists of: modules, optimizers, LR schedulers, DataLoaders, gradient scalers.
 
     Returns the same objects in the same order, as a tuple; a single object is returned alone. A DataLoader comes back
-    as a wrapper that yields this worker's share of each batch. Call `prepare` when the objects are on their device, and
-    before `epochs`. The loss must be a mean over the samples of the batch: gradients are weighted by the number of
-    samples that this worker had.
+    as a wrapper that yields this worker's share of each batch. One over a `TensorDataset` then takes one operation for
+    each tensor of a batch instead of one for each sample (`whole_batches`). Call `prepare` when the objects are on
+    their device, and before `epochs`. The loss must be a mean over the samples of the batch: gradients are weighted by
+    the number of samples that this worker had.
 
     A loop may fetch batches ahead, put several into one backward pass, or read loaders in step, as long as these
     batches are divided alike: their sizes are equal, or multiples of the width. Otherwise the trial goes on with one

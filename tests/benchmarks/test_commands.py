@@ -49,6 +49,15 @@ def test_tune_vs_fluid():
         assert side["best"] == pytest.approx(sides["stock"]["best"], abs=0.01)
 
 
+@pytest.mark.slow
+def test_iteration():
+    figures = _run("benchmarks.iteration", keys=BASE | {"sizes", "ratio"})
+    for sides in figures["sizes"].values():
+        for parts in sides.values():
+            assert parts["whole"] == pytest.approx(sum(us for part, us in parts.items() if part != "whole"))
+            assert all(us > 0 for us in parts.values())
+
+
 @pytest.mark.ray
 def test_launch():
     figures = _run("benchmarks.launch")

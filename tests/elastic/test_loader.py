@@ -15,6 +15,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -130,6 +131,29 @@ def test_the_order_and_the_streams_are_stocks(pool, kind, leave_after):
         assert together == batches
         assert [part[1] for part in got] == [length] * world
         assert got[0][2] == streams
+
+
+def tensors():
+    """The samples of two epochs over tensors, whether some were stacked, and the next number of the stream."""
+    loader = DataLoader(TensorDataset(torch.arange(23.0).reshape(23, 1), torch.arange(23)), batch_size=5, shuffle=True)
+    real, stacked, found = torch.stack, [], []
+    torch.stack = lambda *args, **kwargs: stacked.append(1) or real(*args, **kwargs)
+    try:
+        for batch in chain(*([elastic.prepare(loader)] * 2)):
+            n = elastic.samples(len(batch[0]))
+            found.append(list(zip(batch[0][:n, 0].tolist(), batch[1][:n].tolist(), strict=True)))
+    finally:
+        torch.stack = real
+    return found, bool(stacked), torch.rand(()).item()
+
+
+@pytest.mark.slow
+def test_tensors_are_fetched_at_once_at_every_width(pool):
+    batches, stacked, stream = alone(tensors)
+    assert stacked
+    for got in (on_all(pool, tensors), on_all(pool[:1], tensors)):
+        assert [list(chain(*shares)) for shares in zip(*(part[0] for part in got), strict=True)] == batches
+        assert got[0][2] == stream and not any(part[1] for part in got)
 
 
 def test_shares_are_contiguous_and_as_equal_as_possible():
