@@ -117,7 +117,7 @@ class LaneMember:
         self._shared: SharedTrial | None = None
         self._client: LaneClient | None = None
         self._ticket: LaneTicket | None = None
-        self._busy: float | None = None
+        self._compute: float | None = None
         #: When it asks for a lane service again after a failure, on the monotonic clock.
         self._retry_at = 0.0
         self._hold()
@@ -130,9 +130,9 @@ class LaneMember:
         return None if self._profile.usage is None else self._parts(self._profile.usage.need())
 
     @property
-    def busy(self) -> float | None:
+    def compute(self) -> float | None:
         """The part of a CPU device that the last iteration kept busy, 0 to 1; None if it is not known."""
-        return self._busy
+        return self._compute
 
     # Sharing
 
@@ -194,7 +194,7 @@ class LaneMember:
             self._profile.end()
             if self._torch is None:
                 took = time.perf_counter() - began
-                self._busy = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
+                self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
 
     def refused(self, error: StaleToken) -> Lack:
         """The answer to the driver when `iteration` raised StaleToken."""

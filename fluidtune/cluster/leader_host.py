@@ -159,10 +159,10 @@ class LeaderHost:
             reply.memory = self._gpu.memory_needed() if emulation is None else emulation.profile.memory
         elif self.lane.need is not None:
             reply.memory, reply.ephemeral = sum(self.lane.need), self.lane.need[1]
-            reply.busy = self.lane.busy
+            reply.compute = self.lane.compute
         reply.gpu = self._gpu.sample() if spec.device == "cuda" else None
-        if reply.gpu is not None and reply.busy is None:
-            reply.busy = reply.gpu.utilisation
+        if reply.gpu is not None and reply.compute is None:
+            reply.compute = reply.gpu.utilisation
         return reply
 
     def _iterate(self) -> dict[str, Any]:

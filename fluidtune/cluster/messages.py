@@ -55,8 +55,8 @@ class IterationReply:
     result, if another worker has died or its loop cannot go on with this one's. ``ungrowable``, ``refused``,
     ``differed``: see `LeaderSession`. ``lack``: there is no result, because the trial needs more room than it has.
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
-    part of the device's memory that it needs only within an iteration. ``busy``: the part of the time that it kept its
-    device busy; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
+    part of the device's memory that it needs only within an iteration. ``compute``: the part of its
+    device that it kept busy, 0 to 1; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
     """
 
     result: dict[str, Any]
@@ -75,7 +75,7 @@ class IterationReply:
     streams: Streams | None = None
     memory: float | None = None
     ephemeral: float = 0.0
-    busy: float | None = None
+    compute: float | None = None
     gpu: DeviceSample | None = None
 
 

@@ -183,7 +183,7 @@ class TrialLeaders:
             self._resizer.resize_refused(run, reply.refused)
         if RESULT_DUPLICATE not in reply.result:
             memory, ephemeral = reply.memory, reply.ephemeral
-            self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.busy))
+            self._emit(m.Result(run.id, reply.seconds, run.ran_at, memory, ephemeral, reply.compute))
             self._job.iteration_reported(run, reply)
         if not run.gang and len(run.wanted) > run.width and not run.resizing:
             # The trial was started on several devices, and only now has its loop said where followers find the leader,

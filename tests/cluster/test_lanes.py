@@ -65,7 +65,7 @@ def test_alone_it_is_measured_and_nobody_is_asked(settings: LaneSettings) -> Non
     turns(member)
     persistent, ephemeral = member.need or (0, 0)
     assert 0 < persistent < 1 and 0 <= ephemeral < 1
-    assert member.busy is not None and 0 <= member.busy <= 1
+    assert member.compute is not None and 0 <= member.compute <= 1
     assert not home(settings.device).exists(), "a service was started for a trial that is alone"
     member.leave()
 
