@@ -70,9 +70,9 @@ class GroupMember:
         self._group = backend
         self._requests = requests
         self._members: tuple[str, ...] = (worker,)
-        #: In a joiner that has not received the trial's state yet: the position of the trial. The joiner's function may
-        #: still be at an earlier `epochs` call.
-        self._ahead: TrialPosition | None = None
+        #: In a joiner that has not received the trial's state yet: the trial's position, at which it is to join. Its
+        #: function may still be at an earlier `epochs` call.
+        self._joins_at: TrialPosition | None = None
         #: The exception that ended this loop; None while the loop goes on.
         self._over: BaseException | None = None
 
@@ -81,7 +81,7 @@ class GroupMember:
     @property
     def width(self) -> int:
         """See `GroupView`."""
-        return 1 if self._ahead is not None else self._group.world
+        return 1 if self._joins_at is not None else self._group.world
 
     @property
     def turn_number(self) -> int:
@@ -125,12 +125,12 @@ class GroupMember:
         if not self.entered:
             self._enter()
             self.entered = True
-        elif self._ahead is None:
+        elif self._joins_at is None:
             return self.come_to(start)
-        assert self._ahead is not None
-        if self._ahead.loop > self.position.loop:
+        assert self._joins_at is not None
+        if self._joins_at.loop > self.position.loop:
             return None
-        self._receive(self._ahead)
+        self._receive(self._joins_at)
         return self.position.epoch
 
     def _begin_leading(self, start: int, counted: bool) -> int | None:
@@ -282,12 +282,12 @@ class GroupMember:
         rank = reform.members.index(self.worker)
         self._group.form(reform.address, reform.generation, rank, len(reform.members))
         self._members, self.address = reform.members, reform.address
-        self._ahead = self._group.broadcast_object()
+        self._joins_at = self._group.broadcast_object()
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
     def _receive(self, position: TrialPosition) -> None:
         """Called by every member of a new group: take the leader's state. A follower gets its own random streams."""
-        self._ahead = None
+        self._joins_at = None
         self.position.epoch, self.position.iteration = position.epoch, position.iteration
         self.state.broadcast(self._group)
         self._comparison.restart()
