@@ -52,7 +52,7 @@ class Pricer:
         self.modes = modes
         trials = len(modes.ids)
         #: By trial: the gain that each further whole device adds.
-        self.steps: Floats = np.diff(modes.gains[:, modes.c - 1 :], axis=1, prepend=0.0)
+        self.added_gains: Floats = np.diff(modes.gains[:, modes.c - 1 :], axis=1, prepend=0.0)
         #: Row p - 1 holds every trial's gain on a share 1/p.
         self.share_gains: Floats = np.ascontiguousarray(modes.gains[:, modes.c - 1 :: -1][:, : modes.c].T)
         #: The limits that are tried on the number of trials with whole devices.
@@ -64,11 +64,11 @@ class Pricer:
 
         ``weights``: by trial, >= 0.
         """
-        n, c, widest = self.modes.n, self.modes.c, self.steps.shape[1]
+        n, c, widest = self.modes.n, self.modes.c, self.added_gains.shape[1]
         trials = len(weights)
         order = np.argsort(-weights, kind="stable")
         first = order[:n]
-        steps = (self.steps[first] * weights[first][:, None]).ravel()
+        steps = (self.added_gains[first] * weights[first][:, None]).ravel()
         ranked = np.argsort(-steps, kind="stable")
         ranked = ranked[steps[ranked] > 0]
         # By limit and number of whole devices given out: what these devices are worth, and how many trials have them.
@@ -117,7 +117,7 @@ class Pricer:
         ``whole``: the whole devices given out, each as its index in the flattened ``steps`` of `best`. ``sharing``
         trials share devices: ``roomy`` of them with ``fewer`` trials per device, the others with one more.
         """
-        c, widest = self.modes.c, self.steps.shape[1]
+        c, widest = self.modes.c, self.added_gains.shape[1]
         configuration: Configuration = np.full(len(weights), -1)
         widths = np.bincount(whole // widest, minlength=0)
         configuration[order[: len(widths)]] = np.where(widths > 0, widths + c - 2, -1)
