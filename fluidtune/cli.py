@@ -76,15 +76,21 @@ def run(
 @cli.command()
 @click.argument("run_dir")
 def report(run_dir: str) -> None:
-    """Summarise the run whose event log is in RUN_DIR and draw its pictures."""
+    """Summarise the run, or the service, whose event log is in RUN_DIR and draw its pictures."""
     from rich.console import Console
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
+    from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
 
     log = find_log(run_dir)
-    paths = write_report(log)
     console = Console()
-    console.print(render(summarise(read_events(log))))
+    events = read_events(log)
+    if is_serving(events):
+        console.print(render_serving(summarise_serving(events)))
+        console.print(f"wrote {serving_png(events, log.parent / 'serving.png')}", soft_wrap=True)
+        return
+    paths = write_report(log)
+    console.print(render(summarise(events)))
     for picture in (paths.timeline, paths.utilisation):
         console.print(f"wrote {picture}", soft_wrap=True)
 
@@ -102,13 +108,19 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     from fluidtune.plan_command import job_of, plan_png, render_plan
     from fluidtune.twin import forecasts
 
-    counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]
-    if not counts or len(counts) != len(sizes.split(",")):
-        raise FluidTuneError(f"--devices {sizes!r} is not a list of whole numbers above 0, for example 1,2,4,8,16")
+    counts = _counts(sizes)
     job = job_of(source, trials, iterations)
     found = forecasts(job, counts)
     Console().print(render_plan(job, found))
     click.echo(f"wrote {plan_png(job, found, out)}")
+
+
+def _counts(sizes: str) -> list[int]:
+    """The numbers of devices that ``--devices`` lists."""
+    counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]
+    if not counts or len(counts) != len(sizes.split(",")):
+        raise FluidTuneError(f"--devices {sizes!r} is not a list of whole numbers above 0, for example 1,2,4,8,16")
+    return counts
 
 
 @cli.command()
@@ -222,8 +234,14 @@ def stop() -> None:
 
 @cli.group()
 @click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
-def serve(address: str) -> None:
+@click.pass_context
+def serve(context: click.Context, address: str) -> None:
     """The best trials of a finished run, answering requests over HTTP (docs/serving.md)."""
+    context.obj = address
+
+
+def _connect(address: str) -> None:
+    """Connect to the Ray cluster in which trials are served."""
     import ray
 
     sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
@@ -245,29 +263,61 @@ def serve(address: str) -> None:
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
 @click.option("--port", type=int, default=8000, show_default=True)
-def serve_start(run_dir: str, load: str, **settings: Any) -> None:
+@click.pass_obj
+def serve_start(address: str, run_dir: str, load: str, **settings: Any) -> None:
     """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`."""
+    _connect(address)
     from fluidtune.serving.service import loader, serve
 
     served = serve(run_dir, loader(load), **settings)
     click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
+    log = served.status()["log"]
+    click.echo(
+        f"events and profiles: {log}" if log else "events are kept nowhere: the head node has not this directory"
+    )
 
 
 @serve.command("status")
 @click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
-def serve_status(as_json: bool) -> None:
+@click.option("--picture", default=None, metavar="FILE", help="Draw the batches of the last minute, as PNG.")
+@click.pass_obj
+def serve_status(address: str, as_json: bool, picture: str | None) -> None:
     """Show what is served, and what became of the requests."""
     import json
 
-    from fluidtune.serving.service import status, status_text
+    _connect(address)
+    from fluidtune.serving import service
 
-    found = status()
-    click.echo(json.dumps(found) if as_json else status_text(found))
+    found = service.status()
+    click.echo(json.dumps(found) if as_json else service.status_text(found))
+    if picture is not None:
+        click.echo(f"wrote {service.picture(picture)}", err=as_json)
+
+
+@serve.command("plan")
+@click.argument("source")
+@click.option("--rate", type=float, required=True, help="Requests per second, of all trials together.")
+@click.option("--slo", type=float, required=True, help="Seconds within which a request is answered, or refused.")
+@click.option("--devices", "sizes", default="1,2,4,8", show_default=True, help="Numbers of devices to look at, too.")
+@click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
+def serve_plan(source: str, rate: float, slo: float, sizes: str, starts: str) -> None:
+    """Predict how many devices a rate needs. SOURCE is the directory of a run that was served, or its profiles.json."""
+    from rich.console import Console
+
+    from fluidtune.serving import capacity
+
+    models = capacity.models_of(source, slo, starts)
+    needed = capacity.devices_for(models, rate)
+    found = [capacity.forecast(models, count, rate) for count in sorted({needed, *_counts(sizes)})]
+    Console().print(capacity.render(found, rate, slo))
+    click.echo(f"{needed} {'device is' if needed == 1 else 'devices are'} needed for {rate:g} requests/s")
 
 
 @serve.command("stop")
-def serve_stop() -> None:
+@click.pass_obj
+def serve_stop(address: str) -> None:
     """Answer what runs, refuse what waits, and end all processes."""
+    _connect(address)
     from fluidtune.serving.service import stop
 
     click.echo("stopped" if stop() else "there was none")

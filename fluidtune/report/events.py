@@ -14,27 +14,19 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.report.event_schema import EventSchema
+from fluidtune.report.serving_events import SERVING
 
 #: The event log's file name in a run's directory.
 EVENT_LOG_NAME = "fluid_events.jsonl"
 
 #: One event as read back: "t" (unix seconds), "event" (its name) and the event's own fields.
 EventDict = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class EventSchema:
-    """The meaning of one event and its fields: the name of each field, and its meaning with its unit."""
-
-    meaning: str
-    required: Mapping[str, str]
-    optional: Mapping[str, str] = field(default_factory=dict)
 
 
 _TRIAL = "the trial's id"
@@ -236,6 +228,7 @@ SCHEMA: dict[str, EventSchema] = {
             "best": 'the best trial and its value of Tune\'s metric, {"trial": id, "metric": value}, or null',
         },
     ),
+    **SERVING,
 }
 
 

@@ -11,20 +11,28 @@ import http.client
 import json
 import logging
 import os
+import platform
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import ray
 from starlette.requests import Request
 from starlette.responses import Response
 
+import fluidtune
+from fluidtune.serving.books import MINUTE_S, Books
+from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.remote_devices import RemoteDevice
+from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
+from symphony_serve.autoscale import Autoscaler
 from symphony_serve.batching.start_times import StartPolicy
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
+from symphony_serve.kept_profiles import profiles_to_json
 from symphony_serve.model_side import Model
 from symphony_serve.shell.measuring import high_delay, measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
@@ -41,8 +49,12 @@ AGAIN_S, LOOK_S = 5.0, 0.1
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served, and how. url_host, port: where the front door is reached from this node."""
+    """What is served, and how.
 
+    run: the directory of the run. url_host, port: where the front door is reached from this node.
+    """
+
+    run: str
     loading: Loading
     slo: float
     resources: dict[str, float]
@@ -69,10 +81,12 @@ class Front:
         self._models: dict[str, Model] = {}
         self._forms: dict[str, Form] = {}
         self._devices: list[RemoteDevice] = []
-        #: By trial and by what became of the requests.
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._names}
+        self._books = Books(self._names)
+        self._log = ServingLog(Path(setting.run) / DIRECTORY)
+        self._watch: Watch | None = None
         self._ends = threading.Event()
         self._began = time.monotonic()
+        self._tell_start()
         threading.Thread(target=self._begin, name="serve-begin", daemon=True).start()
 
     # Called by Ray Serve.
@@ -86,7 +100,7 @@ class Front:
         if request.method != "POST":
             return _json(405, {"error": f"{request.method} {path} is not served; POST an input, or GET /"})
         name = path.strip("/") or self._names[0]
-        if path != WAY and name not in self._counts:
+        if path != WAY and name not in self._names:
             return _json(404, {"error": f"no trial {name!r} is served; there are {', '.join(self._names)}"})
         try:
             value = json.loads(await request.body(), parse_constant=_no_number)
@@ -95,7 +109,7 @@ class Front:
         if path == WAY:
             return _json(200, None)
         if self._server is None:
-            self._counts[name][f"refused: {self._state}"] += 1
+            self._books.count(name, f"refused: {self._state}")
             return _json(503, {"error": "refused", "reason": f"the models are not there yet: {self._state}"})
         trouble = self._forms[name].trouble(value)
         if trouble is not None:
@@ -106,6 +120,11 @@ class Front:
         """What is served, and what has become of the requests."""
         return self._status()
 
+    async def minute(self) -> list[tuple[int, str, int, float, float]]:
+        """The batches of the last minute: device, trial, size, seconds from the minute's begin, seconds."""
+        begin = time.monotonic() - MINUTE_S
+        return [(one.device, one.model, one.size, one.sent - begin, one.seconds) for one in self._books.minute()]
+
     def check_health(self) -> None:
         """Raises RuntimeError if the server can answer nothing any more; Ray Serve then starts another front."""
         if self._server is not None and self._server.closed and not self._ends.is_set():
@@ -115,6 +134,11 @@ class Front:
         self._ends.set()
         if self._server is not None:
             self._server.close(timeout=1.0)
+            self._keep_profiles()
+        if self._watch is not None:
+            self._watch.stop()
+        self._log.write("serving_ended", seconds=time.monotonic() - self._began)
+        self._log.close()
 
     # One request.
 
@@ -122,20 +146,20 @@ class Front:
         try:
             status, text = await asyncio.wrap_future(server.submit(name, value))
         except Refused as refused:
-            self._counts[name][f"refused: {refused.reason.name.lower()}"] += 1
+            self._books.count(name, f"refused: {refused.reason.name.lower()}")
             return _json(503, {"error": "refused", "reason": refused.reason.value})
         except asyncio.CancelledError:
-            self._counts[name]["cancelled"] += 1
+            self._books.count(name, "cancelled")
             raise
         except Exception as error:
             status, text = 500, json.dumps({"error": str(error)})
         late = time.monotonic() - arrival > self._setting.slo
-        self._counts[name]["failed" if status != 200 else "late" if late else "answered"] += 1
+        self._books.count(name, "failed" if status != 200 else "late" if late else "answered")
         return Response(text, status, media_type="application/json")
 
     def _bad(self, name: str, said: str) -> Response:
-        if name in self._counts:
-            self._counts[name]["bad"] += 1
+        if name in self._names:
+            self._books.count(name, "bad")
         return _json(400, {"error": said})
 
     def _shown(self) -> dict[str, Any]:
@@ -145,17 +169,14 @@ class Front:
     def _status(self) -> dict[str, Any]:
         trials = []
         for trial in self._setting.loading.trials:
-            sizes: Counter[int] = Counter()
-            for device in self._devices:
-                sizes.update(dict(device.batches[trial.name]))
             profile = self._server.profile(trial.name) if self._server is not None else None
             trials.append(
                 {
                     "trial": trial.name,
                     "value": trial.value,
                     "batch_1_s": profile.seconds(1) if profile is not None else None,
-                    "requests": dict(self._counts[trial.name]),
-                    "batches": {str(size): count for size, count in sorted(sizes.items())},
+                    "requests": self._books.requests(trial.name),
+                    "batches": {str(size): count for size, count in self._books.sizes(trial.name).items()},
                 }
             )
         return {
@@ -164,7 +185,9 @@ class Front:
             "slo_s": self._setting.slo,
             "delays_s": next((model.delays.smallest for model in self._models.values()), None),
             "seconds": time.monotonic() - self._began,
-            "devices": len(self._devices),
+            "devices": self._setting.devices,
+            "devices_wanted": self._watch.wanted if self._watch is not None else None,
+            "log": str(self._log.directory) if self._log.directory is not None else None,
             "pid": os.getpid(),
             "device_pids": [device.pid for device in self._devices if device.pid is not None],
             "unanswered": self._server.unanswered if self._server is not None else 0,
@@ -182,6 +205,7 @@ class Front:
                 logger.exception("The models cannot be served")
                 self._why = str(error) if isinstance(error, ServeError) else repr(error)
                 self._state = "failed"
+                self._log.write("serving_failed", reason=self._why)
             for device in self._devices:
                 device.stop()
             self._devices = []
@@ -190,8 +214,8 @@ class Front:
     def _load_and_measure(self) -> None:
         setting = self._setting
         self._state = "loading"
-        for _ in range(setting.devices):
-            self._devices.append(RemoteDevice(setting.loading, setting.resources))
+        for number in range(setting.devices):
+            self._devices.append(RemoteDevice(number, setting.loading, setting.resources, self._log.write))
         samples: dict[str, list[Any]] = {}
         for device in self._devices:
             while (found := device.look()) is None:
@@ -207,8 +231,39 @@ class Front:
         )
         models = [replace(one, delays=replace(one.delays, response=one.delays.response + way)) for one in found_models]
         self._forms, self._models = forms, {model.name: model for model in models}
-        self._server = ThreadedServer(models, [device.functions() for device in self._devices])
+        for model in models:
+            seconds = model.profile.table[1:-1]
+            self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
+        served = {one.name: (one.profile, one.slo - one.delays.smallest) for one in models}
+        self._watch = Watch(self._books, self._log, ServingGauges(), setting.devices, Autoscaler(served))
+        functions = [device.functions() for device in self._devices]
+        self._server = ThreadedServer(models, functions, self._books.batch)
+        self._keep_profiles()
+        self._watch.start()
         self._state, self._why = "serving", ""
+
+    def _tell_start(self) -> None:
+        setting = self._setting
+        self._log.write(
+            "serving_started",
+            run=setting.run,
+            ray=ray.__version__,
+            fluidtune=fluidtune.__version__,
+            python=platform.python_version(),
+            machine=_machine(),
+            kind="gpu" if setting.resources.get("num_gpus") else "cpu",
+            devices=setting.devices,
+            slo=setting.slo,
+            starts=setting.policy.name,
+            trials=[{"trial": one.name, "value": one.value} for one in setting.loading.trials],
+        )
+
+    def _keep_profiles(self) -> None:
+        """Write the profiles as they are known now, for `fluidtune serve plan`."""
+        if self._server is not None:
+            known = {name: self._server.profile(name) for name in self._names}
+            delays = {name: model.delays.smallest for name, model in self._models.items()}
+            self._log.keep(PROFILES, profiles_to_json(known, _machine(), delays))
 
     def _measure_way(self, body: str) -> float:
         """Seconds from a client through Ray Serve to this process and back."""
@@ -236,6 +291,10 @@ class Front:
 
     def _connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._setting.url_host, self._setting.port, timeout=30)
+
+
+def _machine() -> str:
+    return f"{platform.node()}, {os.cpu_count()} cores"
 
 
 def _post(connection: http.client.HTTPConnection, body: str) -> int:

@@ -27,15 +27,18 @@ PAUSE_S = 1.0
 class RemoteDevice:
     """One device: a process of its own (`ModelProcess`), and after its death the next one.
 
-    resources: Ray's options for the process, such as ``num_gpus``. One thread at a time calls its functions.
+    number: the device's number. resources: Ray's options for the process, such as ``num_gpus``. tell: is called with an
+    event and its fields when a process is there, and when one is lost. One thread at a time calls its functions.
     """
 
-    def __init__(self, loading: Loading, resources: Mapping[str, float]):
+    def __init__(self, number: int, loading: Loading, resources: Mapping[str, float], tell: Callable[..., None]):
         # Ray would restart it at once and for ever; here it is tried again after a pause, and told with a reason.
         self._new = ray.remote(ModelProcess).options(max_restarts=0, **resources)
         self._loading = loading
-        #: Batches by their size.
-        self.batches: dict[str, dict[int, int]] = {trial.name: {} for trial in loading.trials}
+        self._number, self._tell = number, tell
+        self._names = [trial.name for trial in loading.trials]
+        #: How many processes it has had.
+        self._processes = 0
         #: The id of its process; None: it is not there.
         self.pid: int | None = None
         self._start()
@@ -43,7 +46,9 @@ class RemoteDevice:
     def _start(self) -> None:
         self._actor = self._new.remote(self._loading)
         self._told = self._actor.ready.remote()
-        self._until = time.monotonic() + LOAD_S
+        self._began = time.monotonic()
+        self._until = self._began + LOAD_S
+        self._processes += 1
 
     def look(self) -> dict[str, list[Any]] | None:
         """The samples of each model, if the process is there by now. Raises ServeError if a model cannot be loaded."""
@@ -56,15 +61,21 @@ class RemoteDevice:
         except RayError as error:
             raise ServeError(_said(error)) from None
         self.pid = pid
+        seconds = time.monotonic() - self._began
+        self._tell("worker_started", worker=self._worker, device=self._number, pid=pid, seconds=seconds)
         return samples
+
+    @property
+    def _worker(self) -> str:
+        return f"models-{self._number}-{self._processes}"
 
     def functions(self) -> dict[str, Function]:
         """By model, what `ThreadedServer` calls: inputs in, an `Outcome` for each out."""
-        return {name: self._function(name) for name in self.batches}
+        return {name: self._function(name) for name in self._names}
 
     def measured(self) -> dict[str, Function]:
         """By model, what is measured: the same way, but what fails raises."""
-        return {name: self._measure(name) for name in self.batches}
+        return {name: self._measure(name) for name in self._names}
 
     def stop(self) -> None:
         """End the process."""
@@ -78,12 +89,12 @@ class RemoteDevice:
             except RayTaskError:
                 raise
             except RayError as error:  # the process died, or cannot be reached, or hangs
+                said = _said(error)
                 self.pid = None
+                self._tell("worker_lost", worker=self._worker, device=self._number, reason=said)
                 ray.kill(self._actor)
                 self._start()
-                raise DeviceLost(_said(error), self._back) from None
-            sizes = self.batches[name]
-            sizes[len(inputs)] = sizes.get(len(inputs), 0) + 1
+                raise DeviceLost(said, self._back) from None
             return outcomes
 
         return run

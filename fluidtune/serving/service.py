@@ -15,9 +15,9 @@ from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices import DeviceSpec
 from fluidtune.errors import FluidTuneError
+from fluidtune.serving.capacity import POLICIES
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.winners import winners
-from symphony_serve.batching.start_times import DEFERRED, EAGER
+from fluidtune.serving.winners import run_directory, winners
 
 if TYPE_CHECKING:
     from fluidtune.serving.front import Setting
@@ -40,7 +40,6 @@ HEAD = {"node:__internal_head__": 0.001}
 NAMESPACE = "serve"
 #: Ray Serve writes no line for each request. Judgement: `status` counts them, and a line costs more than a decision.
 LOGS = {"log_level": "WARNING", "enable_access_log": False}
-POLICIES = {"deferred": DEFERRED, "eager": EAGER}
 
 
 class Served:
@@ -117,7 +116,8 @@ def serve(
     from fluidtune.serving.front import Setting
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    setting = Setting(loading, slo, resources, count, max_batch, POLICIES[starts], reached, port)
+    run, policy = run_directory(results), POLICIES[starts]
+    setting = Setting(run, loading, slo, resources, count, max_batch, policy, reached, port)
     try:
         _start(rays_serve, setting, host)
     except BaseException as error:
@@ -155,8 +155,23 @@ def status() -> dict[str, Any]:
     rays_serve = _import()
     if APP not in _applications(rays_serve):
         raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
+    return _told(rays_serve, "status")
+
+
+def picture(path: str) -> Path:
+    """Draw the batches of the last minute over devices as a PNG. Raises FluidTuneError if nothing is served."""
+    from fluidtune.report.serving_report import Batch, batches_png
+    from fluidtune.serving.books import MINUTE_S
+
+    devices = status()["devices"]
+    batches = [Batch(*one) for one in _told(_import(), "minute")]
+    return batches_png(batches, devices, MINUTE_S, path)
+
+
+def _told(rays_serve: Any, method: str) -> Any:
+    """What the front answers to one of its methods."""
     try:
-        return rays_serve.get_app_handle(APP).status.remote().result(timeout_s=ANSWER_S)
+        return getattr(rays_serve.get_app_handle(APP), method).remote().result(timeout_s=ANSWER_S)
     except Exception as error:
         raise FluidTuneError(f"the front does not answer ({type(error).__name__}); it may be starting anew, try again")
 
@@ -177,6 +192,8 @@ def status_text(found: dict[str, Any]) -> str:
         f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {found['devices']} "
         f"devices, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
     ]
+    if found["devices_wanted"] not in (None, found["devices"]):
+        lines.append(f"  the load wants {found['devices_wanted']} devices")
     for trial in found["trials"]:
         batches = {int(size): count for size, count in trial["batches"].items()}
         mean = sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))

@@ -39,7 +39,7 @@ def winners(
         raise FluidTuneError(f"top is {top!r}, expected how many trials are to be served, 1 or more")
     if mode not in (None, "min", "max"):
         raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
-    where = results.experiment_path if isinstance(results, ResultGrid) else str(Path(results).expanduser().resolve())
+    where = run_directory(results)
     trials = _servable(where, results)
     logged = _logged(where)
     metric, mode = metric or logged[0], mode or logged[1]
@@ -55,6 +55,11 @@ def winners(
     sign = -1 if mode == "max" else 1
     ranked = sorted((one for one in trials if one.trial_id in values), key=lambda one: sign * values[one.trial_id])
     return [_winner(trial, values[trial.trial_id]) for trial in ranked[:top]]
+
+
+def run_directory(results: ResultGrid | str | Path) -> str:
+    """Where the run's files are: a path, or what is one on the run's own file system."""
+    return results.experiment_path if isinstance(results, ResultGrid) else str(Path(results).expanduser().resolve())
 
 
 def _servable(where: str, results: ResultGrid | str | Path) -> list[Trial]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import (
@@ -82,6 +82,21 @@ class Answer(Future):
 _Told = list[tuple[Answer, Any, BaseException | None]]
 
 
+class BatchSeen(NamedTuple):
+    """A batch that a device has run.
+
+    sent: when it was sent, on `time.monotonic`. seconds: from then until its outputs were there. waited: the seconds
+    from the arrivals of its requests until it was sent, added up.
+    """
+
+    device: int
+    model: str
+    size: int
+    sent: float
+    seconds: float
+    waited: float
+
+
 class _Device:
     """A device's thread. token: the scheduler's name for the time since it last joined."""
 
@@ -105,11 +120,17 @@ class ThreadedServer:
     batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its requests go to another device or are
     refused. A function that raises is its batch's answer: each of the requests gets the error. A function that raises
     `DeviceLost` has lost its device until the error's ``back`` returns True. The batch's requests go to another device,
-    or are refused; one that has lost two devices is refused. Use it as a context manager, or `close` it. Raises
-    ServeError if a device lacks a model, or has one that is not in ``models``.
+    or are refused; one that has lost two devices is refused. ``watch`` is called with each batch, by the thread of its
+    device after its requests were answered. Use it as a context manager, or `close` it. Raises ServeError if a device
+    lacks a model, or has one that is not in ``models``.
     """
 
-    def __init__(self, models: Sequence[Model], devices: Sequence[Mapping[str, Function]]):
+    def __init__(
+        self,
+        models: Sequence[Model],
+        devices: Sequence[Mapping[str, Function]],
+        watch: Callable[[BatchSeen], None] | None = None,
+    ):
         if not devices:
             raise ServeError("there are 0 devices, expected one mapping from model to function for each device")
         names = {model.name for model in models}
@@ -119,6 +140,7 @@ class ThreadedServer:
                     f"device {number} has the models {sorted(functions)}, expected {sorted(names)}: "
                     "every device has a function for each model"
                 )
+        self._watch = watch
         self._scheduler = self._decides(models)
         self._slos = {model.name: model.slo for model in models}
         self._seen = {one.name: SeenTimes(one.profile, TRIED * (one.slo - one.delays.smallest)) for one in models}
@@ -331,6 +353,9 @@ class ThreadedServer:
             elif not self._closed:
                 self._handle(GpuJoined(device.number, device.token), told)
         _tell(told)
+        if self._watch is not None and answers:
+            waited = sum(sent - request.arrival for request in batch.requests)
+            self._watch(BatchSeen(device.number, batch.model, len(answers), sent, seconds, waited))
 
     def _wait_for(self, device: _Device, batch: Dispatch, answers: list[Answer], lost: DeviceLost) -> None:
         """The device is gone with this batch: give the requests back, and wait until the device is there again."""

@@ -64,8 +64,17 @@ def test_the_status_in_words():
         "requests": {"answered": 3, "late": 1},
         "batches": {"2": 2},
     }
-    found = {"state": "serving", "why": "", "slo_s": 0.2, "device_pids": [7], "devices": 2, "unanswered": 1}
+    found = {
+        "state": "serving",
+        "why": "",
+        "slo_s": 0.2,
+        "device_pids": [7],
+        "devices": 2,
+        "unanswered": 1,
+        "devices_wanted": 3,
+    }
     assert status_text({**found, "seconds": 9.0, "trials": [trial]}).splitlines() == [
         "serving: SLO 200 ms, 1 of 2 devices, 1 requests wait, 9 s",
+        "  the load wants 3 devices",
         "  a: 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
     ]

@@ -16,6 +16,8 @@ import ray
 
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
+from fluidtune.report import read_events
+from fluidtune.serving import capacity, service
 from tests.serving.runs import FAILS, KILLS, load
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
@@ -30,6 +32,11 @@ def served(finished):
 
     with fluidtune.serve(finished, load, SLO_S, top=2, starts="eager", port=free_ports(1)[0]) as served:
         yield served
+    assert logged(finished)[-1]["event"] == "serving_ended"
+
+
+def logged(finished):
+    return read_events(finished / "serving" / "fluid_events.jsonl")
 
 
 def ask(served, body, path="", method="POST"):
@@ -83,11 +90,25 @@ def test_status_counts(served):
     assert ask(served, "", method="GET")[1]["trials"][0] == {"trial": served.trials[0], "value": 3.0}
 
 
-def test_a_killed_device_is_replaced_and_its_requests_are_answered(served):
+def test_the_log_the_profiles_and_the_picture_of_a_service(served, finished, tmp_path):
+    assert ask(served, 7) == (200, 21)
+    assert served.status()["log"] == str(finished / "serving")
+    events = logged(finished)
+    assert [event["event"] for event in events[:4]] == ["serving_started", "worker_started", *["model_measured"] * 2]
+    assert [one["trial"] for one in events[0]["trials"]] == served.trials
+    models = capacity.models_of(str(finished), SLO_S, "eager")
+    assert [one.name for one in models] == served.trials
+    assert service.picture(str(tmp_path / "minute.png")).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_killed_device_is_replaced_and_its_requests_are_answered(served, finished):
     killed = wait_until(lambda: served.status()["device_pids"])
     os.kill(killed[0], signal.SIGKILL)
     assert ask(served, 5) == (200, 15)
-    assert served.status()["device_pids"] not in ([], killed)
+    replaced = served.status()["device_pids"]
+    assert replaced not in ([], killed)
+    told = [(event["event"], event.get("pid")) for event in logged(finished) if event["event"].startswith("worker_")]
+    assert told[-3:] == [("worker_started", killed[0]), ("worker_lost", None), ("worker_started", replaced[0])]
 
 
 def test_an_input_that_ends_processes_is_refused(served):

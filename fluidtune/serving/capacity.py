@@ -1,0 +1,136 @@
+"""What `fluidtune serve plan` says: how many devices a rate of requests needs, by the twin. It needs no Ray.
+
+The profiles are those that a service has kept, so they hold for devices like those that it ran on. All times are
+seconds, all rates requests per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fluidtune.errors import FluidTuneError
+from symphony_serve.batching.start_times import DEFERRED, EAGER
+from symphony_serve.bounds import gpus_for, staggered
+from symphony_serve.delays import Delays
+from symphony_serve.errors import ServeError
+from symphony_serve.kept_profiles import delays_from_json, profiles_from_json
+from symphony_serve.model_side import Model
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.twin.goodput import BAD_RATE, goodput
+from symphony_serve.twin.simulation import Outcome, Simulation
+from symphony_serve.workloads import arrivals, equal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: The directory of a service's log and profiles in that of the run that it serves, and the file with the profiles.
+DIRECTORY, PROFILES = "serving", "profiles.json"
+#: When a batch starts, by the name that `--starts` gives it.
+POLICIES = {"deferred": DEFERRED, "eager": EAGER}
+#: So many requests are simulated for each answer, and goodput is found to this part of it. Judgement: of 5,000 requests
+#: 1 % are 50, which is exact to a seventh of them; ten answers take some seconds.
+REQUESTS, PRECISION = 5000, 0.02
+#: Before what is measured, so many SLOs pass. Judgement: queues and the measured rate are then what they stay.
+WARM_UP_SLOS = 20
+#: No plan is made for more devices. Judgement: the twin takes minutes for more; ask about a part of the rate then.
+MOST_DEVICES = 4096
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a number of devices does. goodput: the highest rate of which at most 1 % are refused or late.
+
+    bad_rate: the part of the requests that are, at the rate that was asked about. median_batch, utilisation: at that
+    rate.
+    """
+
+    devices: int
+    goodput: float
+    bad_rate: float
+    median_batch: int
+    utilisation: float
+
+
+def models_of(source: str, slo: float, starts: str) -> list[Model]:
+    """The models of a run that was served, or of a file of profiles, with this SLO.
+
+    Raises FluidTuneError if there are none, or if a batch of 1 takes longer than the SLO.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / PROFILES if (path / PROFILES).is_file() else path / DIRECTORY / PROFILES
+    if starts not in POLICIES:
+        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
+    try:
+        text = path.read_text()
+    except OSError:
+        raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
+    try:
+        profiles = profiles_from_json(text, None)
+        delays = {name: Delays(response=seconds) for name, seconds in delays_from_json(text).items()}
+        return [
+            Model(name, profile, slo, policy=POLICIES[starts], delays=delays.get(name, Delays()))
+            for name, profile in profiles.items()
+        ]
+    except ServeError as error:
+        raise FluidTuneError(str(error))
+
+
+def devices_for(models: Sequence[Model], rate: float) -> int:
+    """The smallest number of devices of which the twin says that they bear ``rate``, shared equally by the models."""
+    if not 0 < rate < float("inf"):
+        raise FluidTuneError(f"rate is {rate}, expected requests per second above 0")
+    low, high = 0, max(1, round(gpus_for((one.profile, _budget(one), rate / len(models)) for one in models)))
+    while simulated(models, high, rate).worst_bad_rate > BAD_RATE:
+        low, high = high, 2 * high
+        if high > MOST_DEVICES:
+            raise FluidTuneError(f"{low} devices do not bear {rate:g} requests/s; ask about a smaller rate")
+    while high - low > 1:
+        middle = (low + high) // 2
+        if simulated(models, middle, rate).worst_bad_rate > BAD_RATE:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
+    """What this number of devices does."""
+    peak = min(staggered(one.profile, _budget(one), devices).rate for one in models)
+    found = goodput(lambda asked: simulated(models, devices, asked), max(0.8 * peak, 1.0), PRECISION)
+    outcome = simulated(models, devices, rate)
+    return Forecast(devices, found, outcome.bad_rate, outcome.median_batch(), outcome.utilisation)
+
+
+def simulated(models: Sequence[Model], devices: int, rate: float) -> Outcome:
+    """The models at a total rate of Poisson arrivals that is shared equally."""
+    rates = {name: rate * share for name, share in equal([one.name for one in models]).items()}
+    slos = {one.name: one.slo for one in models}
+    requests = arrivals(rates, slos, seed=1)
+    return Simulation(Scheduler(models), devices, requests, WARM_UP_SLOS * max(slos.values()), REQUESTS / rate).run()
+
+
+def _budget(model: Model) -> float:
+    return model.slo - model.delays.smallest
+
+
+def render(found: Sequence[Forecast], rate: float, slo: float) -> RenderableType:
+    """The forecasts as a table for `rich`, one row per number of devices."""
+    from rich.table import Table
+
+    title = f"Predicted by the twin: {rate:g} requests/s, Poisson, SLO {1e3 * slo:g} ms"
+    table = Table(title=title, title_justify="left")
+    for name in ("devices", "requests/s in time", "refused or late", "median batch", "devices busy"):
+        table.add_column(name, justify="right")
+    for one in found:
+        table.add_row(
+            str(one.devices),
+            f"{one.goodput:.4g}",
+            f"{one.bad_rate:.1%}",
+            str(one.median_batch),
+            f"{one.utilisation:.0%}",
+        )
+    return table

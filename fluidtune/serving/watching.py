@@ -1,0 +1,176 @@
+"""What is told of a service while it runs: its event log, and Ray's gauges. Nothing is decided, and nobody waits here.
+
+A thread of its own looks at the `Books` once a second. All times are seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.util.metrics import Counter, Gauge
+
+from fluidtune.report import EVENT_LOG_NAME, EventLog, EventLogError
+from fluidtune.serving.books import Books, Span, between
+from symphony_serve.autoscale import Autoscaler, Sample
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks, and so many looks are one line of the log. Judgement: a gauge that is scraped every 10 s
+#: or more (Prometheus' usual interval is 15 s) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
+LOOK_S, LOOKS = 1.0, 10
+#: What became of requests for which a device came too late: more devices would have helped.
+TOO_LATE = ("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost")
+
+
+class ServingLog:
+    """The event log of a service in ``directory``; None: nowhere. What cannot be written is said once, and left out."""
+
+    def __init__(self, directory: Path | None):
+        self.directory = directory
+        self._events: EventLog | None = None
+        if directory is not None:
+            try:
+                if not directory.parent.is_dir():
+                    raise FileNotFoundError(f"{directory.parent} is not there on this machine")
+                self._events = EventLog(directory / EVENT_LOG_NAME)
+            except OSError as error:
+                self._fails(error)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event."""
+        if self._events is not None:
+            try:
+                self._events.write(event, **fields)
+            except (OSError, EventLogError) as error:
+                self._fails(error)
+
+    def keep(self, name: str, text: str) -> None:
+        """Write a file beside the log."""
+        if self.directory is not None:
+            try:
+                new = self.directory / f"{name}.new"
+                new.write_text(text)
+                new.replace(self.directory / name)
+            except OSError as error:
+                self._fails(error)
+
+    def close(self) -> None:
+        """Nothing is written after this."""
+        if self._events is not None:
+            self._events.close()
+        self.directory = self._events = None
+
+    def _fails(self, error: Exception) -> None:
+        logger.warning("No events of this service are kept any more: %s", error)
+        self.directory = self._events = None
+
+
+class ServingGauges:
+    """The gauges of a service; docs/serving.md says what each one is."""
+
+    def __init__(self) -> None:
+        by_trial = ("trial",)
+        self._requests = Counter("fluidtune_serve_requests", "Requests by outcome", ("trial", "outcome"))
+        self._goodput = Gauge("fluidtune_serve_goodput", "Requests answered in time, per second", by_trial)
+        self._batch = Gauge("fluidtune_serve_batch_size", "Requests of a batch, mean", by_trial)
+        self._waited = Gauge("fluidtune_serve_queueing_seconds", "Seconds that a request waits, mean", by_trial)
+        self._used = Gauge("fluidtune_serve_devices_used", "Devices that run batches, mean")
+        self._wanted = Gauge("fluidtune_serve_devices_wanted", "Devices that the load wants")
+
+    def set(self, span: Span, wanted: int) -> None:
+        """Publish what has happened in the last span."""
+        for trial, counts in span.requests.items():
+            tags = {"trial": trial}
+            for outcome, count in counts.items():
+                self._requests.inc(count, {**tags, "outcome": outcome})
+            self._goodput.set(counts["answered"] / span.seconds, tags)
+            batches = span.batches[trial].total()
+            if batches:
+                requests = sum(size * count for size, count in span.batches[trial].items())
+                self._batch.set(requests / batches, tags)
+                self._waited.set(span.waited[trial] / requests, tags)
+        self._used.set(span.busy / span.seconds)
+        self._wanted.set(wanted)
+
+
+class Watch:
+    """Looks at the books, publishes gauges, writes the log, and asks for advice on the number of devices.
+
+    devices: how many there are. scaler: advises; it knows the profiles.
+    """
+
+    def __init__(self, books: Books, log: ServingLog, gauges: ServingGauges, devices: int, scaler: Autoscaler):
+        self._books, self._log, self._gauges, self._devices, self._scaler = books, log, gauges, devices, scaler
+        self.wanted = devices
+        self._last = self._logged = books.total()
+        self._looks = 0
+        self._ends = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Look once a second from now on."""
+        threading.Thread(target=self._run, name="serve-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more, and log what is not in the log yet."""
+        self._ends.set()
+        with self._lock:
+            self._write(self._books.total())
+
+    def look(self) -> None:
+        """Publish what has happened since the last look."""
+        with self._lock:
+            if self._ends.is_set():
+                return
+            now = self._books.total()
+            if now.seconds <= self._last.seconds:
+                return
+            self._looks += 1
+            if self._looks % LOOKS == 0:
+                self._write(now)
+            self._gauges.set(between(self._last, now), self.wanted)
+            self._last = now
+
+    def _run(self) -> None:
+        while not self._ends.wait(LOOK_S):
+            try:
+                self.look()
+            except Exception:
+                logger.exception("A look at the service has failed")
+
+    def _write(self, now: Span) -> None:
+        span = between(self._logged, now)
+        self._logged = now
+        if span.seconds <= 0:
+            return
+        if not span.empty:
+            self._log.write(
+                "served",
+                seconds=span.seconds,
+                requests=_filled(span.requests),
+                batches=_filled(span.batches),
+                waited=span.waited,
+                busy=span.busy,
+                devices=self._devices,
+            )
+        want = self._scaler.add(sample(span, self._devices))
+        wanted = self._devices if want is None else want.gpus
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._log.write("devices_wanted", devices=self._devices, wanted=wanted)
+
+
+def sample(span: Span, devices: int) -> Sample:
+    """The span as the autoscaler sees it. Only requests that devices answered, or were too few for, count."""
+    good = {name: counts["answered"] for name, counts in span.requests.items()}
+    offered = {name: good[name] + sum(span.requests[name][what] for what in TOO_LATE) for name in good}
+    return Sample(span.seconds, devices, span.busy, offered, sum(good.values()))
+
+
+def _filled(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]:
+    """Without the trials of which there are none."""
+    return {name: {str(key): count for key, count in some.items()} for name, some in counts.items() if some}

@@ -1,0 +1,175 @@
+"""What the front counts, logs and publishes, without Ray and on a clock of the test."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fluidtune.report import read_events
+from fluidtune.report.serving_report import (
+    Batch,
+    batches_png,
+    is_serving,
+    render_serving,
+    serving_png,
+    summarise_serving,
+)
+from fluidtune.serving.books import MINUTE_S, Books
+from fluidtune.serving.watching import LOOKS, ServingLog, Watch
+from symphony_serve.autoscale import Autoscaler
+from symphony_serve.messages import Want
+from symphony_serve.profiles import Profile
+from symphony_serve.shell.threaded_server import BatchSeen
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Published:
+    """Stands for the gauges: keeps what it was told."""
+
+    def __init__(self):
+        self.spans, self.wanted = [], []
+
+    def set(self, span, wanted):
+        self.spans.append(span)
+        self.wanted.append(wanted)
+
+
+class Advice(Autoscaler):
+    """Wants three devices after the first sample, and keeps the samples."""
+
+    def __init__(self):
+        super().__init__({"a": (Profile.from_seconds([0.01]), 0.1), "b": (Profile.from_seconds([0.01]), 0.1)})
+        self.samples = []
+
+    def add(self, sample):
+        self.samples.append(sample)
+        return Want(3) if len(self.samples) == 1 else None
+
+
+@pytest.fixture
+def watched(tmp_path):
+    clock, advice, published = Clock(), Advice(), Published()
+    books = Books(["a", "b"], clock)
+    log = ServingLog(tmp_path / "serving")
+    return clock, books, Watch(books, log, published, 2, advice), published, advice, log
+
+
+def test_gauges_have_what_happened_since_the_last_look(watched):
+    clock, books, watch, published, _, _ = watched
+    for _ in range(3):
+        books.count("a", "answered")
+    books.batch(BatchSeen(0, "a", 3, clock.now, 0.25, 0.6))
+    clock.now += 2.0
+    watch.look()
+    books.count("a", "answered")
+    books.count("b", "refused: late")
+    clock.now += 1.0
+    watch.look()
+    first, second = published.spans
+    assert (first.seconds, first.requests["a"]["answered"], dict(first.batches["a"])) == (2.0, 3, {3: 1})
+    assert (first.waited["a"], first.busy) == (0.6, 0.25)
+    assert (second.requests["a"]["answered"], second.requests["b"]["refused: late"], second.busy) == (1, 1, 0.0)
+
+
+def test_each_line_of_the_log_counts_everything_once(watched, tmp_path):
+    clock, books, watch, published, advice, log = watched
+    for number in range(2 * LOOKS + 3):
+        books.count("a", "answered")
+        books.count("b", "failed" if number % 2 else "refused: late")
+        books.batch(BatchSeen(1, "a", 1, clock.now, 0.5, 0.125))
+        clock.now += 1.0
+        watch.look()
+    watch.stop()
+    watch.look()
+    events = read_events(log.directory / "fluid_events.jsonl")
+    served = [event for event in events if event["event"] == "served"]
+    assert [event["seconds"] for event in served] == [LOOKS, LOOKS, 3]
+    assert sum(event["requests"]["a"]["answered"] for event in served) == 2 * LOOKS + 3
+    assert sum(event["batches"]["a"]["1"] for event in served) == 2 * LOOKS + 3
+    # What a model fails with says nothing about the number of devices.
+    assert advice.samples[0].offered == {"a": LOOKS, "b": LOOKS / 2}
+    assert [event["wanted"] for event in events if event["event"] == "devices_wanted"] == [3, 2]
+    assert set(published.wanted[LOOKS : 2 * LOOKS - 1]) == {3}
+
+
+def test_nothing_is_logged_where_nothing_happens(watched):
+    clock, _, watch, _, _, log = watched
+    for _ in range(5 * LOOKS):
+        clock.now += 1.0
+        watch.look()
+    watch.stop()
+    assert [event["event"] for event in read_events(log.directory / "fluid_events.jsonl")] == [
+        "devices_wanted",
+        "devices_wanted",
+    ]
+
+
+def test_the_last_minute_of_batches_is_kept():
+    clock = Clock()
+    books = Books(["a"], clock)
+    for number in range(3):
+        books.batch(BatchSeen(0, "a", number + 1, clock.now, 0.1, 0.0))
+        clock.now += MINUTE_S / 2
+    assert [one.size for one in books.minute()] == [2, 3]
+    assert books.sizes("a") == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    log = ServingLog(tmp_path / "nowhere" / "serving")
+    log.write("serving_ended", seconds=1.0)
+    log.keep("profiles.json", "{}")
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "No events of this service are kept any more"
+    ]
+    assert log.directory is None and not (tmp_path / "nowhere").exists()
+
+
+def test_the_report_of_a_service(watched, tmp_path):
+    clock, books, watch, _, _, log = watched
+    log.write(
+        "serving_started",
+        run="r",
+        ray="",
+        fluidtune="",
+        python="",
+        machine="",
+        kind="cpu",
+        devices=2,
+        slo=0.1,
+        starts="eager",
+        trials=[{"trial": "a", "value": None}],
+    )
+    for what in ("answered", "answered", "late", "refused: late", "refused: makes_way", "bad"):
+        books.count("a", what)
+    books.batch(BatchSeen(0, "a", 3, clock.now, 0.5, 0.3))
+    clock.now += 4.0
+    watch.stop()
+    log.write("worker_lost", worker="w", device=0, reason="killed")
+    events = read_events(log.directory / "fluid_events.jsonl")
+    assert is_serving(events)
+    found = summarise_serving(events)
+    assert (found.requests["a"]["answered"], found.lost, found.busy / found.device_seconds) == (2, 1, 0.0625)
+    row = [next(iter(column.cells)) for column in render_serving(found).columns]
+    assert row == ["a", "0.5", "2", "1", "2", "1", "3.0", "100.0"]
+    assert serving_png(events, tmp_path / "serving.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 3, 400])
+def test_the_picture_of_a_minute(tmp_path, count):
+    batches = [Batch(number % 2, "ab"[number % 2], number + 1, number / 10, 0.05) for number in range(count)]
+    assert batches_png(batches, 2, 60.0, tmp_path / "minute.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_kept_is_json(tmp_path):
+    log = ServingLog(tmp_path / "serving")
+    log.keep("profiles.json", json.dumps({"a": 1}))
+    assert json.loads((tmp_path / "serving" / "profiles.json").read_text()) == {"a": 1}
+    assert sorted(one.name for one in (tmp_path / "serving").iterdir()) == ["fluid_events.jsonl", "profiles.json"]
