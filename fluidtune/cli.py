@@ -261,6 +261,7 @@ def _connect(address: str) -> None:
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
+@click.option("--max-body", type=int, default=16 << 20, show_default=True, help="Bytes of a request's body.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
 @click.option("--port", type=int, default=8000, show_default=True)
 @click.pass_obj

@@ -73,5 +73,5 @@ def _word(value: Any) -> str:
     try:
         return _WORDS[type(value)]
     except KeyError:
-        said = f"a sample has a value of type {type(value).__name__}"
+        said = f"a sample or an input has a value of type {type(value).__name__}"
         raise ServeError(f"{said}, expected what JSON has: numbers, text, lists, objects") from None

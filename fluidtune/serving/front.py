@@ -25,7 +25,7 @@ from starlette.responses import Response
 import fluidtune
 from fluidtune.serving.books import MINUTE_S, Books
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
-from fluidtune.serving.model_process import Loading
+from fluidtune.serving.model_process import Loading, Outcome
 from fluidtune.serving.remote_devices import RemoteDevice
 from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
@@ -45,13 +45,17 @@ WAY = "/-/way"
 WAYS = 100
 #: Seconds between two attempts to begin, and between two looks for the front door. Judgement: nobody is served then.
 AGAIN_S, LOOK_S = 5.0, 0.1
+#: Requests that are being read or wait for their answer. Judgement: far more than a front answers within any SLO; each
+#: holds its input, so without a limit a flood under a long SLO ends the process for want of memory.
+MOST_OPEN = 10_000
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is served, and how.
 
-    run: the directory of the run. url_host, port: where the front door is reached from this node.
+    run: the directory of the run. max_body: bytes of a request's body. url_host, port: where the front door is reached
+    from this node.
     """
 
     run: str
@@ -60,6 +64,7 @@ class Setting:
     resources: dict[str, float]
     devices: int
     max_batch: int
+    max_body: int
     policy: StartPolicy
     url_host: str
     port: int
@@ -69,7 +74,10 @@ class Front:
     """Answers HTTP requests: ``POST /`` asks the best trial, ``POST /TRIAL`` another one, ``GET /`` says what there is.
 
     The body of a request is one input as a JSON value, that of an answer one output. 400: the input is none. 404: no
-    such trial. 500: the model has failed with this input. 503: refused, with the reason.
+    such trial. 413: the body is too large. 500: the model has failed with this input. 503: refused, with the reason.
+
+    Called by a handle of Ray Serve, ``handle.remote(input)`` or ``handle.remote(input, trial)``, it returns the output.
+    It raises `Refused` if there is no answer in time, and ServeError for an input or a trial that there is not.
     """
 
     def __init__(self, setting: Setting):
@@ -81,6 +89,8 @@ class Front:
         self._models: dict[str, Model] = {}
         self._forms: dict[str, Form] = {}
         self._devices: list[RemoteDevice] = []
+        #: Requests that are being read or wait for their answer.
+        self._asked = 0
         self._books = Books(self._names)
         self._log = ServingLog(Path(setting.run) / DIRECTORY)
         self._watch: Watch | None = None
@@ -91,30 +101,25 @@ class Front:
 
     # Called by Ray Serve.
 
-    async def __call__(self, request: Request) -> Response:
-        """Answer one HTTP request."""
-        arrival = time.monotonic()
-        path = request.url.path
-        if request.method == "GET" and path == "/":
+    async def __call__(self, asked: Any, trial: str | None = None) -> Any:
+        """Answer one HTTP request, or one call of a handle."""
+        if not isinstance(asked, Request):
+            return await self._call(asked, trial or self._names[0])
+        if asked.method == "GET" and asked.url.path == "/":
             return _json(200, self._shown())
-        if request.method != "POST":
-            return _json(405, {"error": f"{request.method} {path} is not served; POST an input, or GET /"})
-        name = path.strip("/") or self._names[0]
-        if path != WAY and name not in self._names:
-            return _json(404, {"error": f"no trial {name!r} is served; there are {', '.join(self._names)}"})
+        if asked.method != "POST":
+            return _json(405, {"error": f"{asked.method} {asked.url.path} is not served; POST an input, or GET /"})
+        name = asked.url.path.strip("/") or self._names[0]
+        if asked.url.path != WAY and name not in self._names:
+            return _json(404, {"error": self._unknown(name)})
+        if self._asked >= MOST_OPEN:
+            self._books.count(name, "refused: too_many")
+            return _json(503, {"error": "refused", "reason": f"{MOST_OPEN} requests are open already"})
+        self._asked += 1
         try:
-            value = json.loads(await request.body(), parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
-            return self._bad(name, f"the body is no JSON value: {error}")
-        if path == WAY:
-            return _json(200, None)
-        if self._server is None:
-            self._books.count(name, f"refused: {self._state}")
-            return _json(503, {"error": "refused", "reason": f"the models are not there yet: {self._state}"})
-        trouble = self._forms[name].trouble(value)
-        if trouble is not None:
-            return self._bad(name, trouble)
-        return await self._answer(self._server, name, value, arrival)
+            return await self._read_and_answer(asked, name, time.monotonic())
+        finally:
+            self._asked -= 1
 
     async def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""
@@ -142,12 +147,54 @@ class Front:
 
     # One request.
 
-    async def _answer(self, server: ThreadedServer, name: str, value: Any, arrival: float) -> Response:
+    async def _read_and_answer(self, request: Request, name: str, arrival: float) -> Response:
+        try:
+            value = json.loads(await _body(request, self._setting.max_body), parse_constant=_no_number)
+        except _TooLarge as error:
+            return self._bad(name, str(error), 413)
+        except (ValueError, RecursionError) as error:
+            return self._bad(name, f"the body is no JSON value: {error}")
+        if request.url.path == WAY:
+            return _json(200, None)
+        if self._server is None:
+            self._books.count(name, f"refused: {self._state}")
+            return _json(503, {"error": "refused", "reason": f"the models are not there yet: {self._state}"})
+        trouble = self._forms[name].trouble(value)
+        if trouble is not None:
+            return self._bad(name, trouble)
+        try:
+            status, text = await self._answer(self._server, name, value, arrival)
+        except Refused as refused:
+            return _json(503, {"error": "refused", "reason": refused.reason.value})
+        return Response(text, status, media_type="application/json")
+
+    async def _call(self, value: Any, name: str) -> Any:
+        """Answer a handle's call."""
+        arrival = time.monotonic()
+        if name not in self._names:
+            raise ServeError(self._unknown(name))
+        if self._server is None:
+            self._books.count(name, f"refused: {self._state}")
+            raise ServeError(f"the models are not there yet: {self._state}; call again")
+        trouble = self._forms[name].trouble(value)
+        if trouble is not None:
+            self._books.count(name, "bad")
+            raise ServeError(trouble)
+        status, text = await self._answer(self._server, name, value, arrival)
+        if status != 200:
+            raise ServeError(json.loads(text)["error"])
+        return json.loads(text)
+
+    def _unknown(self, name: str) -> str:
+        return f"no trial {name!r} is served; there are {', '.join(self._names)}"
+
+    async def _answer(self, server: ThreadedServer, name: str, value: Any, arrival: float) -> Outcome:
+        """Ask a model, and count what became of it. Raises Refused."""
         try:
             status, text = await asyncio.wrap_future(server.submit(name, value))
         except Refused as refused:
             self._books.count(name, f"refused: {refused.reason.name.lower()}")
-            return _json(503, {"error": "refused", "reason": refused.reason.value})
+            raise
         except asyncio.CancelledError:
             self._books.count(name, "cancelled")
             raise
@@ -155,12 +202,12 @@ class Front:
             status, text = 500, json.dumps({"error": str(error)})
         late = time.monotonic() - arrival > self._setting.slo
         self._books.count(name, "failed" if status != 200 else "late" if late else "answered")
-        return Response(text, status, media_type="application/json")
+        return status, text
 
-    def _bad(self, name: str, said: str) -> Response:
+    def _bad(self, name: str, said: str, status: int = 400) -> Response:
         if name in self._names:
             self._books.count(name, "bad")
-        return _json(400, {"error": said})
+        return _json(status, {"error": said})
 
     def _shown(self) -> dict[str, Any]:
         trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
@@ -291,6 +338,24 @@ class Front:
 
     def _connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._setting.url_host, self._setting.port, timeout=30)
+
+
+class _TooLarge(Exception):
+    """A body has more bytes than are read."""
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """The body, if it has ``most`` bytes or fewer. Of one that says that it has more, nothing is read."""
+    said = request.headers.get("content-length", "")
+    read = bytearray()
+    if not (said.isdecimal() and int(said) > most):
+        async for chunk in request.stream():
+            read += chunk
+            if len(read) > most:
+                break
+        else:
+            return bytes(read)
+    raise _TooLarge(f"the body has more than {most} bytes; send less, or serve with a larger max_body")
 
 
 def _machine() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,11 @@ class ModelProcess:
 
     def __init__(self, loading: Loading):
         sys.path += [path for path in loading.paths if path not in sys.path]
-        load = cloudpickle.loads(loading.load)
+        try:
+            load = cloudpickle.loads(loading.load)
+        except ImportError as error:
+            said = f"load cannot be imported on {platform.node()} ({error})"
+            raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
         self._models = {trial.name: _loaded(load, trial) for trial in loading.trials}
         self._samples = {name: _samples(name, model) for name, model in self._models.items()}
 

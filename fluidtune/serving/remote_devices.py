@@ -56,7 +56,8 @@ class RemoteDevice:
             pid, samples = ray.get(self._told, timeout=LOOK_S)
         except GetTimeoutError:
             if time.monotonic() > self._until:
-                raise ServeError(f"no process has loaded the models within {LOAD_S:.0f} s; is there a free device?")
+                said = f"no process has loaded the models within {LOAD_S:.0f} s"
+                raise ServeError(f"{said}; is there a free device, and does load end?")
             return None
         except RayError as error:
             raise ServeError(_said(error)) from None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 APP = "fluidtune"
 #: A batch holds so many requests at most, unless the caller says otherwise. Judgement: as `measure_models`.
 MAX_BATCH = 64
+#: Bytes of a request's body, unless the caller says otherwise. Judgement: the pixels of a large photo as JSON numbers.
+MAX_BODY = 16 << 20
 #: Requests that Ray Serve may hand to the front at once. Judgement: never the limit; the front refuses by deadlines.
 ONGOING = 100_000
 #: Seconds. How often Ray Serve looks whether the front lives (its default: 10): so long, at most, a dead one is not
@@ -77,6 +79,7 @@ def serve(
     mode: str | None = None,
     starts: str = "eager",
     max_batch: int = MAX_BATCH,
+    max_body: int = MAX_BODY,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> Served:
@@ -94,6 +97,7 @@ def serve(
         metric, mode: by which trials are ranked. Default: those of the run, if FluidTune ran it.
         starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.
+        max_body: bytes of a request's body. A larger one gets 413, and most of it is not read.
         host, port: where HTTP is served. Whoever reaches this address may ask.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
@@ -101,12 +105,7 @@ def serve(
     """
     trials = winners(results, top, metric, mode)
     loading = Loading.of(load, trials)
-    if not slo > 0:
-        raise FluidTuneError(f"slo is {slo}, expected seconds above 0")
-    if max_batch < 1:
-        raise FluidTuneError(f"max_batch is {max_batch}, expected 1 or more")
-    if starts not in POLICIES:
-        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
+    _check(slo, max_batch, max_body, starts)
     rays_serve = _import()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
@@ -117,7 +116,7 @@ def serve(
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     run, policy = run_directory(results), POLICIES[starts]
-    setting = Setting(run, loading, slo, resources, count, max_batch, policy, reached, port)
+    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port)
     try:
         _start(rays_serve, setting, host)
     except BaseException as error:
@@ -126,6 +125,17 @@ def serve(
             raise
         raise FluidTuneError(f"Ray Serve did not start: {_remedy(error)}") from error
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
+
+
+def _check(slo: float, max_batch: int, max_body: int, starts: str) -> None:
+    if not slo > 0:
+        raise FluidTuneError(f"slo is {slo}, expected seconds above 0")
+    if max_batch < 1:
+        raise FluidTuneError(f"max_batch is {max_batch}, expected 1 or more")
+    if max_body < 1:
+        raise FluidTuneError(f"max_body is {max_body}, expected bytes, 1 or more")
+    if starts not in POLICIES:
+        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
 
 
 def _start(rays_serve: Any, setting: Setting, host: str) -> None:

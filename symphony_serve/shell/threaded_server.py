@@ -106,6 +106,8 @@ class _Device:
         #: (batch, its answers, when it was sent); None: end.
         self.batches: SimpleQueue[tuple[Dispatch, list[Answer], float] | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
+        #: The answers of the batch that it runs.
+        self.running: list[Answer] = []
 
 
 class ThreadedServer:
@@ -117,8 +119,8 @@ class ThreadedServer:
 
     Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
     longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
-    batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its requests go to another device or are
-    refused. A function that raises is its batch's answer: each of the requests gets the error. A function that raises
+    batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its device is lost until the function
+    returns. A function that raises is its batch's answer: each of the requests gets the error. A function that raises
     `DeviceLost` has lost its device until the error's ``back`` returns True. The batch's requests go to another device,
     or are refused; one that has lost two devices is refused. ``watch`` is called with each batch, by the thread of its
     device after its requests were answered. Use it as a context manager, or `close` it. Raises ServeError if a device
@@ -255,8 +257,11 @@ class ThreadedServer:
             elif isinstance(instruction, Refuse):
                 self._refuse(instruction.request.id, instruction.reason, told)
             elif isinstance(instruction, Suspect):
-                self._devices[instruction.gpu].token += 1  # It joins again when its function returns.
-                logger.warning("Device %d does not answer; its batch is given up", instruction.gpu)
+                device = self._devices[instruction.gpu]
+                device.token += 1  # It joins again when its function returns.
+                logger.warning("Device %d does not answer; its batch is given up", device.number)
+                for answer in _lost_again(device.running):
+                    self._refuse(answer._number, Reason.LOST_TWICE, told)
 
     def _send(self, batch: Dispatch) -> None:
         answers = []
@@ -334,6 +339,7 @@ class ThreadedServer:
     def _work(self, device: _Device, batch: Dispatch, answers: list[Answer], sent: float) -> None:
         if batch.token != device.token:
             return  # It was sent behind one that took too long, and given up with it.
+        device.running = answers
         try:
             outputs, error = _call(device.functions[batch.model], batch.model, answers)
         except DeviceLost as lost:
@@ -365,9 +371,7 @@ class ThreadedServer:
         told: _Told = []
         with self._lock:
             ours = batch.token == device.token  # Else it was suspect, and its batch is given up already.
-            again = [answer for answer in answers if answer._lost or self._closed] if ours else []
-            for answer in answers:
-                answer._lost = True
+            again = [] if not ours else list(answers) if self._closed else _lost_again(answers)
             for answer in again:
                 self._refuse(answer._number, Reason.CLOSED if self._closed else Reason.LOST_TWICE, told)
             if ours and not self._closed:
@@ -400,6 +404,14 @@ class ThreadedServer:
                 for answer in answers:
                     self._refuse(answer._number, Reason.CLOSED, told)
         _tell(told)
+
+
+def _lost_again(answers: list[Answer]) -> list[Answer]:
+    """Record that a device was lost that ran these. Returns those that had lost one before."""
+    again = [answer for answer in answers if answer._lost]
+    for answer in answers:
+        answer._lost = True
+    return again
 
 
 def told_moment(due: float, now: float, jitter: float) -> float:

@@ -99,9 +99,10 @@ class TestAutoscaler:
     def test_a_profile_that_changes(self):
         scaler = Autoscaler({"m": (RESNET, 0.1)})
         scaler.set_profile("m", RESNET.scaled(2.0))
-        assert scaler.add(Sample(10.0, 0, 0.0, {"m": 13_000}, 0)).gpus > Autoscaler({"m": (RESNET, 0.1)}).add(
-            Sample(10.0, 0, 0.0, {"m": 13_000}, 0)
-        ).gpus
+        assert (
+            scaler.add(Sample(10.0, 0, 0.0, {"m": 13_000}, 0)).gpus
+            > Autoscaler({"m": (RESNET, 0.1)}).add(Sample(10.0, 0, 0.0, {"m": 13_000}, 0)).gpus
+        )
 
     @pytest.mark.parametrize(
         ("make", "said"),

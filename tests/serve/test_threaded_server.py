@@ -374,3 +374,32 @@ def test_a_server_ends_whose_device_does_not_come_back():
     server.close()
     assert finished([answer]) == ["CLOSED"]
     assert server.closed
+
+
+def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypatch):
+    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.05)
+    entered, ends = set(), threading.Event()
+
+    def hangs(number):
+        def run(values):
+            entered.add(number)
+            assert ends.wait(PATIENCE_S)
+            return values
+
+        return {"m": run}
+
+    with ThreadedServer([model()], [hangs(number) for number in range(4)]) as server:
+        assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
+        assert len(entered) == 2
+        ends.set()
+
+
+def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
+    gate, seen = Gate(), []
+    with ThreadedServer([model()], [{"m": gate}], seen.append) as server:
+        first, behind = behind_a_gate(server, gate, 3)
+        gate.open.set()
+        assert finished([first, *behind]) == [0, 2, 4, 6]
+    assert [(one.device, one.model, one.size) for one in seen] == [(0, "m", 1), (0, "m", 3)]
+    # Three requests waited while the first batch ran, so together longer than it has run since the last of them came.
+    assert seen[1].waited > 0 and seen[1].sent >= seen[0].sent + seen[0].seconds

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
+import sys
 
 import pytest
 from ray.tune import Checkpoint
@@ -53,7 +56,7 @@ def test_a_measurement_fails_where_the_model_fails(winner):
         (made(lambda values: [object()]), "no JSON value .*; return numbers"),
         (made(lambda values: [float("nan")]), "no JSON value"),
         (made(lambda values: 1 / 0), "fails with its own samples: ZeroDivisionError"),
-        (made(lambda values: values, samples=[object()]), "a sample has a value of type object"),
+        (made(lambda values: values, samples=[object()]), "has a value of type object"),
         (lambda directory, config: 7, "load returned int for trial t, expected a function"),
         (lambda directory, config: config["missing"], "trial t does not load: KeyError.*; check load"),
     ],
@@ -69,3 +72,14 @@ def test_a_load_that_cannot_be_sent(winner):
     lock = threading.Lock()
     with pytest.raises(FluidTuneError, match="cannot be sent to another process"):
         Loading.of(lambda directory, config: lock, [winner])
+
+
+def test_a_load_whose_module_the_process_does_not_find(winner, tmp_path, monkeypatch):
+    (tmp_path / "found_here_only.py").write_text("def load(directory, config): ...")
+    with monkeypatch.context() as here:
+        here.syspath_prepend(str(tmp_path))
+        loading = Loading.of(importlib.import_module("found_here_only").load, [winner])
+    sys.modules.pop("found_here_only")
+    elsewhere = dataclasses.replace(loading, paths=())
+    with pytest.raises(ServeError, match=r"load cannot be imported on .*found_here_only.*; put its module where"):
+        ModelProcess(elsewhere)

@@ -47,6 +47,7 @@ def test_without_ray_serve_one_line_says_what_to_install(monkeypatch):
         ({"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
         ({"slo": float("nan")}, "slo is nan"),
         ({"slo": 1.0, "max_batch": 0}, "max_batch is 0, expected 1 or more"),
+        ({"slo": 1.0, "max_body": 0}, "max_body is 0, expected bytes, 1 or more"),
         ({"slo": 1.0, "starts": "soon"}, "starts is 'soon', expected deferred or eager"),
     ],
 )

@@ -81,6 +81,26 @@ def test_what_cannot_be_answered_harms_nobody(served, body, path, method, status
     assert ask(served, 1) == (200, 3)
 
 
+def test_a_body_that_is_too_large_gets_413(served):
+    status, said = ask(served, " " * service.MAX_BODY + "1")
+    assert (status, said["error"]) == (
+        413,
+        f"the body has more than {service.MAX_BODY} bytes; send less, or serve with a larger max_body",
+    )
+    assert ask(served, 1) == (200, 3)
+
+
+def test_a_handle_of_ray_serve_asks_as_well(served):
+    from ray import serve
+
+    handle = serve.get_app_handle(service.APP)
+    assert handle.remote(5).result(timeout_s=PATIENCE_S) == 15
+    assert handle.remote(5, served.trials[1]).result(timeout_s=PATIENCE_S) == 10
+    for given, said in ((([1],), "expected number"), ((5, "nobody"), "no trial 'nobody'"), ((FAILS,), "model failed")):
+        with pytest.raises(Exception, match=said):
+            handle.remote(*given).result(timeout_s=PATIENCE_S)
+
+
 def test_status_counts(served):
     before = served.status()["trials"][0]["requests"].get("answered", 0)
     assert ask(served, 7) == (200, 21)

@@ -1,0 +1,63 @@
+"""How the front reads a request, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+pytestmark = pytest.mark.serve
+
+MOST = 10
+
+
+def read(chunks, length=None):
+    """The body of a request that comes in these chunks, and how many of them were read."""
+    from starlette.requests import Request
+
+    from fluidtune.serving.front import _body, _TooLarge
+
+    asked = 0
+
+    async def receive():
+        nonlocal asked
+        asked += 1
+        return {"type": "http.request", "body": chunks[asked - 1], "more_body": asked < len(chunks)}
+
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+    try:
+        return asyncio.run(_body(request, MOST)), asked
+    except _TooLarge as error:
+        return str(error), asked
+
+
+def test_a_body_is_read_whole_up_to_the_limit():
+    assert read([b"12345", b"67890"], 10) == (b"1234567890", 2)
+
+
+@pytest.mark.parametrize(("length", "read_chunks"), [(11, 0), (None, 2), (3, 2), ("x", 2)])
+def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_kept(length, read_chunks):
+    said, chunks = read([b"123456", b"789012", b"345678"], length)
+    assert said == "the body has more than 10 bytes; send less, or serve with a larger max_body"
+    assert chunks == read_chunks
+
+
+def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch):
+    from starlette.requests import Request
+
+    from fluidtune.serving import front
+    from fluidtune.serving.books import Books
+
+    asked = object.__new__(front.Front)
+    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
+    asked._names, asked._books, asked._asked = ["t"], Books(["t"]), front.MOST_OPEN
+
+    async def receive():
+        raise AssertionError("nothing is to be read")
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "server": ("h", 80)}
+    answer = asyncio.run(asked(Request(scope, receive)))
+    assert (answer.status_code, json.loads(answer.body)["reason"]) == (503, "10000 requests are open already")
+    assert (asked._books.requests("t"), asked._asked) == ({"refused: too_many": 1}, front.MOST_OPEN)
