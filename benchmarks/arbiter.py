@@ -1,14 +1,17 @@
 """The arbiter's process over many lease changes on one real Ray cluster: does its tick, or its memory, grow?
 
-``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N]``. The arbiter leases emulated GPUs of a
-Ray cluster that this command starts. Two apps want all of them, and give each one back at once, so that every lease
-ends at the first opportunity and is a lease change: one placement group is made and one removed. Nothing runs on the
-GPUs.
+``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N] [--users]``. The arbiter leases emulated
+GPUs of a Ray cluster that this command starts. Two apps want all of them, and give each one back at once, so that every
+lease ends at the first opportunity and is a lease change: one placement group is made and one removed. Nothing runs on
+the GPUs.
 
 ``--apps N`` is another measurement, without Ray: N apps hold all GPUs (``--gpus``) and exchange messages with the
 arbiter's state machine five times a second each, on the virtual clock, for ``seconds`` in which leases end. ``cores``
 is the processor time of the state machine divided by that time, ``by_event`` the same for each kind of event,
 ``rounds`` and ``events`` their numbers. Agents run elsewhere and are not counted.
+
+``--users`` is a third one, on Ray: for ``seconds``, ten apps of one user and one of another want all GPUs. ``share`` is
+by user the part of the leased GPU time that his apps had, from the time on at which both had GPUs first.
 
 ``first`` and ``last`` are the first and the last 1,000 ticks of the arbiter (of a short run, all ticks twice): ``p50``,
 ``p95`` and ``max`` of their durations (ms), ``arbiter_mb`` and ``gcs_mb`` (the resident memory of the arbiter's process
@@ -28,7 +31,7 @@ import psutil
 from benchmarks.common import finish, parser, result, say
 from themis_bridge import JobInfo
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Gained
+from themis_bridge.agent import Agent, Gained, Leave
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Valuation
@@ -39,6 +42,8 @@ from themis_bridge.shell.actor import TICK_S, TICKS
 SAY_S = 10.0
 #: Seconds between two exchanges of both apps. Judgement: a tick of the arbiter, which is when something can change.
 EXCHANGE_S = 0.1
+#: Lease with ``--users``, s. Judgement: the users' shares are even after a few leases.
+USERS_LEASE_S = 12.0
 
 
 class Work:
@@ -55,10 +60,11 @@ class Work:
 
 
 class App:
-    """An app that gives each GPU back when it has it."""
+    """An app that gives each GPU back when it has it, or, unless it ``gives_back``, when its lease is not renewed."""
 
-    def __init__(self, name: str, arbiter: Any, gpus: int):
-        self._agent, self._arbiter = Agent(name, f"{name}/1", Work(gpus)), arbiter
+    def __init__(self, name: str, arbiter: Any, gpus: int, user: str = "", gives_back: bool = True):
+        self._agent, self._arbiter = Agent(name, f"{name}/1", Work(gpus), user), arbiter
+        self._gives_back = gives_back
         self._outbox: list[m.AppEvent] = []
         #: GPUs that it was given and Ray has not reserved yet -> their tokens.
         self._coming: dict[str, int] = {}
@@ -67,7 +73,7 @@ class App:
     def join(self) -> None:
         import ray
 
-        ray.get(self._arbiter.join.remote(self._agent.app, self._agent.session, {"GPU": 1.0}))
+        ray.get(self._arbiter.join.remote(self._agent.app, self._agent.session, {"GPU": 1.0}, self._agent.user))
 
     def exchange(self) -> None:
         import ray
@@ -77,7 +83,10 @@ class App:
             events, notices = agent.handle(instruction)
             self._outbox += events
             self._coming.update({each.gpu.id: each.token for each in notices if isinstance(each, Gained)})
-            if isinstance(instruction, m.Leases):
+            for notice in notices:
+                if isinstance(notice, Leave):
+                    self._outbox += agent.vacated(notice.gpu.id)
+            if isinstance(instruction, m.Leases) and self._gives_back:
                 for view in instruction.leases:
                     if view.group and self._coming.get(view.gpu.id) == view.token:
                         del self._coming[view.gpu.id]
@@ -146,6 +155,40 @@ def measure(changes: int, gpus: int) -> dict[str, Any]:
         ray.shutdown()
 
 
+def users(gpus: int, seconds: float) -> dict[str, Any]:
+    """The shares of two users with ten apps and one, see the module."""
+    import ray
+
+    from themis_bridge.shell import control
+
+    ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
+    try:
+        arbiter = control.start("GPU", lease_s=USERS_LEASE_S, notice_s=USERS_LEASE_S / 6)
+        apps = [App(f"many{i}", arbiter, gpus, "many", False) for i in range(10)] + [
+            App("one", arbiter, gpus, "one", False)
+        ]
+        for app in apps:
+            app.join()
+        held: Counter[str] = Counter()
+        began = last = time.monotonic()
+        while last - began < seconds:
+            for app in apps:
+                app.exchange()
+            now, there = time.monotonic(), Counter[str]()
+            for each in control.status()["apps"].values():
+                there[each["user"]] += len(each["leases"])
+            if len(held) == 2 or min(there["many"], there["one"]) > 0:
+                held.update({user: (now - last) * number for user, number in there.items()})
+            else:
+                began = now
+            last = now
+            time.sleep(EXCHANGE_S)
+        control.stop()
+        return {"seconds": seconds, "share": {user: each / held.total() for user, each in held.items()}}
+    finally:
+        ray.shutdown()
+
+
 def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
     """The figures of the state machine without Ray, see the module."""
     arbiter, agents, now = Arbiter(ArbiterState()), {}, 0.0
@@ -203,7 +246,13 @@ def main() -> None:
     arguments.add_argument("--lease-changes", type=int, help="how many (20,000; 100 with --quick)")
     arguments.add_argument("--gpus", type=int, default=32, help="emulated GPUs of the cluster (32)")
     arguments.add_argument("--apps", type=int, help="measure the state machine alone, without Ray, with so many apps")
+    arguments.add_argument("--users", action="store_true", help="measure the shares of two users with ten apps and one")
     options = arguments.parse_args()
+    if options.users:
+        found = users(options.gpus, 30.0 if options.quick else 120.0)
+        say(", ".join(f"{user}: {share:.1%}" for user, share in found["share"].items()))
+        finish(result("arbiter", f"{options.gpus} GPUs", "emulated", **found), options.json)
+        return
     if options.apps:
         found = machine_alone(options.apps, options.gpus, 5.0 if options.quick else 60.0)
         say(f"{options.apps} apps, {options.gpus} GPUs: {found['cores']:.2f} cores")

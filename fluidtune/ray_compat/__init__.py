@@ -2,7 +2,8 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs. This package decides nothing
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs. `job_metadata`: what a job
+says of itself. This package decides nothing
 and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's
 public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
@@ -75,6 +76,10 @@ The cluster (`cluster_state`):
 
 - ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
 - ``Worker.gcs_client``: the connection to ask it by.
+
+The job (`job_metadata`):
+
+- ``Worker.core_worker``, ``CoreWorker.get_job_config``: the metadata with which a job was submitted.
 
 Tune's entry points (`entry_points`):
 

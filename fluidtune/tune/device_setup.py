@@ -26,6 +26,7 @@ from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
 from fluidtune.engine import DeviceDemand, Engine, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.profiles import DEVICES_PER_NODE
+from fluidtune.ray_compat.job_metadata import job_metadata
 from salus_share.seat_table import home
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: The key in a Ray job's metadata that says whose job it is. Judgement: Ray gives no key a meaning.
+USER_KEY = "user"
 #: The most placement groups of a job that wait at a time, unless TUNE_MAX_PENDING_TRIALS_PG or the size of the cluster
 #: says otherwise: the least that Ray Tune's TuneController lets wait (``min_autoscaling_rate``, Ray 2.44 to 2.60).
 PENDING_GROUPS = 200
@@ -218,7 +221,7 @@ def hold_devices(
     from fluidtune.tune.leased_devices import LeasedDevices, Progress
 
     work = Progress(lambda: engine, trials.rungs_after, settings.max_workers, setup.most_devices)
-    return LeasedDevices(setup.layout, app, work, in_use)
+    return LeasedDevices(setup.layout, app, work, in_use, job_metadata().get(USER_KEY, ""))
 
 
 def _emulation(settings: FluidExecutor, devices: int) -> Emulation:

@@ -151,14 +151,15 @@ class Progress:
 class LeasedDevices:
     """A `fluidtune.cluster.device_source.DeviceSource` whose devices are leases of the arbiter.
 
-    ``app``: the job's name at the arbiter. ``in_use``: whether anything runs on a device.
+    ``app``: the job's name at the arbiter. ``in_use``: whether anything runs on a device. ``user``: whose job it is;
+    "": it is the only one of its user.
 
     Raises:
         FluidTuneError: a device of this job is not one whole GPU (or core), a trial needs several at once, or the
             arbiter refuses the job, for example because it has an app of that name.
     """
 
-    def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool]):
+    def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool], user: str = ""):
         unit = "CPU" if plan.kind == "cpu" else "GPU"
         if plan.bundle.get(unit) != 1.0:
             raise FluidTuneError(
@@ -174,7 +175,7 @@ class LeasedDevices:
             )
         self._progress, self._in_use = progress, in_use
         try:
-            self._tenant = Tenant(app, progress, plan.bundle, unit)
+            self._tenant = Tenant(app, progress, plan.bundle, unit, user)
         except ThemisError as error:
             raise FluidTuneError(str(error)) from error
         #: See `DeviceSource`.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ray._private import worker
+from ray._raylet import CoreWorker
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.autoscaler.v2 import sdk
@@ -40,6 +41,7 @@ CLASSES: dict[str, type] = {
     for cls in (
         AsyncHyperBandScheduler,
         CombinedStopper,
+        CoreWorker,
         FunctionTrainable,
         HyperBandScheduler,
         MaximumIterationStopper,

@@ -25,12 +25,14 @@ class Arbiter:
 
     def __init__(self, unit):
         self.unit, self.apps = unit, set()
+        self.users: dict[str, str] = {}
         self.join, self.exchange = Remote(self._join), Remote(self._exchange)
 
-    def _join(self, app, session, bundle):
+    def _join(self, app, session, bundle, user=""):
         if self.unit not in bundle:
             raise ThemisError(f"leases single {self.unit}s")
         self.apps.add(app)
+        self.users[app] = user
 
     def _exchange(self, app, session, events):
         return [] if app in self.apps else [m.Refused(app, session, "join again", unknown=True)]
@@ -80,3 +82,18 @@ def test_an_arbiter_that_was_started_anew_is_joined(cluster):
     wait_for(lambda: cluster.arbiter.apps)
     assert job.poll() == []
     job.close()
+
+
+def test_a_job_names_its_user_whenever_it_joins(cluster):
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU", "anna")
+    assert cluster.arbiter.users == {"a": "anna"}
+    job._arbiter = cluster.arbiter = Arbiter("GPU")
+    wait_for(lambda: cluster.arbiter.users == {"a": "anna"})
+    job.close()
+
+
+def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):
+    cluster.arbiter.join = Remote(lambda app, session, bundle: cluster.arbiter.apps.add(app))
+    tenant.Tenant("a", None, {"GPU": 1.0}, "GPU").close()
+    with pytest.raises(ThemisError, match=r"earlier version and does not know users, .* user 'anna'"):
+        tenant.Tenant("b", None, {"GPU": 1.0}, "GPU", "anna")

@@ -26,7 +26,8 @@ def gpu(number: int) -> Gpu:
 class FakeTenant:
     """What the arbiter's side says is put into ``notices``; what was left is in ``left``."""
 
-    def __init__(self, app, work, bundle, unit):
+    def __init__(self, app, work, bundle, unit, user=""):
+        self.user = user
         self.notices, self.left, self.closed = [], [], False
 
     def poll(self):
@@ -318,3 +319,17 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
     progress.update({})
     assert progress.useful == 2
     assert progress.valuation(1.0, 64).independent == pytest.approx(100 / 6)
+
+
+def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
+    from fluidtune.tune import device_setup
+
+    monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
+    plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
+    setup = SimpleNamespace(layout=plan, most_devices=None, on_demand=False)
+    settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None)
+    for metadata, user in (({"user": "anna", "team": "x"}, "anna"), ({}, "")):
+        monkeypatch.setattr(device_setup, "job_metadata", lambda metadata=metadata: metadata)
+        engine, trials = SimpleNamespace(), SimpleNamespace(rungs_after=lambda group: ())
+        found = device_setup.hold_devices(setup, settings, "app", engine, trials, None, None, None, 1)
+        assert found._tenant.user == user

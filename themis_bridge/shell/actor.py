@@ -86,8 +86,8 @@ class ArbiterActor:
 
     # --- called by agents and operators
 
-    def join(self, app: str, session: str, bundle: dict[str, float]) -> None:
-        """An app wants GPUs. ``bundle``: Ray resource -> amount, what one of its devices reserves.
+    def join(self, app: str, session: str, bundle: dict[str, float], user: str = "") -> None:
+        """An app wants GPUs. ``bundle``: Ray resource -> amount, what one of its devices reserves. ``user``: its user.
 
         Raises ThemisError if the bundle does not have exactly one of the unit that is leased here.
         """
@@ -97,7 +97,7 @@ class ArbiterActor:
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
         with self._lock:
-            self._handle(m.AppJoined(app, session))
+            self._handle(m.AppJoined(app, session, user))
             if self._arbiter.state.apps[app].session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle

@@ -46,14 +46,15 @@ class Tenant:
     work: says what the job still has to do.
     bundle: Ray resource -> amount, what one device reserves: one GPU (or core) and what it needs beside it.
     unit: "GPU" or "CPU", what the job wants to lease.
+    user: whose job it is, see `messages.AppJoined`.
 
     Raises:
         ThemisError: the name is not allowed or another job has it, or the arbiter does not lease such devices.
     """
 
-    def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str):
+    def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str, user: str = ""):
         reservations.check_app_name(app)
-        self.app, self._bundle, self._unit, self._work = app, dict(bundle), unit, work
+        self.app, self._bundle, self._unit, self._work, self._user = app, dict(bundle), unit, work, user
         self._lock = threading.Lock()
         self._outbox: list[m.AppEvent] = []
         self._notices: list[Notice] = []
@@ -101,7 +102,7 @@ class Tenant:
     def _register(self) -> None:
         deadline = time.monotonic() + JOIN_S
         while True:
-            self._agent = Agent(self.app, f"{self.app}/{uuid.uuid4().hex[:8]}", self._work)
+            self._agent = Agent(self.app, f"{self.app}/{uuid.uuid4().hex[:8]}", self._work, self._user)
             try:
                 self._arbiter = control.start(self._unit)
                 self._join()
@@ -119,7 +120,16 @@ class Tenant:
             time.sleep(JOIN_PAUSE_S)
 
     def _join(self) -> None:
-        ray.get(self._arbiter.join.remote(self.app, self._agent.session, self._bundle), timeout=ANSWER_S)
+        # An arbiter of an earlier version knows no users; a job without one can join it.
+        user = (self._user,) if self._user else ()
+        try:
+            joining = self._arbiter.join.remote(self.app, self._agent.session, self._bundle, *user)
+        except TypeError:
+            raise ThemisError(
+                f"the arbiter of this Ray cluster is of an earlier version and does not know users, and this job is of "
+                f"user {self._user!r}: stop the arbiter (fluidtune arbiter stop), or name no user"
+            ) from None
+        ray.get(joining, timeout=ANSWER_S)
 
     def _join_again(self) -> None:
         """Join an arbiter that does not know the job. If it leases other devices than this job's, the job must end."""

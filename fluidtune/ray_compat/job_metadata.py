@@ -1,0 +1,15 @@
+"""What a job says of itself to its Ray cluster."""
+
+from __future__ import annotations
+
+from ray._private.worker import global_worker
+
+
+def job_metadata() -> dict[str, str]:
+    """The metadata of the Ray job of this driver; empty without any, and in a client of Ray Client.
+
+    It is what the script gives (``ray.init(job_config=JobConfig(metadata={...}))``) or whoever submits the job (``ray
+    job submit --metadata-json``). Ray's public functions tell it only where the cluster has a dashboard.
+    """
+    core = getattr(global_worker, "core_worker", None)
+    return {} if core is None else dict(core.get_job_config().metadata)
