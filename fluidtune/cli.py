@@ -158,6 +158,10 @@ def arbiter(address: str) -> None:
     "--quota", "quotas", multiple=True, metavar="APP=N", help="Limit of an app's devices; APP=none: no limit."
 )
 @click.option("--weight", "weights", multiple=True, metavar="APP=X", help="The factor of an app's rho; APP=none: 1.")
+@click.option(
+    "--half-life", "half_life_s", type=float, help="Seconds after which past usage counts half.  [0: never counts]"
+)
+@click.option("--most-demand", type=float, help="Refuse apps while others want this many times all GPUs.  [0: none]")
 def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], **settings: float | None) -> None:
     """Start the arbiter, or change the settings of the running one."""
     from themis_bridge import ThemisError

@@ -160,6 +160,9 @@ class Arbiter:
                 return
             self._forget_app(event.app)
             app = None
+        if app is None and (why := state.why_not_admitted(event.app)):
+            self._out.append(m.Refused(event.app, event.session, why, final=True))
+            return
         if app is None:
             app = state.apps[event.app] = AppRecord(event.session, state.clock, state.clock, user=event.user)
             app.former, _ = state.doubts.get(event.user or event.app, (1.0, 0.0))

@@ -16,6 +16,7 @@ from themis_bridge.backoff import Backoff
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import NO_QUOTA, Settings
+from themis_bridge.usage import FORGOTTEN, decayed, fair_share
 
 
 class ArbiterState:
@@ -28,6 +29,8 @@ class ArbiterState:
         self.apps: dict[str, AppRecord] = {}
         #: User -> (the doubt about him, GPU seconds of honest work that his apps still have to do to end it).
         self.doubts: dict[str, tuple[float, float]] = {}
+        #: User -> decayed GPU seconds; empty without a half-life.
+        self.usage: dict[str, float] = {}
         self.leases = LeaseTable()
         self.backoff = Backoff()
         #: Seconds. It starts at 0, never goes back, and goes on from the books when the arbiter restarts.
@@ -48,6 +51,7 @@ class ArbiterState:
             "settings": asdict(self.settings),
             "apps": {name: asdict(app) for name, app in self.apps.items()},
             "doubts": self.doubts,
+            "usage": self.usage,
             "leases": self.leases.saved(),
             "rounds": self.rounds,
             "clock": self.clock,
@@ -70,6 +74,7 @@ class ArbiterState:
         state = cls(Settings(**data["settings"]) if "settings" in data else None)
         state.apps = {name: AppRecord(**app) for name, app in data.get("apps", {}).items()}
         state.doubts = {user: (float(doubt), float(owed)) for user, (doubt, owed) in data.get("doubts", {}).items()}
+        state.usage = {user: float(used) for user, used in data.get("usage", {}).items()}
         floor = 0 if data else int(1000 * wall)
         state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
         state.rounds = data.get("rounds", 0)
@@ -100,6 +105,21 @@ class ArbiterState:
         for name, app in self.apps.items():
             app.crowd += seconds * share[name]
             app.serve(seconds, held[name])
+        self._account_usage(seconds, held)
+
+    def _account_usage(self, seconds: float, held: Mapping[str, int]) -> None:
+        """Account what the users had. ``held``: app -> its GPUs."""
+        half_life = self.settings.half_life_s
+        if not half_life:
+            self.usage.clear()
+            return
+        now: Counter[str] = Counter()
+        for name in self.apps:
+            now[self.user_of(name)] += held.get(name, 0)
+        for user in {*self.usage, *now}:
+            used = decayed(self.usage.pop(user, 0.0), now[user], seconds, half_life)
+            if used > FORGOTTEN:
+                self.usage[user] = used
 
     def remember_user(self, name: str) -> None:
         """An app leaves: remember the doubt about it as one about its user, so that his next app has it, too.
@@ -133,6 +153,24 @@ class ArbiterState:
     def leases_of_user(self, user: str) -> list[Lease]:
         """The leases that the apps of a user hold."""
         return [each for each in self.leases if not each.closing and self.user_of(each.app) == user]
+
+    def weights(self) -> Mapping[str, float]:
+        """User -> his weight by the settings and, with a half-life, by what he had in the past."""
+        weights = self.settings.weights
+        if not self.settings.half_life_s:
+            return weights
+        past = fair_share(self.usage, set(map(self.user_of, self.apps)))
+        return {user: factor * weights.get(user, 1.0) for user, factor in past.items()}
+
+    def why_not_admitted(self, app: str) -> str:
+        """Why an app that comes is refused, in one line; "" if it is not."""
+        most, wanted = self.settings.most_demand, sum(each.useful for each in self.apps.values())
+        if not most or not self.gpus or wanted <= most * len(self.gpus):
+            return ""
+        return (
+            f"app {app!r} is not admitted: the apps that are here could use {wanted} GPUs, which is more than {most:g} "
+            f"times the {len(self.gpus)} GPUs of the cluster (the arbiter's setting most_demand); start it later"
+        )
 
     def user_of(self, app: str) -> str:
         """The user of an app that is known."""

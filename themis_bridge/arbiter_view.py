@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
@@ -17,10 +18,12 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
     """App -> plain data. ``rho`` is None while the app holds no GPU: it is then practically infinite and says nothing.
 
     The other keys: ``best`` (rho if it had all GPUs that it could use from now on), ``age``, ``contention`` (N_avg),
-    ``demand`` (the most GPUs that it could use now), ``user``, ``weight``, ``doubt`` (its rho is divided by it),
+    ``demand`` (the most GPUs that it could use now), ``user``, ``weight``, ``usage`` (his decayed GPU
+    seconds), ``doubt`` (its rho is divided by it),
     ``hosts`` (machine -> GPUs), ``leases`` (GPU -> token and remaining seconds) and ``waits`` (why it has fewer GPUs
     than it could use; "" if it has as many).
     """
+    weights = state.weights()
     return {
         name: {
             "rho": shown_rho(state, name) if state.leases.of(name) else None,
@@ -29,7 +32,8 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
             "contention": state.contention(name),
             "demand": app.useful,
             "user": state.user_of(name),
-            "weight": state.settings.weights.get(state.user_of(name), 1.0),
+            "weight": weights.get(state.user_of(name), 1.0),
+            "usage": state.usage.get(state.user_of(name), 0.0),
             "doubt": app.distrust,
             "hosts": dict(sorted(Counter(state.gpus[lease.gpu].machine for lease in state.leases.of(name)).items())),
             "leases": {
@@ -74,7 +78,9 @@ def _missing(state: ArbiterState, name: str) -> str:
         return f"Ray could not reserve {len(barred)} free GPUs for it; next attempt in {_until(retry, state)}"
     if free:
         return f"{len(free)} GPUs are free and about to be offered"
-    ahead = sum(_behind(state, other) < _behind(state, name) for other in state.apps if other != name)
+    weights = state.weights()
+    own = _behind(state, name, weights)
+    ahead = sum(_behind(state, other, weights) < own for other in state.apps if other != name)
     ends = [
         max(state.clock, lease.expires - state.settings.notice_s)
         for lease in state.leases
@@ -88,10 +94,10 @@ def _missing(state: ArbiterState, name: str) -> str:
     )
 
 
-def _behind(state: ArbiterState, name: str) -> tuple[bool, float, Turn]:
+def _behind(state: ArbiterState, name: str, weights: Mapping[str, float]) -> tuple[bool, float, Turn]:
     """Smaller for an app that is further behind, in the order in which apps bid."""
     app = state.apps[name]
-    factor = app.factor(name, state.settings.weights)
+    factor = app.factor(name, weights)
     own = turn(name, app.joined, state.rounds)
     return behind(bool(state.leases.of(name)), factor * (app.rho or 0.0), factor * app.best, own)
 

@@ -110,7 +110,8 @@ class Auctioneer:
         """Put leases on offer for an app that has just joined, if the policy has recalls."""
         state = self._state
         if self._policy.recalls:
-            for lease in leases_to_recall(newcomer, state.gpus, state.leases, state.apps, state.settings, state.clock):
+            settings = replace(state.settings, weights=state.weights())
+            for lease in leases_to_recall(newcomer, state.gpus, state.leases, state.apps, settings, state.clock):
                 lease.recalled = True
 
     def forget_app(self, name: str) -> None:
@@ -298,9 +299,10 @@ class Auctioneer:
         for lease in state.leases:
             if lease.heir in held:
                 held[lease.heir] += (state.gpus[lease.gpu],)
+        weights = state.weights()
         for app, known in reports.items():
             record = state.apps[app]
-            factor = record.factor(app, state.settings.weights)
+            factor = record.factor(app, weights)
             rho = known.rho if record.rho is None else record.rho
             reports[app] = replace(known, rho=rho * factor, best=record.best * factor)
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}

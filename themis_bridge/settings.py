@@ -29,6 +29,11 @@ class Settings:
     pace_s: time between rounds while nothing new happens. Judgement: short beside the notice.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
     weights: by user, a factor on the rho of his apps when the worst apps are chosen.
+    half_life_s: if it is above 0, the weight of a user who has used the cluster is smaller, see `usage`; what he used
+        counts half after this time.
+    most_demand: if it is above 0, an app that comes is refused while the apps that are there could use more than this
+        number times the GPUs of the cluster (no app counts for more than all of them). Footnote 2 of the paper: rho <=
+        1 for all assumes such an admission.
     """
 
     f: float = 0.8
@@ -39,6 +44,8 @@ class Settings:
     pace_s: float = 5.0
     quotas: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    half_life_s: float = 0.0
+    most_demand: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.f <= 1:
@@ -49,6 +56,10 @@ class Settings:
                 raise ThemisError(f"{name}={getattr(self, name)!r}: expected seconds > 0")
         if not 0 <= self.notice_s < self.lease_s:
             raise ThemisError(f"notice_s={self.notice_s!r}: expected seconds >= 0, below lease_s={self.lease_s!r}")
+        for name, unit in (("half_life_s", "seconds"), ("most_demand", "a number")):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+                raise ThemisError(f"{name}={value!r}: expected {unit} > 0, or 0 to do without it")
         if "" in {*self.quotas, *self.weights}:
             raise ThemisError("a quota or a weight is given for the app named ''; say whose it is")
         for app, quota in self.quotas.items():

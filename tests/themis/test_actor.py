@@ -11,6 +11,7 @@ import pytest
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.locality import Gpu
+from themis_bridge.settings import Settings
 from themis_bridge.shell import actor, books_file, restart
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
@@ -75,7 +76,10 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     before, after = json.loads(BOOKS_OF_2CE470D), arbiter.books()
     # What those books say is kept; fields that are new since then have their defaults.
     apps = {name: {**asdict(AppRecord("", 0.0, 0.0)), **app} for name, app in before["apps"].items()}
-    assert after == {**before, "apps": json.loads(json.dumps(apps)), "doubts": {}, "epoch": 1, "format": 1}
+    apps = json.loads(json.dumps(apps))
+    settings = {**asdict(Settings()), **before["settings"]}
+    new = {"settings": settings, "apps": apps, "doubts": {}, "usage": {}, "epoch": 1, "format": 1}
+    assert after == {**before, **new}
     status = arbiter.actor.status()
     assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
     assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
@@ -150,3 +154,13 @@ def test_a_disk_that_is_full_at_the_start_does_not_keep_the_arbiter_from_startin
     monkeypatch.setattr(books_file, "write_books", full)
     arbiter = start(2, {})
     assert "No space left" in arbiter.actor.status()["trouble"][0]
+
+
+def test_a_job_that_is_not_admitted_is_told_why(start):
+    arbiter = start(1, {})
+    arbiter.actor.configure({"most_demand": 1.0})
+    for name in ("a", "b", "late"):
+        arbiter.actor.join(name, "s", {"CPU": 1.0})
+    (refused,) = arbiter.actor.exchange("late", "s", [])[:1]
+    assert refused.final and "'late' is not admitted" in refused.why
+    assert arbiter.actor.status()["apps"].keys() == {"a", "b"}

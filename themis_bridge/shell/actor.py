@@ -98,7 +98,8 @@ class ArbiterActor:
             )
         with self._lock:
             self._handle(m.AppJoined(app, session, user))
-            if self._arbiter.state.apps[app].session == session:
+            known = self._arbiter.state.apps.get(app)
+            if known is not None and known.session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
                 self._flush(write=True)
