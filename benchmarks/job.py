@@ -1,7 +1,8 @@
 """The tuning job of several benchmarks: a stock Ray Tune script, run by ``python`` or by ``fluidtune run``.
 
-It searches over the digits network of examples/ (`elastic` and `plain` are the same loop), over trials of a given
-length that train nothing (`sleep`), or over an emulated task on emulated GPUs (`emulated`). Under stock Ray Tune
+It searches over the digits network of examples/ (`elastic` and `plain` are the same loop), over small perceptrons
+(`small`), over trials of a given length that train nothing (`sleep`), or over an emulated task on emulated GPUs
+(`emulated`). Under stock Ray Tune
 ``--pace`` makes an emulated iteration last as long as the profile says. Every side has the same configurations.
 
 The script writes down the best metric, the iterations, the seconds of ``fit``, and the launch of each trial: the
@@ -88,7 +89,7 @@ def emulated_trainable(args: argparse.Namespace) -> Any:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A tuning job to measure.")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
-    parser.add_argument("--trainable", choices=["elastic", "plain", "sleep", "emulated"], default="elastic")
+    parser.add_argument("--trainable", choices=["elastic", "plain", "small", "sleep", "emulated"], default="elastic")
     parser.add_argument("--address", default="local", help="address of a Ray cluster; without it one is started")
     parser.add_argument("--name", default="job", help="name of the experiment")
     parser.add_argument("--cpus", type=int, required=True, help="CPUs of the Ray cluster")
@@ -117,6 +118,10 @@ def main() -> None:
         }
     elif args.trainable == "emulated":
         trainable, samples, space = emulated_trainable(args), args.trials, emulated_space()
+    elif args.trainable == "small":
+        from benchmarks.small_task import small_space, train
+
+        trainable, samples, space = train, args.trials, small_space(args.epochs)
     else:
         if args.trainable == "elastic":
             from examples.digits_elastic import train

@@ -1,16 +1,17 @@
 """How long a whole tuning job takes under FluidTune and under stock Ray Tune.
 
-``python -m benchmarks.tune_vs_fluid --json [--algorithm A] [--trainable elastic|plain|short] [--devices D]``.
+``python -m benchmarks.tune_vs_fluid --json [--algorithm A] [--trainable elastic|plain|small|short] [--devices D]``.
 A is grid, hyperband, syncbohb, bohb, asha or pbt; D is cpu:N or emulated:N.
 
 One stock Tune script (job.py) runs with the same seeds and configurations on three sides in turn (sides.py). Each side
 is a whole process with its own Ray cluster. ``seconds`` is the time of the whole process, start-up included;
 ``fit_seconds`` is the time of ``fit`` in it.
 
-`elastic` and `plain` search over a convolutional network on scikit-learn's digits. `short` is a grid of forty trials of
-one second that train nothing; it shows the cost of FluidTune's start-up and hand-overs. On emulated devices the task is
-emulated too: by default one of which a trial fills half a GPU, or that of ``--profile FILE``. ``--seconds`` is the
-duration of its iteration on one device.
+`elastic` and `plain` search over a convolutional network on scikit-learn's digits, `small` over small perceptrons
+(small_task.py), whose iterations take hundredths of a second, as many people's first search does. `short` is a grid of
+forty trials of one second that train nothing; it shows the cost of FluidTune's start-up and hand-overs. On emulated
+devices the task is emulated too: by default one of which a trial fills half a GPU, or that of ``--profile FILE``.
+``--seconds`` is the duration of its iteration on one device.
 
 ``utilisation`` is the part of the devices' time inside an iteration of some trial. ``--out DIR`` keeps its picture,
 with stock Tune's beside ours, and our timeline. ``rates`` are iterations per second by side, because an asynchronous
@@ -35,8 +36,17 @@ from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_even
 from fluidtune.report.occupancy import occupancy_of, utilisation
 
 #: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
-FULL = {"digits": ["--trials", "17", "--epochs", "9"], "short": ["--trials", "40"]}
-QUICK = {"digits": ["--trials", "3", "--epochs", "3"], "short": ["--trials", "4"]}
+#: 49 trials with at most 27 epochs are one, too.
+FULL = {
+    "digits": ["--trials", "17", "--epochs", "9"],
+    "small": ["--trials", "49", "--epochs", "27"],
+    "short": ["--trials", "40"],
+}
+QUICK = {
+    "digits": ["--trials", "3", "--epochs", "3"],
+    "small": ["--trials", "5", "--epochs", "3"],
+    "short": ["--trials", "4"],
+}
 #: Algorithm -> (trials, epochs) of the emulated job. 49 trials are one whole band of HyperBand with at most 27 epochs.
 #: The dissertation's 81 trials are used for the algorithms with short trials.
 EMULATED = dict.fromkeys(("hyperband", "syncbohb"), (49, 27)) | dict.fromkeys(("bohb", "asha"), (81, 81))
@@ -52,7 +62,7 @@ def emulated_job(algorithm: str, quick: bool, trials: int | None = None, epochs:
 def main() -> None:
     options = parser("A tuning job under FluidTune beside the same job under stock Ray Tune.", repeats=True)
     options.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
-    options.add_argument("--trainable", choices=["elastic", "plain", "short"], default="elastic")
+    options.add_argument("--trainable", choices=["elastic", "plain", "small", "short"], default="elastic")
     options.add_argument(
         "--devices", default="cpu:2", type=cpu_or_emulated, help="devices of all sides, cpu:N or emulated:N"
     )
@@ -73,7 +83,7 @@ def main() -> None:
         args.algorithm = "grid"
         job = ["--trainable", "sleep", *size["short"]]
     else:
-        job = ["--trainable", args.trainable, *size["digits"]]
+        job = ["--trainable", args.trainable, *size["small" if args.trainable == "small" else "digits"]]
     with tempfile.TemporaryDirectory(prefix="fluidtune-profile-") as directory:
         path = None
         if emulated:
@@ -96,12 +106,12 @@ def main() -> None:
         ratios=found,
         best={name: side["best"] for name, side in measured.items()},
         bound_ratio=measured[OURS]["bound_ratio"],
+        fit_ratios=ratios(measured, OURS, "fit_seconds"),
+        rates=rates(measured),
     )
     if emulated:
         figures["profile"] = profile.name
         figures["utilisation"] = used
-        figures["fit_ratios"] = ratios(measured, OURS, "fit_seconds")
-        figures["rates"] = rates(measured)
     finish(figures, args.json)
 
 
