@@ -33,6 +33,7 @@ def cli() -> None:
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
 @click.option("--fresh-workers", is_flag=True, help="Give every trial new processes.")
+@click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -46,6 +47,7 @@ def run(
     backend: str,
     profile: str | None,
     fresh_workers: bool,
+    beside: bool,
     script: str,
     args: tuple[str, ...],
 ) -> None:
@@ -69,6 +71,7 @@ def run(
         reserve=reserve,
         profile=profile,
         fresh_workers=fresh_workers,
+        beside=beside,
     )
     run_script(script, args, executor)
 
@@ -266,6 +269,7 @@ def _connect(address: str) -> None:
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--max-body", type=int, default=16 << 20, show_default=True, help="Bytes of a request's body.")
+@click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
 @click.option("--port", type=int, default=8000, show_default=True)
 @click.pass_obj

@@ -3,6 +3,9 @@
 A profile that was measured at load is soon wrong: others use the machine, its clock changes, inputs differ. What is
 kept of a batch is its *stretch*: its seconds divided by those of the first profile. The profile of now is the first one
 times a high quantile of the latest stretches of about that size.
+
+On a device that others use as well, a batch first waits for its turn. How long does not depend on its size. So the
+longest of the latest waits is added to each size: a batch that is to start at some moment is sent that much sooner.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from symphony_serve.profiles import Profile
 QUANTILE = 0.9
 #: So many of the latest batches count. Judgement: some seconds under load, and a quantile of 0.9 is known from them.
 RECENT = 256
+#: The wait is exceeded by one batch in a hundred. Source: of a model's requests, 1 % may be late (section 5.1).
+WAIT_QUANTILE = 0.99
 #: A size range of which fewer than this were seen has the stretch of all sizes together. Judgement: the quantile of
 #: fewer is their longest.
 ENOUGH = 10
@@ -26,9 +31,9 @@ EVERY, EVERY_S = 16, 0.05
 CHANGE = 0.02
 
 
-def high_quantile(values: list[float]) -> float:
-    """The value that one in ten (1 - `QUANTILE`) exceeds."""
-    return sorted(values)[min(len(values) - 1, int(QUANTILE * len(values)))]
+def high_quantile(values: list[float], quantile: float = QUANTILE) -> float:
+    """The value that the part 1 - ``quantile`` exceeds."""
+    return sorted(values)[min(len(values) - 1, int(quantile * len(values)))]
 
 
 class SeenTimes:
@@ -43,11 +48,17 @@ class SeenTimes:
         self._first = self.profile = first
         self._slowest = slowest
         self._seen: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._waits: deque[float] = deque(maxlen=RECENT)
         self._batches, self._seconds = 0, 0.0
 
-    def add(self, size: int, seconds: float) -> Profile | None:
-        """A batch of ``size`` took ``seconds``. Returns the new profile if it has changed, else None."""
+    def add(self, size: int, seconds: float, waited: float = 0.0) -> Profile | None:
+        """A batch of ``size`` took ``seconds``, after it had ``waited`` for its turn.
+
+        Returns the new profile if it has changed, else None.
+        """
         self._seen.append((size, seconds / self._first.seconds(size)))
+        self._waits.append(waited)
+        seconds += waited
         self._batches += 1
         self._seconds += seconds
         if self._batches < EVERY and self._seconds < EVERY_S:
@@ -67,8 +78,9 @@ class SeenTimes:
             ranges.setdefault(size.bit_length(), []).append(stretch)
         of_all = high_quantile([stretch for _, stretch in self._seen])
         known = {bits: high_quantile(some) for bits, some in ranges.items() if len(some) >= ENOUGH}
+        wait = high_quantile(list(self._waits), WAIT_QUANTILE)
         table = [0.0]
         for size in range(1, self._first.max_batch + 1):
-            seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all)
+            seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all) + wait
             table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))
         return Profile((*table, float("inf")))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune.cluster.beside import turn_of_trials
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint
 from fluidtune.cluster.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.kept_trainable import KeptTrainable
@@ -123,7 +125,7 @@ class LeaderHost:
         while True:
             started = time.perf_counter()
             try:
-                with self.lane.iteration() if self.lane is not None else _NO_GATE:
+                with self._gate():
                     result = self._iterate()
             except GroupLost as error:
                 return IterationReply({}, self._kind(), 0.0, lost=str(error), ungrowable=_ungrowable(error))
@@ -164,6 +166,12 @@ class LeaderHost:
         if reply.gpu is not None and reply.compute is None:
             reply.compute = reply.gpu.utilisation
         return reply
+
+    def _gate(self) -> AbstractContextManager[object]:
+        """What an iteration passes on a device that it shares by turns."""
+        if self.spec.beside:
+            return turn_of_trials().taken()
+        return self.lane.iteration() if self.lane is not None else _NO_GATE
 
     def _iterate(self) -> dict[str, Any]:
         """One iteration. An elastic class trainable comes to its boundary before the iteration."""

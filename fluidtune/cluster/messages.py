@@ -25,7 +25,8 @@ class LoadSpec:
     how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
     the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
     this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
-    processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs.
+    processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it
+    takes turns on its core with a service.
     """
 
     trial: str
@@ -43,6 +44,7 @@ class LoadSpec:
     one_node: bool = False
     rehearse: bool = False
     may_be_squeezed: bool = False
+    beside: bool = False
 
 
 @dataclass

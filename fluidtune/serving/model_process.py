@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ from typing import Any
 
 from ray import cloudpickle
 
+from fluidtune.cluster.beside import Turn
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
@@ -26,20 +28,22 @@ class Loading:
     """How a process comes to the models.
 
     load: a pickled ``load(checkpoint_directory, config)``. paths: of the process that pickled it, to import from.
+    beside: the process takes turns with trials.
     """
 
     load: bytes
     paths: tuple[str, ...]
     trials: tuple[Winner, ...]
+    beside: bool = False
 
     @classmethod
-    def of(cls, load: Callable[..., Any], trials: Sequence[Winner]) -> Loading:
+    def of(cls, load: Callable[..., Any], trials: Sequence[Winner], beside: bool = False) -> Loading:
         """Raises FluidTuneError if ``load`` cannot be sent to another process."""
         try:
             pickled = cloudpickle.dumps(load)
         except Exception as error:
             raise FluidTuneError(f"load={load!r} cannot be sent to another process ({error}); define it in a module")
-        return cls(pickled, tuple(sys.path), tuple(trials))
+        return cls(pickled, tuple(sys.path), tuple(trials), beside)
 
 
 class ModelProcess:
@@ -56,14 +60,22 @@ class ModelProcess:
             said = f"load cannot be imported on {platform.node()} ({error})"
             raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
         self._models = {trial.name: _loaded(load, trial) for trial in loading.trials}
+        self._turn = Turn("service", served=True) if loading.beside else None
         self._samples = {name: _samples(name, model) for name, model in self._models.items()}
 
     def ready(self) -> tuple[int, dict[str, list[Any]]]:
         """This process' id, and of each model inputs that it can answer."""
         return os.getpid(), self._samples
 
-    def run(self, name: str, inputs: list[Any]) -> list[Outcome]:
-        """The batch's outcomes. If the model fails with the batch, each input is tried alone."""
+    def run(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
+        """The batch's outcomes, and the seconds that it has waited for its turn.
+
+        If the model fails with the batch, each input is tried alone.
+        """
+        with self._turn.taken() if self._turn is not None else contextlib.nullcontext(0.0) as waited:
+            return self._run(name, inputs), waited
+
+    def _run(self, name: str, inputs: list[Any]) -> list[Outcome]:
         try:
             return _outcomes(name, self._models[name], inputs)
         except Exception as error:
@@ -77,9 +89,10 @@ class ModelProcess:
                 outcomes.append(_failed(error))
         return outcomes
 
-    def measure(self, name: str, inputs: list[Any]) -> list[Outcome]:
+    def measure(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
         """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
-        return _outcomes(name, self._models[name], inputs)
+        with self._turn.taken() if self._turn is not None else contextlib.nullcontext(0.0) as waited:
+            return _outcomes(name, self._models[name], inputs), waited
 
 
 def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:

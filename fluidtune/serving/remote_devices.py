@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.serving.model_process import Loading, ModelProcess, Outcome
 from symphony_serve.errors import DeviceLost, ServeError
-from symphony_serve.shell.threaded_server import Function
+from symphony_serve.shell.threaded_server import AfterWaiting, Function
 
 #: Seconds after which a batch that has not ended ends its process. Judgement: `ThreadedServer` has given the batch up
 #: long before, after three times its time; a process that is only slow may answer others later.
@@ -86,7 +86,7 @@ class RemoteDevice:
     def _function(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
         def run(inputs: list[Any]) -> list[Outcome]:
             try:
-                outcomes = ray.get(self._actor.run.remote(name, inputs), timeout=HUNG_S)
+                outcomes, waited = ray.get(self._actor.run.remote(name, inputs), timeout=HUNG_S)
             except RayTaskError:
                 raise
             except RayError as error:  # the process died, or cannot be reached, or hangs
@@ -96,12 +96,12 @@ class RemoteDevice:
                 ray.kill(self._actor)
                 self._start()
                 raise DeviceLost(said, self._back) from None
-            return outcomes
+            return AfterWaiting(outcomes, waited)
 
         return run
 
     def _measure(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
-        return lambda inputs: ray.get(self._actor.measure.remote(name, inputs), timeout=HUNG_S)
+        return lambda inputs: AfterWaiting(*ray.get(self._actor.measure.remote(name, inputs), timeout=HUNG_S))
 
     def _back(self) -> bool:
         try:

@@ -40,6 +40,8 @@ LOOK_S, ANSWER_S = 0.2, 30.0
 HEAD = {"node:__internal_head__": 0.001}
 #: Of Ray Serve's actors. Source: the line that it logs at its start.
 NAMESPACE = "serve"
+#: One process, whose core is the search's in Ray's books.
+BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
 #: Ray Serve writes no line for each request. Judgement: `status` counts them, and a line costs more than a decision.
 LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
@@ -80,6 +82,7 @@ def serve(
     starts: str = "eager",
     max_batch: int = MAX_BATCH,
     max_body: int = MAX_BODY,
+    beside: bool = False,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> Served:
@@ -98,18 +101,20 @@ def serve(
         starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.
         max_body: bytes of a request's body. A larger one gets 413, and most of it is not read.
+        beside: the models take turns on one core of this machine with the trials of a search whose executor has
+            ``beside`` as well. A batch waits for one iteration of a trial at most, and counts that against the SLO.
         host, port: where HTTP is served. Whoever reaches this address may ask.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
     trials = winners(results, top, metric, mode)
-    loading = Loading.of(load, trials)
+    loading = Loading.of(load, trials, beside)
     _check(slo, max_batch, max_body, starts)
     rays_serve = _import()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
-    count, resources = _resources(devices)
+    count, resources = _resources(devices, beside)
     _check_free(rays_serve, host, port)
 
     from fluidtune.serving.front import Setting
@@ -261,8 +266,12 @@ def _runs() -> bool:
     return any(one["namespace"] == NAMESPACE for one in ray.util.list_named_actors(all_namespaces=True))
 
 
-def _resources(devices: str | None) -> tuple[int, dict[str, float]]:
+def _resources(devices: str | None, beside: bool) -> tuple[int, dict[str, float]]:
     """How many processes, and Ray's options of each. Raises FluidTuneError if the cluster cannot have them."""
+    if beside:
+        if devices not in (None, "cpu:1"):
+            raise FluidTuneError(f'beside=True is for devices="cpu:1", not {devices!r}; leave one of the two out')
+        return BESIDE
     cluster = ray.cluster_resources()
     spec = DeviceSpec.parse(devices) or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
     if spec.kind == "emulated":

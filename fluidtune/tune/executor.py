@@ -44,6 +44,9 @@ class FluidExecutor:
         fresh_workers: True: every trial gets new processes, as under stock Ray Tune. False: a process serves one trial
             after another as long as trials leave nothing behind in it (docs/workers.md), unless the script says
             ``reuse_actors=False``.
+        beside: True, with ``devices="cpu:1"``: the trials take turns on their core with a service on the same machine
+            that was started with ``beside`` as well (docs/serving.md, "Beside trials"). A trial waits before an
+            iteration while a batch of requests runs or waits. False: they do not know of each other.
 
     Raises:
         FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.
@@ -59,6 +62,7 @@ class FluidExecutor:
     device_memory: int | None = None
     fresh_workers: bool = False
     reserve: bool = False
+    beside: bool = False
 
     def __post_init__(self) -> None:
         check_ray_version()
@@ -67,7 +71,7 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        for name in ("fresh_workers", "reserve"):
+        for name in ("fresh_workers", "reserve", "beside"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
         if self.backend not in BACKENDS:
@@ -80,6 +84,11 @@ class FluidExecutor:
             raise FluidTuneError(
                 f"reserve=True: a job with arbiter={self.arbiter!r} leases its devices and cannot reserve them; "
                 "leave one of the two out"
+            )
+        if self.beside and (self.devices != "cpu:1" or self.lanes is not None):
+            raise FluidTuneError(
+                f"beside=True with devices={self.devices!r} and lanes={self.lanes!r}: a search shares one core with a "
+                'service, by turns; use devices="cpu:1" without lanes, or leave beside out'
             )
         emulated = self._emulated
         if self.profile is not None and not emulated:

@@ -165,6 +165,7 @@ class TuningJob:
             secret=run.secret,
             one_node=self._on_one_node(run),
             may_be_squeezed=self.setup.shares_gpus_by_count and not run.squeezed,
+            beside=self._scheduler.executor.beside,
         )
 
     def _on_one_node(self, run: TrialRun) -> bool:

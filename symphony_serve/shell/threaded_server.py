@@ -56,6 +56,14 @@ LEAST_PATIENCE_S = 1.0
 TRIED = 0.9
 
 
+class AfterWaiting(list[Any]):
+    """The outputs of a batch that has waited ``waited`` seconds for its turn, on a device that others use as well."""
+
+    def __init__(self, outputs: Sequence[Any], waited: float):
+        super().__init__(outputs)
+        self.waited = waited
+
+
 class Answer(Future):
     """What becomes of a request: the model's output, the error that its function raised, or `Refused`.
 
@@ -85,8 +93,8 @@ _Told = list[tuple[Answer, Any, BaseException | None]]
 class BatchSeen(NamedTuple):
     """A batch that a device has run.
 
-    sent: when it was sent, on `time.monotonic`. seconds: from then until its outputs were there. waited: the seconds
-    from the arrivals of its requests until it was sent, added up.
+    sent: when it was sent, or had its turn, on `time.monotonic`. seconds: from then until its outputs were there.
+    waited: the seconds from the arrivals of its requests until ``sent``, added up.
     """
 
     device: int
@@ -341,12 +349,12 @@ class ThreadedServer:
             return  # It was sent behind one that took too long, and given up with it.
         device.running = answers
         try:
-            outputs, error = _call(device.functions[batch.model], batch.model, answers)
+            outputs, error, waited = _call(device.functions[batch.model], batch.model, answers)
         except DeviceLost as lost:
             self._wait_for(device, batch, answers, lost)
             return
         told: _Told = []
-        seconds = time.monotonic() - sent
+        seconds = time.monotonic() - sent - waited
         with self._lock:
             if batch.token == device.token:
                 for answer, output in zip(answers, outputs, strict=True):
@@ -354,14 +362,15 @@ class ThreadedServer:
                         told.append((answer, output, error))
                 if not self._closed:
                     self._handle(BatchDone(batch.gpu, batch.token, batch.plan), told)
-                if error is None and answers and not self._closed:
-                    self._correct(batch, seconds, told)
             elif not self._closed:
                 self._handle(GpuJoined(device.number, device.token), told)
+            if error is None and answers and not self._closed:
+                self._correct(batch, seconds, waited, told)
         _tell(told)
         if self._watch is not None and answers:
-            waited = sum(sent - request.arrival for request in batch.requests)
-            self._watch(BatchSeen(device.number, batch.model, len(answers), sent, seconds, waited))
+            sent += waited
+            queueing = sum(sent - request.arrival for request in batch.requests)
+            self._watch(BatchSeen(device.number, batch.model, len(answers), sent, seconds, queueing))
 
     def _wait_for(self, device: _Device, batch: Dispatch, answers: list[Answer], lost: DeviceLost) -> None:
         """The device is gone with this batch: give the requests back, and wait until the device is there again."""
@@ -388,8 +397,8 @@ class ThreadedServer:
                 self._handle(GpuJoined(device.number, device.token), told)
         _tell(told)
 
-    def _correct(self, batch: Dispatch, seconds: float, told: _Told) -> None:
-        profile = self._seen[batch.model].add(len(batch.requests), seconds)
+    def _correct(self, batch: Dispatch, seconds: float, waited: float, told: _Told) -> None:
+        profile = self._seen[batch.model].add(len(batch.requests), seconds, waited)
         if profile is not None:
             self._handle(ProfileChanged(batch.model, profile), told)
 
@@ -423,23 +432,24 @@ def told_moment(due: float, now: float, jitter: float) -> float:
     return max(due, now - jitter)
 
 
-def _call(function: Function, model: str, answers: list[Answer]) -> tuple[Sequence[Any], BaseException | None]:
-    """The outputs for the answers, or the error that all of them are told."""
+def _call(function: Function, model: str, answers: list[Answer]) -> tuple[Sequence[Any], BaseException | None, float]:
+    """The outputs for the answers, or the error that all of them are told; and the seconds of waiting for its turn."""
     nothing = [None] * len(answers)
     if not answers:
-        return nothing, None  # All were cancelled while the batch was on its way.
+        return nothing, None, 0.0  # All were cancelled while the batch was on its way.
     try:
-        outputs = list(function([answer._value for answer in answers]))
+        returned = function([answer._value for answer in answers])
+        waited, outputs = getattr(returned, "waited", 0.0), list(returned)
     except DeviceLost:
         raise
     except Exception as error:
-        return nothing, error
+        return nothing, error, 0.0
     except BaseException as error:
-        return nothing, ServeError(f"the function of model {model} wanted to end its thread by {error!r}")
+        return nothing, ServeError(f"the function of model {model} wanted to end its thread by {error!r}"), 0.0
     if len(outputs) != len(answers):
         said = f"the function of model {model} returned {len(outputs)} outputs for {len(answers)} inputs"
-        return nothing, ServeError(f"{said}; return as many")
-    return outputs, None
+        return nothing, ServeError(f"{said}; return as many"), waited
+    return outputs, None, waited
 
 
 def _tell(told: _Told) -> None:

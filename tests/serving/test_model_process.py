@@ -24,7 +24,7 @@ def winner(tmp_path):
 
 
 def outcomes(load, winner, inputs):
-    return [(status, json.loads(text)) for status, text in ModelProcess(Loading.of(load, [winner])).run("t", inputs)]
+    return [(status, json.loads(text)) for status, text in ModelProcess(Loading.of(load, [winner])).run("t", inputs)[0]]
 
 
 def made(function, samples=(1,)):

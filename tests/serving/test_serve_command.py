@@ -79,3 +79,11 @@ def test_the_status_in_words():
         "  the load wants 3 devices",
         "  a: 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
     ]
+
+
+def test_what_takes_turns_has_one_core():
+    with pytest.raises(
+        FluidTuneError, match="beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"
+    ):
+        service._resources("cpu:2", beside=True)
+    assert service._resources(None, beside=True) == (1, {"num_cpus": 0.0})

@@ -1,0 +1,95 @@
+"""Taking turns on a core: the trials of a search, and a service (`fluidtune serve start --beside`) beside them.
+
+Both pass the gate of one lane (`salus_share`): a trial before each iteration, a model process before each batch. A
+batch that waits goes first, so it waits for one iteration at most. Nobody's memory is limited here. Nothing that a
+trial computes depends on it: without a lane service, everybody goes on without turns, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from salus_share.client import LaneClient
+from salus_share.errors import SalusError, StaleToken
+from salus_share.messages import Need
+from salus_share.policies import Fair, Standing
+
+logger = logging.getLogger(__name__)
+
+#: The name of the lane: the search and the service have one core of this machine in common.
+LANE = "beside-cpu"
+#: Seconds to be admitted to the lane, and from a failure until it is tried again. Judgement: a lane service starts in
+#: one second, and everybody who asks is admitted at once, because nobody needs memory.
+ADMIT_S, RETRY_S = 30.0, 60.0
+
+
+class ServedFirst(Fair):
+    """One lane, in which a service goes before trials. Trials share as under FAIR."""
+
+    name = "SERVED"
+    max_lanes = 1
+
+    def turn(self, job: Standing) -> tuple[float, ...]:
+        """A service has rung 1."""
+        return (-job.rung, job.service, job.last_turn)
+
+
+class Turn:
+    """The place of this process in the lane. For one thread at a time.
+
+    name: who it is, among the processes of the lane. served: it is a service. directory: of the lane's files, if it is
+    not the usual one.
+    """
+
+    def __init__(self, name: str, served: bool, directory: Path | None = None):
+        self._name, self._served, self._directory = f"{name}/{os.getpid()}", served, directory
+        self._client: LaneClient | None = None
+        self._retry_at = 0.0
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[float]:
+        """Run while it is this process' turn. Yields the seconds that it has waited for that."""
+        began = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            self._enter(stack)
+            yield time.monotonic() - began
+
+    def leave(self) -> None:
+        """Leave the lane."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.leave()
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            try:
+                stack.enter_context(self._admitted().iteration())
+            except StaleToken:  # A lane service that was killed has forgotten it.
+                self.leave()
+                stack.enter_context(self._admitted().iteration())
+        except (SalusError, TimeoutError, OSError) as error:
+            logger.warning("FluidTune: %s takes no turns with the others on its core: %s", self._name, error)
+            self.leave()
+            self._retry_at = time.monotonic() + RETRY_S
+
+    def _admitted(self) -> LaneClient:
+        if self._client is None:
+            policy = f"{ServedFirst.__module__}:{ServedFirst.__name__}"
+            client = LaneClient(LANE, self._name, capacity=1, policy=policy, directory=self._directory)
+            client.admit(Need(0, 0), rung=int(self._served), timeout=ADMIT_S)
+            self._client = client
+        return self._client
+
+
+@functools.cache
+def turn_of_trials() -> Turn:
+    """The place of this worker process, for all of its trials."""
+    return Turn("trials", served=False)

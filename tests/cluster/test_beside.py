@@ -1,0 +1,113 @@
+"""Turns on a core between trials and a service, with a real lane service and without Ray."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fluidtune.cluster import beside
+from fluidtune.cluster.beside import ServedFirst, Turn
+from fluidtune.errors import FluidTuneError
+from fluidtune.tune.executor import FluidExecutor
+from salus_share.policies import Standing
+
+#: Seconds until a test gives up.
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def lane(tmp_path, monkeypatch):
+    """The directory of a lane whose service is a child of the test's."""
+    place = Path(tmp_path, "lane")
+    place.mkdir(mode=0o700)
+    words = [sys.executable, "-m", "salus_share.service", "--home", str(place), "--capacity", "1"]
+    started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.beside:ServedFirst"])
+    yield place
+    started.kill()
+    started.wait(PATIENCE_S)
+
+
+def test_a_batch_goes_before_every_trial_that_waits(lane):
+    trials = [Turn(f"t{number}", served=False, directory=lane) for number in range(2)]
+    service = Turn("service", served=True, directory=lane)
+    order, threads = [], []
+
+    def run(name, turn):
+        with turn.taken():
+            order.append(name)
+
+    def wait_in_line(name, turn):
+        """Start a thread that waits for its turn, and return when it does."""
+        threads.append(threading.Thread(target=run, args=(name, turn)))
+        threads[-1].start()
+        until = time.monotonic() + PATIENCE_S
+        while not _is_ready(turn):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+    first = Turn("first", served=False, directory=lane)
+    for turn in (*trials, service):
+        turn._admitted()
+    with first.taken():
+        for number, turn in enumerate(trials):
+            wait_in_line(f"trial {number}", turn)
+        wait_in_line("batch", service)
+        assert order == []
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert order[0] == "batch" and sorted(order[1:]) == ["trial 0", "trial 1"]
+    for turn in (first, service, *trials):
+        turn.leave()
+
+
+def _is_ready(turn):
+    from salus_share.turns import READY
+
+    gate = turn._client.gate
+    with gate._table.lock():
+        return gate._table.seat(gate._index).state == READY
+
+
+def test_without_a_lane_service_everybody_goes_on_and_says_so(monkeypatch, caplog, tmp_path):
+    class Lost:
+        def __init__(self, *given, **more):
+            raise beside.SalusError("the lane service died 5 times")
+
+    monkeypatch.setattr(beside, "LaneClient", Lost)
+    turn = Turn("trials", served=False, directory=tmp_path)
+    ran = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with turn.taken() as waited:
+                ran.append(waited)
+    assert len(ran) == 3
+    assert [record.message.split(":")[1] for record in caplog.records] == [
+        f" {turn._name} takes no turns with the others on its core"
+    ]
+
+
+def test_an_error_of_the_iteration_is_its_own(monkeypatch, tmp_path):
+    turn = Turn("trials", served=False, directory=tmp_path)
+    monkeypatch.setattr(turn, "_enter", lambda stack: None)
+    with pytest.raises(beside.SalusError, match="of the trial's own"), turn.taken():
+        raise beside.SalusError("of the trial's own")
+
+
+def test_trials_share_as_under_fair():
+    waited = Standing(arrival=1, service=1.0, last_turn=5, remaining=None, rung=0)
+    ran = Standing(arrival=2, service=2.0, last_turn=4, remaining=None, rung=0)
+    batch = Standing(arrival=3, service=9.0, last_turn=6, remaining=None, rung=1)
+    assert sorted([ran, waited, batch], key=ServedFirst().turn) == [batch, waited, ran]
+
+
+@pytest.mark.parametrize("given", [{}, {"devices": "cpu:2"}, {"devices": "cpu:1", "lanes": "FAIR"}])
+def test_what_cannot_take_turns(given):
+    with pytest.raises(FluidTuneError, match=r'beside=True with .*; use devices="cpu:1" without lanes'):
+        FluidExecutor(beside=True, **given)
+    assert FluidExecutor(devices="cpu:1", beside=True).beside

@@ -1,0 +1,100 @@
+"""A served model that takes turns with a trial: the rule on the twin, and what the scheduler is told of waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from symphony_serve.batching.start_times import DEFERRED, EAGER
+from symphony_serve.bounds import staggered
+from symphony_serve.messages import Dispatch
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
+from symphony_serve.shell.threaded_server import AfterWaiting, ThreadedServer
+from symphony_serve.twin.beside import Beside
+from symphony_serve.twin.simulation import Simulation
+from symphony_serve.workloads import arrivals
+
+#: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
+ALONE = Profile.linear(0.001, 0.005, 64)
+SLO_S, ITERATION_S = 0.2, 0.05
+
+
+def served(policy, rate, told=ITERATION_S, beside=None, seconds=8.0):
+    """A model on one device. told: the seconds of waiting that the scheduler allows for."""
+    profile = Profile.from_seconds([value + (told if beside else 0.0) for value in ALONE.table[1:-1]])
+    model = Model("m", profile, SLO_S, policy=policy)
+    requests = arrivals({"m": rate}, {"m": SLO_S}, seed=7)
+    takes = None if beside is None else beside.takes
+    return Simulation(Scheduler([model]), 1, requests, 1.0, seconds, takes).run()
+
+
+@pytest.fixture(scope="module")
+def peak():
+    """What the model bears at best if it has the device alone (equations 1 and 2)."""
+    return staggered(ALONE, SLO_S, 1).rate
+
+
+@pytest.mark.parametrize("policy", [EAGER, DEFERRED], ids=lambda policy: policy.name)
+def test_at_30_percent_load_requests_are_in_time_and_the_trial_loses_what_is_served(peak, policy):
+    beside = Beside(ALONE, ITERATION_S)
+    outcome = served(policy, 0.3 * peak, beside=beside)
+    assert outcome.bad_rate <= 0.01
+    assert 1 - beside.iterations * ITERATION_S / beside.now <= beside.served / beside.now + 0.05
+
+
+def test_deferred_batches_are_larger_and_take_less_from_the_trial(peak):
+    taken = {}
+    for policy in (EAGER, DEFERRED):
+        beside = Beside(ALONE, ITERATION_S)
+        served(policy, 0.3 * peak, beside=beside)
+        taken[policy.name] = beside.served / beside.now
+    assert taken["deferred"] < 0.8 * taken["eager"]
+
+
+def test_a_batch_must_be_sent_an_iteration_before_it_must_start(peak):
+    assert served(DEFERRED, 0.3 * peak, told=0.0, beside=Beside(ALONE, ITERATION_S)).bad_rate > 0.1
+
+
+def test_a_batch_waits_for_the_iteration_that_runs_and_for_no_other():
+    beside = Beside(Profile.from_seconds([0.25]), 2.0)
+
+    def takes(start):
+        return beside.takes(Dispatch(0, 1, 0, "m", (None,), start, 0.0))
+
+    assert takes(1.0) == 1.25  # the iteration ends at 2
+    assert takes(2.25) == 0.25  # sent when the batch before it has ended: no iteration comes between
+    assert takes(2.5 + 4.0) == 0.25  # at the moment at which one ends
+    assert takes(6.75 + 0.5) == 1.75
+    assert beside.iterations == 1 + 0 + 2 + 1
+
+
+def test_the_longest_of_the_latest_waits_is_added_to_each_size():
+    seen = SeenTimes(Profile.from_seconds([0.1, 0.2]), 10.0)
+    for number in range(EVERY):
+        seen.add(1, 0.1, waited=3.0 if number == 2 else 0.5)
+    assert seen.profile.table[1:3] == pytest.approx((3.1, 3.2))
+    for _ in range(RECENT):
+        seen.add(1, 0.1)
+    assert seen.profile.table[1:3] == pytest.approx((0.1, 0.2))
+
+
+def test_a_wait_never_makes_a_model_too_slow_to_be_tried():
+    seen = SeenTimes(Profile.from_seconds([0.1, 0.2]), 0.5)
+    seen.add(1, 0.1, waited=60.0)
+    assert seen.profile.table[1] == 0.5
+
+
+def test_the_server_does_not_take_a_wait_for_work():
+    batches = []
+    model = Model("m", Profile.from_seconds([0.5]), 100.0, policy=EAGER)
+
+    def answers(values):
+        return AfterWaiting(values, 40.0)
+
+    with ThreadedServer([model], [{"m": answers}], batches.append) as server:
+        assert server.submit("m", 3).result(60.0) == 3
+    (batch,) = batches
+    # It has waited before it worked: its seconds are what is left of the time since it was sent.
+    assert batch.seconds < 0 < 40.0 <= batch.waited
