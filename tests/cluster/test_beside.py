@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from ray.tune import Trainable
 
-from fluidtune.cluster import beside
+from fluidtune.cluster import beside, leader_host
 from fluidtune.cluster.beside import ServedFirst, Turn
+from fluidtune.cluster.messages import LoadSpec
+from fluidtune.cluster.worker import Worker
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
 from salus_share.policies import Standing
@@ -111,3 +116,32 @@ def test_what_cannot_take_turns(given):
     with pytest.raises(FluidTuneError, match=r'beside=True with .*; use devices="cpu:1" without lanes'):
         FluidExecutor(beside=True, **given)
     assert FluidExecutor(devices="cpu:1", beside=True).beside
+
+
+class Told(Trainable):
+    """Reports whether its iteration is within a turn."""
+
+    turns: ClassVar[list[str]] = []
+
+    def step(self):
+        return {"within": self.turns.count("begin") - self.turns.count("end")}
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_each_iteration_of_a_trial_is_a_turn(monkeypatch, tmp_path, beside):
+    class Recorded:
+        @contextlib.contextmanager
+        def taken(self):
+            Told.turns.append("begin")
+            yield 0.0
+            Told.turns.append("end")
+
+    Told.turns.clear()
+    monkeypatch.setattr(leader_host, "turn_of_trials", Recorded)
+    monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
+    worker = Worker("w", {})
+    assert worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)) is None
+    within = [worker.train().result["within"] for _ in range(3)]
+    worker.unload()
+    assert within == [int(beside)] * 3
+    assert Told.turns == ["begin", "end"] * (3 if beside else 0)
