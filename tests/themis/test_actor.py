@@ -160,7 +160,7 @@ def test_a_job_that_is_not_admitted_is_told_why(start):
     arbiter = start(1, {})
     arbiter.actor.configure({"most_demand": 1.0})
     for name in ("a", "b", "late"):
-        arbiter.actor.join(name, "s", {"CPU": 1.0})
-    (refused,) = arbiter.actor.exchange("late", "s", [])[:1]
+        arbiter.actor.join(name, f"{name}/1", {"CPU": 1.0})
+    refused = arbiter.actor.exchange("late", "late/1", [])[0]
     assert refused.final and "'late' is not admitted" in refused.why
     assert arbiter.actor.status()["apps"].keys() == {"a", "b"}
