@@ -4,15 +4,26 @@ The jobs of a lane run on the lane's stream, one iteration at a time, and alloca
 next job uses the memory that one has freed. Models are made outside iterations. What an optimizer makes in the first
 iteration stays in the pool. On a CPU the same code runs as threads.
 
-A thread saves a process, a CUDA context and the switches between contexts. It has three costs: the GIL; trials share
-torch's global random streams, so a trial must draw from a `torch.Generator` of its own, or its result depends on its
-neighbours; and a trial that allocates more than it said can make a neighbour fail, because CUDA limits processes only.
-So processes are the default. This module decides nothing: the lane service admits, and the gate gives turns.
+A thread saves a process, a CUDA context and the switches between contexts. It has a price, so that processes are the
+default:
+
+- the GIL;
+- trials share torch's global random streams, so a trial must draw from a `torch.Generator` of its own, or its result
+  depends on its neighbours;
+- a trial that allocates more than it said can make a neighbour fail, because CUDA limits processes only;
+- while `torch.compile` works for one trial, `torch.compiler.is_compiling` is true in all threads, and the optimizers of
+  the others round otherwise. The log says so (`InProcessLanes.compiled`);
+- a trial that captures a CUDA graph must do so with ``capture_error_mode="thread_local"``: by default a call of any
+  other thread breaks the capture (torch, docs of `torch.cuda.graph`).
+
+This module decides nothing: the lane service admits, and the gate gives turns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,6 +38,8 @@ from salus_share.client import LaneClient
 from salus_share.errors import ServiceLost
 from salus_share.memory import FIRST, Usage
 from salus_share.messages import Need
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -95,6 +108,9 @@ class InProcessLanes:
         self._lanes: dict[int, _Lane] = {}
         self._lock = threading.Lock()
         self._pools = _PoolUse()
+        #: Trials that were started and have not ended.
+        self._running = 0
+        self._told = False
 
     def start(
         self,
@@ -112,6 +128,13 @@ class InProcessLanes:
         """
         future: Future[Result] = Future()
 
+        with self._lock:
+            self._running += 1
+
+        def ended() -> None:
+            with self._lock:
+                self._running -= 1
+
         def run() -> None:
             client = LaneClient(self._name, trial, **self._options)
             job = LaneJob(self, client, trial)
@@ -122,10 +145,12 @@ class InProcessLanes:
                     result = work(job)
             except BaseException as error:
                 _clear(error)
+                ended()
                 self.forget(trial)
                 client.leave()
                 future.set_exception(error)
             else:
+                ended()
                 self.forget(trial)
                 client.leave()
                 future.set_result(result)
@@ -135,34 +160,46 @@ class InProcessLanes:
 
     def lane(self, index: int, trial: str) -> _Lane:
         """The stream and pool of the lane that this trial is in now."""
+        empty: list[_Lane] = []
         with self._lock:
             lane = self._lanes.get(index)
-            if lane is None:
-                lane = self._lanes[index] = _Lane(self.device)
-            if trial not in lane.jobs:
-                self._drop(trial)
+            if lane is None or trial not in lane.jobs:
+                empty = self._drop(trial)
+                lane = self._lanes.setdefault(index, lane or _Lane(self.device))
                 lane.jobs.add(trial)
-            return lane
+        if empty:
+            with self._pools.unused():
+                _free(empty)
+        return lane
 
     def forget(self, trial: str) -> None:
         """The trial is in no lane any more, and what it held is free for other processes too."""
         with self._lock:
-            self._drop(trial)
+            empty = self._drop(trial)
         if self.device.type == "cuda":
             with self._pools.unused():
+                _free(empty)
                 torch.cuda.empty_cache()
+
+    def compiled(self, trial: str) -> None:
+        """A model was compiled within an iteration of this trial: say once what that does to the other trials."""
+        if self._running > 1 and not self._told:
+            self._told = True
+            log.warning(
+                "trial %s ran beside other trials of its process while torch.compile worked: these may round their"
+                " steps otherwise; give a trial that compiles a process of its own",
+                trial,
+            )
 
     def in_pool(self) -> AbstractContextManager[None]:
         """Entered for as long as a thread allocates from a lane's pool."""
         return self._pools.used()
 
-    def _drop(self, trial: str) -> None:
-        for index, lane in list(self._lanes.items()):
+    def _drop(self, trial: str) -> list[_Lane]:
+        """Take the trial out of its lane. Returns the lanes in which there is nobody any more."""
+        for lane in self._lanes.values():
             lane.jobs.discard(trial)
-            if not lane.jobs:
-                # The memory of its pool is freed with it.
-                lane.stream.synchronize()
-                del self._lanes[index]
+        return [self._lanes.pop(index) for index, lane in list(self._lanes.items()) if not lane.jobs]
 
 
 class LaneJob:
@@ -206,6 +243,7 @@ class LaneJob:
         measured = self.profiling and self._lanes.device.type == "cuda"
         if measured:
             torch.cuda.reset_peak_memory_stats(self._lanes.device)
+        frames = _compiled_frames()
         with self.client.iteration():
             if self._lanes.device.type == "cuda":
                 with self._on_lane():
@@ -213,6 +251,8 @@ class LaneJob:
             else:
                 yield
         self._iterations += 1
+        if _compiled_frames() != frames:
+            self._lanes.compiled(self._trial)
         if measured and self._iterations == FIRST:
             held = torch.cuda.memory_allocated(self._lanes.device)
             peak = torch.cuda.max_memory_allocated(self._lanes.device)
@@ -237,6 +277,22 @@ class LaneJob:
         if gate.shared:
             # What is charged must be the time that the device takes. It matters only if the lane has other trials.
             lane.stream.synchronize()
+
+
+def _free(lanes: list[_Lane]) -> None:
+    """Free the memory of these lanes' pools; no thread may be in a pool.
+
+    The end of torch's `MemPool` empties the cache of that pool, which raises while any thread is in a pool; and an
+    error there ends the process (~MemPool in torch's MemPool.cpp, release_cached_blocks in its caching allocator).
+    """
+    while lanes:
+        lanes.pop().stream.synchronize()
+
+
+def _compiled_frames() -> int:
+    """How many functions torch.compile has looked at in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
 
 
 def _clear(error: BaseException | None) -> None:

@@ -152,6 +152,47 @@ def test_the_cache_is_not_emptied_while_another_trial_is_in_its_pool(directory, 
     assert said.index("emptied") > said.index("iteration")
 
 
+def test_a_lane_has_one_stream_and_one_pool_for_all_of_its_iterations_and_trials(directory, said) -> None:
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    first = lanes.lane(1, "a")
+    assert lanes.lane(1, "a") is first and lanes.lane(1, "b") is first
+    assert lanes.lane(2, "b") is not first and lanes.lane(1, "a") is first
+    lanes.forget("a")
+    assert lanes.lane(1, "b") is not first, "nobody was in the lane"
+
+
+@pytest.mark.parametrize("how", ["ends", "moves"])
+def test_a_pool_is_not_freed_while_another_trial_is_in_its_own(directory, said, monkeypatch, how: str) -> None:
+    """torch would end the process."""
+
+    class Pool:
+        def __del__(self) -> None:
+            said.append("freed")
+
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    waits = threading.Event()
+    real = threading.Condition.wait_for
+
+    def wait_for(condition, predicate, timeout=None):
+        if condition is lanes._pools._changed and not predicate():
+            waits.set()
+        return real(condition, predicate, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", wait_for)
+    lanes.lane(1, "goes")
+    with lanes.in_pool():
+        if how == "ends":
+            thread = threading.Thread(target=lanes.forget, args=("goes",))
+        else:
+            thread = threading.Thread(target=lanes.lane, args=(2, "goes"))
+        thread.start()
+        assert waits.wait(30), "nobody has waited for the pool"
+        assert "freed" not in said
+    thread.join(30)
+    assert "freed" in said
+
+
 def test_a_trial_that_failed_holds_nothing_when_it_leaves(directory, monkeypatch) -> None:
     class Model:
         pass
