@@ -177,8 +177,9 @@ class CudaMeter:
 
     def _look(self) -> None:
         held = self._telemetry.process_memory(self._uuid, os.getpid())
-        if held is not None:
-            self._framework = max(0, held - self._torch.cuda.memory_reserved(self._device))
+        beside = None if held is None else held - self._torch.cuda.memory_reserved(self._device)
+        if beside is not None and beside > 0:  # else NVML speaks of a process outside of this container
+            self._framework = beside
 
 
 class Profile:

@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 log = logging.getLogger(__name__)
+#: What NVML answers of a GPU that is no more: NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED in its
+#: documentation (nvmlReturn_t), and NVML_ERROR_UNKNOWN. Judgement on the last one: nvidia-smi prints "Unknown Error"
+#: where the driver cannot reach a GPU, and a GPU whose memory NVML cannot tell is of no use.
+LOST = (15, 16, 999)
 _said: set[str] = set()
 
 
@@ -73,6 +77,34 @@ class Telemetry:
             except self._nvml.NVMLError as error:
                 say_once(f"GPU {index} does not answer: {error}")
         return found
+
+    def lost(self, gpu: str, ordered: bool = False) -> str | None:
+        """What NVML says of a GPU that cannot be used any more; None: it answers, or nobody can tell.
+
+        ``gpu``: its number or its UUID, as in CUDA_VISIBLE_DEVICES. ``ordered``: CUDA counts the GPUs as NVML does even
+        if they are of several kinds. By NVML's documentation a call that opens one GPU may fail because another one is
+        lost. So GPUs that do not answer are only told apart where others do.
+        """
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        silent: dict[str, str] = {}
+        uuids, kinds = [], set()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                nvml.nvmlDeviceGetMemoryInfo(handle)
+                uuids.append(_text(nvml.nvmlDeviceGetUUID(handle)))
+                kinds.add(_text(nvml.nvmlDeviceGetName(handle)))
+            except nvml.NVMLError as error:
+                if getattr(error, "value", None) in LOST:
+                    silent[str(index)] = str(error)
+        if gpu.isdigit():
+            told_apart = len(kinds) == 1 or (kinds and ordered) or nvml.nvmlDeviceGetCount() == 1
+            return silent.get(gpu) if told_apart else None
+        # CUDA's documentation: a UUID may be shortened as long as it is unique. A MIG instance is not in NVML's list.
+        answers = gpu.startswith("MIG-") or any(uuid.startswith(gpu) for uuid in uuids)
+        return None if answers or len(silent) != 1 else next(iter(silent.values()))
 
     def process_memory(self, uuid: str, pid: int) -> int | None:
         """The bytes that a process holds on a GPU, with its context; None if NVML cannot tell."""

@@ -29,6 +29,8 @@ from fluidtune.elastic.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable
 
 if TYPE_CHECKING:
+    from fluidtune.cluster.gpu_probe import GpuProbe
+    from fluidtune.cluster.lanes import Lack
     from fluidtune.elastic import FollowerSession
 
 #: How long the end of a follower's loop is waited for, seconds. Judgement: a loop that waits for its group ends at
@@ -51,10 +53,11 @@ class Ungrowable:
 
 
 class FollowerHost:
-    """Hosts one follower, from its joining to its end."""
+    """Hosts one follower, from its joining to its end. ``gpu``: the process' look at its GPU; None: on cores."""
 
-    def __init__(self, session: FollowerSession) -> None:
+    def __init__(self, session: FollowerSession, gpu: GpuProbe | None) -> None:
         self.session = session
+        self._gpu = gpu
         #: The trial's trainable, once it is constructed.
         self.trainable: Trainable | None = None
         self._loop: LoopThread | None = None
@@ -105,8 +108,11 @@ class FollowerHost:
         error = loop.outcome.error
         return "a new worker's loop ended early" + ("" if error is None else f": {error!r}")
 
-    def enter(self, reform: Reform) -> str | Ungrowable | NotTakenIn | None:
-        """Enter the group, and follow until dismissed. Returns the error of the trial's code; None: no error."""
+    def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
+        """Enter the group, and follow until dismissed. Returns the error of the trial's code; None: no error.
+
+        A `Lack` says that the GPU has failed, and not the trial's code.
+        """
         assert self._loop is not None
         self.session.enter(reform)
         outcome = self._loop.join()
@@ -115,6 +121,10 @@ class FollowerHost:
             return NotTakenIn()
         if isinstance(outcome.error, CannotDivide):
             return Ungrowable(str(outcome.error))
+        if outcome.kind == "failed" and self._gpu is not None and outcome.error is not None:
+            broken = self._gpu.broken(outcome.error)
+            if broken is not None:
+                return broken
         return repr(outcome.error) if outcome.kind == "failed" else None
 
     def leave(self) -> str | None:

@@ -20,6 +20,9 @@ NEIGHBOUR = 256 << 20
 #: What CUDA says on a GPU in compute mode Exclusive Process that another process is on: cudaErrorDevicesUnavailable in
 #: the documentation of its runtime.
 BUSY = "busy or unavailable"
+#: What CUDA says when hardware fails, and no program: cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable in the
+#: documentation of its runtime.
+HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
 
 
 def torch_on_gpu(torch: Any = None) -> Any | None:
@@ -50,10 +53,15 @@ def wait_for_gpu() -> None:
 
 
 class GpuProbe:
-    """One worker's look at the GPU that it trains on. ``telemetry``: None opens NVML when it is first needed."""
+    """One worker's look at the GPU that it trains on.
+
+    ``telemetry``: None opens NVML when it is first needed. The GPUs are those of CUDA_VISIBLE_DEVICES when it is made.
+    """
 
     def __init__(self, telemetry: Telemetry | None = None) -> None:
         self._telemetry = telemetry
+        said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        self._gpus = [gpu.strip() for gpu in said.split(",") if gpu.strip()]
         self._next = 0.0
         #: The most bytes that this process was seen to hold beside torch's allocator; None: NVML has not said.
         self._context: int | None = None
@@ -69,10 +77,8 @@ class GpuProbe:
         if torch is None:
             return None
         self._next = now + SAMPLE_S
-        if self._telemetry is None:
-            self._telemetry = Telemetry()
         uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
-        found = (sample for sample in self._telemetry.sample() if sample.uuid.removeprefix("GPU-") == uuid)
+        found = (sample for sample in self._nvml().sample() if sample.uuid.removeprefix("GPU-") == uuid)
         return next(found, None)
 
     def memory_needed(self, torch: Any = None) -> float | None:
@@ -88,6 +94,40 @@ class GpuProbe:
         total = torch.cuda.get_device_properties(device).total_memory
         needed = torch.cuda.max_memory_reserved(device) + (self._look_at_context(torch) or CONTEXT)
         return float(min(1.0, needed / total))
+
+    def kind(self) -> str | None:
+        """The product name of this process' GPU; None: it has none, several, or NVML does not know it."""
+        if len(self._gpus) != 1:
+            return None
+        wanted = self._gpus[0].removeprefix("GPU-")
+        found = self._nvml().sample()
+        return next((gpu.name for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
+
+    def lost(self) -> Lack | None:
+        """What to tell the driver if NVML says that a GPU of this process is lost; None: it says no such thing."""
+        ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        for place, gpu in enumerate(self._gpus):
+            why = self._nvml().lost(gpu, ordered)
+            if why is not None:
+                return Lack(f"NVML says of GPU {gpu}: {why}", broken=place)
+        return None
+
+    def broken(self, error: BaseException) -> Lack | None:
+        """What to tell the driver if ``error`` was raised because the GPU's hardware failed; None: it has not.
+
+        Which of several GPUs has lost memory is not known: then None, too, and the error is the trial's.
+        """
+        if not self._gpus:
+            return None
+        said = next((str(each) for each in causes(error) if any(words in str(each) for words in HARDWARE)), None)
+        if said is not None and len(self._gpus) == 1:
+            return Lack(f"the hardware of GPU {self._gpus[0]} has failed: {said.strip().splitlines()[0]}", broken=0)
+        return self.lost()
+
+    def _nvml(self) -> Telemetry:
+        if self._telemetry is None:
+            self._telemetry = Telemetry()
+        return self._telemetry
 
     def squeezed(self, error: BaseException, torch: Any = None) -> Lack | None:
         """What to tell the driver if ``error`` says that the GPU's memory ran out while other processes held some.
@@ -113,20 +153,18 @@ class GpuProbe:
         moment = time.monotonic()
         if now or moment >= self._next_context:
             self._next_context = moment + SAMPLE_S
-            if self._telemetry is None:
-                self._telemetry = Telemetry()
             device = torch.cuda.current_device()
             uuid = str(torch.cuda.get_device_properties(device).uuid)
-            held = self._telemetry.process_memory(uuid, os.getpid())
-            if held is not None:
-                self._context = max(self._context or 0, held - torch.cuda.memory_reserved(device))
+            held = self._nvml().process_memory(uuid, os.getpid())
+            beside = None if held is None else held - torch.cuda.memory_reserved(device)
+            if beside is not None and beside > 0:
+                # Else NVML speaks of another process: pids in a container are not those that the driver knows.
+                self._context = max(self._context or 0, beside)
         return self._context
 
     def memory_of_process(self, pid: int) -> int | None:
         """The bytes of GPU memory that a process holds, by NVML; None: it has no GPU, or NVML does not know it."""
-        if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        if not self._gpus:
             return None
-        if self._telemetry is None:
-            self._telemetry = Telemetry()
-        held = [sample.processes[pid] for sample in self._telemetry.sample() if pid in sample.processes]
+        held = [sample.processes[pid] for sample in self._nvml().sample() if pid in sample.processes]
         return sum(held) if held else None

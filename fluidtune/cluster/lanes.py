@@ -85,15 +85,17 @@ class LaneTicket:
 
 @dataclass(frozen=True)
 class Lack:
-    """The trial cannot go on where it is, for want of memory.
+    """The trial cannot go on where it is, for want of memory or of a GPU that works.
 
     ``need``: as in `LaneTicket`, if it is known better now. ``between``: whether the trial is between two iterations,
-    so that no work is lost.
+    so that no work is lost. ``broken``: the place, among the trial's devices, of the one that cannot be used any more;
+    None: all can.
     """
 
     reason: str
     need: tuple[float, float] | None = None
     between: bool = False
+    broken: int | None = None
 
 
 def is_lane_service(process: psutil.Process) -> bool:

@@ -193,6 +193,9 @@ class LeaderHost:
 
     def _lack_behind(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
+        broken = self._gpu.broken(error) if self.spec.device == "cuda" else None
+        if broken is not None:
+            return broken
         failed(self._mps, error)
         if self.lane is None:
             return self._gpu.squeezed(error) if self.spec.may_be_squeezed else None

@@ -86,10 +86,13 @@ class WorkerInfo:
     """Who a worker is.
 
     ``pid``, ``gpus``: its process id and the ids of its GPUs. ``mps``: whether it is a client of MPS; None: it was not
-    asked to be one. ``why``: why it could not become one.
+    asked to be one. ``why``: why it could not become one. ``kind``: its GPU's product name; None: it has none, or
+    nobody knows. ``broken``: why its GPU cannot be used; None: it can, as far as is known.
     """
 
     pid: int
     gpus: list[str] = field(default_factory=list)
     mps: bool | None = None
     why: str = ""
+    kind: str | None = None
+    broken: str | None = None

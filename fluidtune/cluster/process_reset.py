@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
@@ -155,10 +156,11 @@ class ProcessBaseline:
         self._patches.import_ended()
         self._frozen = False
 
-    def restore(self) -> str | None:
+    def restore(self, memory_free: Callable[[], None] | None = None) -> str | None:
         """Put back what a trial has changed, after its exit handlers have run.
 
-        Returns None if the process is as good as new, else one line that says what the trial has left behind.
+        ``memory_free``: called when the trial's memory is free, before it is looked for what is left. Returns None if
+        the process is as good as new, else one line that says what the trial has left behind.
         """
         self._exits.run()
         failure = cuda_failure()
@@ -171,6 +173,8 @@ class ProcessBaseline:
         gc.collect()
         self._exits.run_finalizers()
         _free_gpu()  # after the collector, which frees models that hold themselves, as prepared ones do by their hooks
+        if memory_free is not None:
+            memory_free()
         # Threads come last: those that are ending are waited for, and nobody waits for a worker that is dirty anyway.
         trouble = trouble or self._exits.left() or self._patches.found() or self._leftovers.found()
         if not self._frozen and trouble is None:

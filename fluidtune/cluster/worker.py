@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -53,6 +54,9 @@ class Worker:
         info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
         if self._mps is not None:
             info.mps, info.why = self._mps.client is not None, self._mps.why
+        if info.gpus:
+            lost = self._gpu.lost()
+            info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
         return info
 
     # --- a trial's leader
@@ -115,10 +119,10 @@ class Worker:
             commits=None if storage is None else follower_commit_store(storage, self._name),
             fingerprint=fingerprint(kwargs["config"]),
         )
-        self._follower = FollowerHost(session)
+        self._follower = FollowerHost(session, self._gpu if spec.device == "cuda" else None)
         return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
 
-    def enter(self, reform: Reform) -> str | Ungrowable | NotTakenIn | None:
+    def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
         """Enter the group, and follow until dismissed. Returns how that ended, see `FollowerHost.enter`."""
         assert self._follower is not None
         return self._follower.enter(reform)
@@ -136,13 +140,14 @@ class Worker:
         if lane is not None:
             lane.lift()
         try:
-            return self._unload(fresh, keep and lane is None)
+            # It leaves its lane when its memory is free, and before it is seen what the trial has left.
+            return self._unload(fresh, keep and lane is None, None if lane is None else lane.leave)
         finally:
-            # The trial's memory is free by now, or this process is about to be replaced.
+            # The trial's memory is free by now, or this process is about to be replaced. (It may have left already.)
             if lane is not None:
                 lane.leave()
 
-    def _unload(self, fresh: str | None, keep: bool) -> str | None:
+    def _unload(self, fresh: str | None, keep: bool, memory_free: Callable[[], None] | None) -> str | None:
         leader, follower = self._leader, self._follower
         self._leader = self._follower = trouble = None
         trainable = None if leader is None else leader.trainable
@@ -172,7 +177,7 @@ class Worker:
         self._spec = None
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
-        return trouble or fresh or (None if kept else self._baseline.restore())
+        return trouble or fresh or (None if kept else self._baseline.restore(memory_free))
 
     def end(self, within: float) -> None:
         """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.

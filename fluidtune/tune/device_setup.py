@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.cluster.lanes import LaneSettings
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.cluster.sound_devices import SoundDevices
 from fluidtune.engine import DeviceDemand, Engine, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.profiles import DEVICES_PER_NODE
@@ -194,7 +196,7 @@ def hold_devices(
     has_workers: Callable[[int], bool],
     arriving: Callable[[], Sequence[float]],
     pending: int,
-) -> DeviceSource:
+) -> SoundDevices:
     """Get the job's devices on demand, reserve them, or ask the arbiter for leases under the name ``app``.
 
     ``engine`` and ``trials`` say what work is left, ``in_use`` whether anything of the job runs on a device,
@@ -205,23 +207,42 @@ def hold_devices(
     Raises:
         FluidTuneError: the arbiter cannot lease such a device, or has an app of that name.
     """
+    gang = max(1, int(setup.layout.share))
+    broken: set[int] = set()
+
+    def could_have() -> float:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return min(setup.layout.most or math.inf, sum(devices_held(setup.layout.bundle, node) for node in nodes))
+
+    def sound(source: DeviceSource) -> SoundDevices:
+        return SoundDevices(source, broken, settings.arbiter is not None, could_have, gang)
+
     if settings.on_demand:
-        gang = max(1, int(setup.layout.share))
 
         def demand(room: int) -> DeviceDemand:
             if not engine.knows_trials and not arriving():
                 return DeviceDemand({gang: 1})  # Tune is about to ask for the first trial
             return with_arrivals(engine.demand(room), arriving())
 
-        uses = Uses(demand, lambda: engine.trials_waiting + len(arriving()), in_use, engine.has_device, has_workers)
-        return OnDemandDevices(setup.job, setup.layout, uses, pending)
+        def held(device: int) -> bool:
+            return device in broken or in_use(device)
+
+        def known(device: int) -> bool:
+            return device in broken or engine.has_device(device)
+
+        uses = Uses(demand, lambda: engine.trials_waiting + len(arriving()), held, known, has_workers)
+        return sound(OnDemandDevices(setup.job, setup.layout, uses, pending))
     if settings.arbiter is None:
-        return Reservation(setup.job, setup.layout)
+        return sound(Reservation(setup.job, setup.layout))
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.tune.leased_devices import LeasedDevices, Progress
 
     work = Progress(lambda: engine, trials.rungs_after, settings.max_workers, setup.most_devices)
-    return LeasedDevices(setup.layout, app, work, in_use, job_metadata().get(USER_KEY, ""))
+
+    def leased_in_use(device: int) -> bool:
+        return device not in broken and in_use(device)
+
+    return sound(LeasedDevices(setup.layout, app, work, leased_in_use, job_metadata().get(USER_KEY, "")))
 
 
 def _emulation(settings: FluidExecutor, devices: int) -> Emulation:

@@ -30,6 +30,8 @@ class GpuTelemetry:
         self._worker_memory = Gauge("fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("job", "worker"))
         #: Device -> when a sample of it was last recorded (monotonic clock). Every trial of a device brings samples.
         self._recorded: dict[int, float] = {}
+        #: Device -> the product name of its GPU; None: the user was told that there are several kinds.
+        self._kinds: dict[int, str] | None = {}
         #: The reasons why workers are no clients of MPS that the user was told.
         self._told: set[str] = set()
 
@@ -53,3 +55,17 @@ class GpuTelemetry:
         if why not in self._told:
             self._told.add(why)
             logger.warning("FluidTune: no MPS, the trials of a GPU take time slices: %s", why)
+
+    def note_kind(self, device: int, kind: str) -> None:
+        """Note of what kind a device is: warn the user, once, if the job has GPUs of several kinds."""
+        if self._kinds is None:
+            return
+        self._kinds[device] = kind
+        kinds = sorted(set(self._kinds.values()))
+        if len(kinds) > 1:
+            self._kinds = None
+            logger.warning(
+                "FluidTune: the job has GPUs of several kinds (%s) and plans as if all were equally fast; give it those"
+                " of one kind: start Ray with their UUIDs in CUDA_VISIBLE_DEVICES",
+                ", ".join(kinds),
+            )

@@ -15,6 +15,7 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.elastic.verdict import Verdict
@@ -175,11 +176,13 @@ class Resizer:
             del run.followers[worker.device]
         elif is_member and worker.device in run.wanted:
             del run.followers[worker.device]
+            broken = isinstance(value, Lack) and self._dispatch.device_broken(worker.device, value.reason)
             others_enter = run.followers.keys() - {*run.devices, worker.device}
             if run.mends and (died or value is None) and not others_enter:
                 self._go_on_without(run, worker)
-            elif died:
-                self._recovery.recover_trial(run, f"worker {worker.name} died", died=worker.device)
+            elif died or broken:
+                how = "died" if died else f"lost its device: {value.reason}"
+                self._recovery.recover_trial(run, f"worker {worker.name} {how}", died=worker.device)
             else:
                 if isinstance(value, Ungrowable):
                     self.end_growth(run, value.reason)

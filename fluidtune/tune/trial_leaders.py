@@ -18,6 +18,7 @@ from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.engine import messages as m
+from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.manager_parts import ManagerParts
@@ -219,6 +220,9 @@ class TrialLeaders:
 
     def _room_lacking(self, run: TrialRun, lack: Lack) -> None:
         """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
+        if lack.broken is not None:
+            self._device_broken(run, lack.reason, run.devices[lack.broken])
+            return
         if lack.need is not None:
             persistent, ephemeral = lack.need
             self._emit(m.NeedFound(run.id, persistent + ephemeral, ephemeral))
@@ -235,3 +239,12 @@ class TrialLeaders:
             self.issue_next_task(run)
         else:
             self._recovery.recover_trial(run, lack.reason)
+
+    def _device_broken(self, run: TrialRun, why: str, device: int) -> None:
+        """A device's hardware has failed under the trial, which goes on elsewhere from its last commit."""
+        if self._dispatch.device_broken(device, why):
+            self._recovery.recover_trial(run, why, died=device)
+        else:
+            self._recovery.fail_trial(
+                run, FluidTuneError(f"{why}; the job has no other GPU for the trial: run it where there is one")
+            )

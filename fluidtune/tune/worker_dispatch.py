@@ -10,6 +10,7 @@ Nothing is scheduled here: the engine has chosen the device before a worker is r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls, first_line
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob
+
+log = logging.getLogger(__name__)
 
 #: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs a call to Ray for each
 #: device.
@@ -104,6 +107,10 @@ class WorkerDispatch:
             self._job.log.worker_started(worker, value)
             if value.mps is False:
                 self._job.gpu_telemetry.warn_time_slices(value.why)
+            if value.kind is not None:
+                self._job.gpu_telemetry.note_kind(worker.device, value.kind)
+            if value.broken is not None:
+                self.device_broken(worker.device, value.broken)
 
     # --- after a trial
 
@@ -155,7 +162,9 @@ class WorkerDispatch:
         self._deadlines.pop(worker.name, None)
         if not self._job.pool.is_alive(worker):
             return
-        if value is None:
+        if value is None and worker.device not in self._job.devices.nodes:
+            self._job.pool.discard_worker(worker)  # its device was lost meanwhile
+        elif value is None:
             self._job.pool.return_worker(worker)
         else:
             self._log_replaced(worker, str(value))
@@ -183,6 +192,15 @@ class WorkerDispatch:
                 self._requests.remove(request)
                 request.on_death()
 
+    def device_broken(self, device: int, why: str) -> bool:
+        """The device's hardware has failed: no trial of the job gets it again. False: the job has no other device."""
+        if not self._job.devices.give_up(device, why):
+            log.warning("FluidTune: device %d is the only one that is left, and may be broken: %s", device, why)
+            return False
+        log.warning("FluidTune: device %d is not used any more; nvidia-smi and dmesg (Xid) say more: %s", device, why)
+        self.poll_devices(force=True)
+        return True
+
     def poll_devices(self, force: bool = False) -> None:
         """Look for devices that came or went, and tell the engine. Unless ``force``, only now and then while one is
         missing, or when the source says that it is urgent: a look costs calls to Ray.
@@ -197,7 +215,9 @@ class WorkerDispatch:
         came, gone = devices.poll()
         for device in gone:
             self._job.pool.discard_idle_workers(device)
-            self._job.log.write("device_returned" if device in devices.given_back else "device_lost", device=device)
+            why = devices.reasons.get(device)
+            event = "device_returned" if device in devices.given_back and why is None else "device_lost"
+            self._job.log.write(event, device=device, **({} if why is None else {"reason": why[:REASON_LENGTH]}))
             self._emit(m.DeviceLost(device))
         for device, node in self._job.setup.shown_nodes(came).items():
             self._job.log.write("device_gained", device=device, node=node)

@@ -87,6 +87,11 @@ def test_what_a_trial_needs_of_a_gpu_has_its_context_in_it(says: bool, needed: f
     assert GpuProbe().memory_needed(torch(there=False)) is None
 
 
+def test_what_nvml_says_of_another_process_with_this_pid_is_not_its_own() -> None:
+    gpu = Gpu(2 * GIB, context=-GIB)  # in a container: another container's process, which holds less
+    assert GpuProbe(gpu).memory_needed(gpu.torch) == (2 + CONTEXT / GIB) / 16  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("others", "error", "squeezed"),
     [
@@ -113,3 +118,49 @@ def test_a_gpu_that_admits_one_process_is_no_fault_of_the_second_trial() -> None
     error = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     lack = GpuProbe().squeezed(error, torch(there=False))  # CUDA has not started here
     assert lack is not None and lack.need == (1.0, 0.0) and "nvidia-smi -c DEFAULT" in lack.reason
+
+
+class Nvml:
+    """NVML, by which the GPU ``gone`` is lost."""
+
+    def __init__(self, gone: str = "") -> None:
+        self.gone, self.asked = gone, 0
+
+    def lost(self, gpu: str, ordered: bool) -> str | None:
+        self.asked += 1
+        return "GPU is lost" if gpu == self.gone else None
+
+
+@pytest.mark.parametrize(
+    ("visible", "gone", "error", "place"),
+    [
+        ("3", "", RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with"), 0),
+        ("3", "", RuntimeError("CUDA error: device-side assert triggered"), None),
+        ("3", "3", RuntimeError("CUDA error: unspecified launch failure"), 0),
+        ("2,3", "3", RuntimeError("CUDA error: unspecified launch failure"), 1),
+        ("2,3", "", RuntimeError("CUDA error: uncorrectable ECC error encountered"), None),
+        ("", "", RuntimeError("CUDA error: uncorrectable ECC error encountered"), None),
+    ],
+    ids=["ecc", "own", "bus", "second", "one of two", "no gpu"],
+)
+def test_hardware_that_fails_is_not_the_trials_fault(monkeypatch, visible, gone, error, place) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvml = Nvml(gone)
+    probe = GpuProbe(nvml)  # type: ignore[arg-type]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "what the trial's code has set")
+    wrapped = RuntimeError("in the trial's function")
+    wrapped.__cause__ = error
+    lack = probe.broken(wrapped)
+    assert (None if lack is None else lack.broken) == place
+    if lack is not None:
+        assert lack.reason in (
+            "NVML says of GPU 3: GPU is lost",
+            "the hardware of GPU 3 has failed: CUDA error: uncorrectable ECC error encountered",
+        )
+    assert nvml.asked == 0 or visible
+
+
+def test_the_kind_of_gpu_is_found_by_number_or_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, kind in (("0", "A GPU"), ("GPU-abc", "A GPU"), ("1", None), ("0,1", None), ("", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert GpuProbe(Telemetry(standin())).kind() == kind

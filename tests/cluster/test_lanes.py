@@ -242,6 +242,21 @@ def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -
     assert baseline.restore() is None, "a dead child is none that runs"
 
 
+def test_a_worker_whose_trial_shared_its_device_to_the_end_is_clean(settings: LaneSettings) -> None:
+    baseline = ProcessBaseline()
+    member = LaneMember("a", settings, "cpu")
+    member.settle(LaneTicket((0.1, 0.1), 10.0, 0))
+    assert there(settings), "it is in a lane"
+    left: list[list[str]] = []
+
+    def memory_free() -> None:
+        left.append(there(settings))
+        member.leave()
+
+    assert baseline.restore(memory_free) is None
+    assert left and left[0] and not there(settings)
+
+
 def test_a_service_that_cannot_be_had_costs_the_lane_and_not_the_trial(
     settings: LaneSettings, monkeypatch: Any, caplog: Any
 ) -> None:

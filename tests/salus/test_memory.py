@@ -56,6 +56,9 @@ def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocato
     held.clear()
     assert meter.read().framework == 500 * MB
     assert CudaMeter().read().framework == CONTEXT
+    # Or it tells of another container's process, whose pid is the same and which holds less.
+    held[os.getpid()] = 50 * MB
+    assert CudaMeter().read().framework == CONTEXT
 
 
 def test_what_was_far_too_much_is_given_back() -> None:

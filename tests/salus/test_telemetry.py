@@ -72,6 +72,64 @@ def test_what_a_gpu_does_not_support_is_left_out() -> None:
     assert lost.sample() == [] and lost.process_memory("abc", 7) is None
 
 
+class Lost(NVMLError):
+    """As pynvml's, of a GPU that fell off the bus."""
+
+    value = 15
+
+
+def several(gone: tuple[int, ...] = (), kinds: str = "AAA", opens: bool = True):
+    """pynvml on a node with three GPUs, of which some are lost. ``opens``: NVML opens those all the same."""
+
+    def fail(index: int) -> None:
+        if index in gone:
+            raise Lost("GPU is lost")
+
+    def open_(index: int) -> int:
+        if not opens:
+            fail(index)
+        return index
+
+    def memory(index: int) -> SimpleNamespace:
+        fail(index)
+        return SimpleNamespace(used=3, total=10)
+
+    return standin(
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=open_,
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}{index}",
+        nvmlDeviceGetName=lambda index: kinds[index],
+    )
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_which_gpu_is_lost(opens: bool) -> None:
+    found = Telemetry(several((1,), opens=opens))
+    assert [found.lost(gpu) for gpu in ("0", "1", "GPU-00", "GPU-11", "GPU-0", "MIG-1", "7")] == [
+        None,
+        "GPU is lost",
+        None,
+        "GPU is lost",
+        None,
+        None,
+        None,
+    ]
+    assert [Telemetry(several()).lost(gpu) for gpu in ("0", "GPU-11", "GPU-99")] == [None, None, None]
+    assert Telemetry(standin(nvmlInit=NVMLError)).lost("0") is None
+
+
+def test_a_gpu_that_does_not_answer_is_not_taken_for_another_one() -> None:
+    assert Telemetry(several((0, 1, 2))).lost("1") is None, "one that is lost may make NVML fail for all"
+    assert Telemetry(several((0, 1))).lost("GPU-11") is None, "which of the two it is cannot be told"
+    mixed = Telemetry(several((1,), kinds="ABC"))
+    assert (mixed.lost("1"), mixed.lost("1", ordered=True)) == (None, "GPU is lost")
+    one = Telemetry(standin(nvmlDeviceGetMemoryInfo=lambda index: (_ for _ in ()).throw(Lost("GPU is lost"))))
+    assert one.lost("0") == "GPU is lost"
+    busy = Telemetry(standin(nvmlDeviceGetMemoryInfo=lambda index: (_ for _ in ()).throw(NVMLError("Timeout"))))
+    assert busy.lost("0") is None
+
+
 def test_without_a_driver_it_is_said_once_and_nothing_is_measured(monkeypatch, caplog) -> None:
     monkeypatch.setattr(telemetry, "_said", set())
     with caplog.at_level(logging.INFO):

@@ -59,3 +59,11 @@ def test_that_there_is_no_mps_is_said_once(notes: GpuTelemetry, caplog: pytest.L
         for why in ("no program", "no program", "by MIG"):
             notes.warn_time_slices(why)
     assert [message.rpartition(": ")[2] for message in caplog.messages] == ["no program", "by MIG"]
+
+
+def test_that_gpus_are_of_several_kinds_is_said_once(notes: GpuTelemetry, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for device, kind in enumerate(("A100", "A100", "H100", "L4")):
+            notes.note_kind(device, kind)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "several kinds (A100, H100)" in said and "CUDA_VISIBLE_DEVICES" in said

@@ -332,4 +332,4 @@ def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
         monkeypatch.setattr(device_setup, "job_metadata", lambda metadata=metadata: metadata)
         engine, trials = SimpleNamespace(), SimpleNamespace(rungs_after=lambda group: ())
         found = device_setup.hold_devices(setup, settings, "app", engine, trials, None, None, None, 1)
-        assert found._tenant.user == user
+        assert found._source._tenant.user == user

@@ -89,6 +89,7 @@ class Devices:
     complete, urgent, given_back = True, False, ()
 
     def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
         self.nodes = {0: "n", 1: "n"}
         #: What the next look at the devices finds.
         self.came: dict[int, str] = dict(self.nodes)

@@ -82,6 +82,7 @@ class Desk:
             leaving=lambda: [],
             revoked=lambda *device_and_group: self.revoked.append(device_and_group),
             nodes={},
+            reasons={},
         )
         setup = SimpleNamespace(shown_nodes=lambda came: came)
         job: Any = SimpleNamespace(pool=self.pool, devices=devices, setup=setup, log=self.log)

@@ -1,0 +1,141 @@
+"""A GPU whose hardware fails while a job runs: its trial goes on elsewhere, and no trial gets that GPU again.
+
+The first tests play the driver without Ray. The last one runs a job on two GPUs that NVML's stand-in brings, on cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.sound_devices import SoundDevices
+from fluidtune.errors import FluidTuneError
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.tune.test_manager import Tried, tried, wide  # noqa: F401 (a fixture)
+
+BUS = "NVML says of GPU 0: GPU is lost"
+
+
+def sound(tried: Tried, needed: int = 1) -> None:  # noqa: F811
+    """Have the job's devices watched for those that break."""
+    watched = SoundDevices(tried.devices, set(), False, lambda: 2.0, needed)
+    tried.job.devices = watched
+
+
+def lost(tried: Tried) -> list[dict[str, Any]]:  # noqa: F811
+    return [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "device_lost"]
+
+
+def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:  # noqa: F811
+    sound(tried)
+    run = tried.placed(1.0)
+    tried.manager.schedule_actor_task(run.ticket, "train")
+    (broken,) = run.devices
+    tried.manager._leaders._task_answered(run, run.tasks[0], IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
+    tried.manager._advance()
+    assert run.leader is not None and run.devices == (1 - broken,) and not run.squeezed
+    (event,) = lost(tried)
+    assert (event["device"], event["reason"]) == (broken, BUS)
+    assert not tried.job.engine.has_device(broken)
+
+
+def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(tried: Tried) -> None:  # noqa: F811
+    sound(tried)
+    run = tried.placed(1.0)
+    worker, (broken,) = run.leader, run.devices
+    assert worker is not None
+    tried.manager._dispatch._worker_answered(worker, WorkerInfo(7, ["0"], broken=BUS))
+    tried.manager._advance()
+    assert run.devices == (1 - broken,) and run.leader is not worker
+    tried.manager._dispatch._trial_unloaded(worker, None)
+    assert [event["reason"] for event in lost(tried)] == [BUS]
+
+
+def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:  # noqa: F811
+    sound(tried, needed=2)
+    run = tried.placed(1.0)
+    tried.manager._leaders.leader_loaded(run, run.leader, Lack(BUS, broken=0))  # type: ignore[arg-type]
+    told: list[Any] = []
+    tried.manager._callbacks.tell_failed = lambda *args: told.append(args[-1])  # type: ignore[method-assign]
+    run = tried.placed(1.0)
+    tried.manager._leaders.leader_loaded(run, run.leader, Lack(BUS, broken=0))  # type: ignore[arg-type]
+    (error,) = told
+    assert isinstance(error, FluidTuneError) and str(error).startswith(f"{BUS}; the job has no other GPU")
+    assert lost(tried) == []
+
+
+def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:  # noqa: F811
+    sound(tried)
+    run, follower = wide(tried)
+    tried.manager._resizer.follower_ended(run, follower, Lack(BUS, broken=0))
+    tried.manager._advance()
+    assert run.follower_errors == 0 and run.devices == (0,) and run.leader is not None
+    assert [event["device"] for event in lost(tried)] == [follower.device]
+
+
+def loses_its_gpu(config: dict[str, Any]) -> None:
+    """Saves every step; in the second step the first trial's GPU falls off the bus."""
+    from ray import tune
+
+    start, checkpoint = 0, tune.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            start = json.loads(Path(folder, "step").read_text())
+    lost = Path(os.environ["NVML_STANDIN_LOST"])
+    for step in range(start, 3):
+        if (config["x"], step) == (1, 1) and not lost.exists():
+            lost.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(json.dumps(step + 1))
+            saved = tune.Checkpoint.from_directory(folder)
+            tune.report({"step": step, "gpu": os.environ["CUDA_VISIBLE_DEVICES"]}, checkpoint=saved)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(150)
+@pytest.mark.usefixtures("no_loggers")
+def test_a_job_goes_on_without_a_gpu_that_falls_off_the_bus(
+    tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import tune
+
+    import fluidtune
+    from tests.tune.running import Recorder, fit
+
+    standin = Path(__file__).parents[1] / "salus" / "standin"
+    monkeypatch.setenv("NVML_STANDIN", "GPU-a,GPU-b")
+    monkeypatch.setenv("NVML_STANDIN_LOST", str(tmp_path / "lost"))
+    monkeypatch.setenv("PYTHONPATH", f"{standin}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    one_ray.stop()
+    one_ray.use(num_cpus=2, num_gpus=2)
+    try:
+        heard = Recorder()
+        trainable = tune.with_resources(loses_its_gpu, {"cpu": 1, "gpu": 1})
+        results = fit(
+            "fluid",
+            trainable,
+            {"x": tune.grid_search([1, 2, 3, 4])},
+            tmp_path / "run",
+            run={"callbacks": [heard]},
+            executor=fluidtune.FluidExecutor(devices="gpu:2", max_packing=1),
+            metric="step",
+        )
+        assert not results.errors
+        assert heard.iterations() == {x: [1, 2, 3] for x in (1, 2, 3, 4)}, "nothing lost, nothing twice"
+        broken = (tmp_path / "lost").read_text()
+        assert results[0].metrics["gpu"] != broken
+        events = read_events(Path(results.experiment_path) / EVENT_LOG_NAME)
+        (gone,) = [event for event in events if event["event"] == "device_lost"]
+        assert gone["reason"] == f"NVML says of GPU {broken}: GPU is lost"
+        later = [event for event in events if event["event"] == "trial_started" and event["t"] >= gone["t"]]
+        assert later and all(gone["device"] not in event["devices"] for event in later)
+    finally:
+        one_ray.stop()
