@@ -144,7 +144,21 @@ class Mps:
         # Anybody may have made the usual one, while whoever set the variable has chosen the daemon.
         if trusted_owner(DEFAULT_PIPE):
             there.append(DEFAULT_PIPE)
-        return next((pipe for pipe in there if pipe != self._ours and self._answers(pipe)), None)
+        ready = (pipe for pipe in there if pipe != self._ours and self._answers(pipe))
+        return next((pipe for pipe in ready if not self._serves_another(pipe)), None)
+
+    def _serves_another(self, pipe: Path) -> bool:
+        """Whether the daemon has a server of another user.
+
+        NVIDIA's manual of the control program: a client of this user would then wait until that user's clients have all
+        ended. The server of root may be one for all users, and is taken for that.
+        """
+        pids = [line.strip() for line in (self._tell(pipe, "get_server_list") or "").splitlines()]
+        owners = [_owner_of_server(int(pid)) for pid in pids if pid.isdigit()]
+        others = [owner for owner in owners if owner not in (None, 0, os.getuid())]
+        if others:
+            say_once(f"the MPS daemon at {pipe} is not used: it serves user {others[0]}, who would be waited for")
+        return bool(others)
 
     @property
     def _refusal(self) -> Path:
@@ -243,6 +257,15 @@ class Mps:
         with (self._directory / "users.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield users
+
+
+def _owner_of_server(pid: int) -> int | None:
+    """The user id of an MPS server; None: it runs outside of this container, so that its pid means nothing here."""
+    with contextlib.suppress(OSError):
+        process = Path(f"/proc/{pid}")
+        if (process / "comm").read_text().startswith("nvidia-cuda-mps"):  # Linux cuts the name at 15 letters
+            return process.stat().st_uid
+    return None
 
 
 def _signature(pid: int) -> str:

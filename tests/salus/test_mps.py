@@ -70,6 +70,24 @@ def test_shared_until_the_last_user_is_gone(tmp_path, calls) -> None:
     assert calls()[-1][0] == "quit"
 
 
+@pytest.mark.parametrize(("owner", "used"), [(None, True), (0, True), ("own", True), ("another", False)])
+def test_a_daemon_that_serves_another_user_is_left_to_him(tmp_path, calls, monkeypatch, owner, used) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "control").write_text("4242\n")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(theirs))
+    owners = {"own": os.getuid(), "another": os.getuid() + 1}
+    monkeypatch.setattr(mps, "_owner_of_server", lambda pid: owners.get(owner, owner) if pid == 4242 else 1)
+    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    assert daemon.acquire()
+    assert daemon.pipe == (theirs if used else tmp_path / "gpu" / "pipe")
+    daemon.release()
+
+
+def test_a_process_that_is_no_mps_server_has_no_owner_here() -> None:
+    assert mps._owner_of_server(os.getpid()) is None and mps._owner_of_server(1 << 30) is None
+
+
 def use(pipe, directory: Path) -> None:
     """A process that uses the GPU's daemon until it is killed."""
     pipe.send(Mps(UUID, directory, STANDIN).acquire())
