@@ -17,6 +17,7 @@ from benchmarks.gpu.__main__ import (
     judge_salus,
     judge_searches,
     judge_tests,
+    not_run,
     page,
     parts,
 )
@@ -51,6 +52,7 @@ def test_what_the_sides_of_the_search_show() -> None:
 
 def test_what_single_parts_show() -> None:
     assert judge_doctor(Outcome(1, 1.0, "ok    ray: 2.60\nMISS  cuda: no torch"))[0].found == "cuda: no torch"
+    assert judge_doctor(Outcome(1, 1.0, "MISS  cuda: no torch"), rehearsal=True)[0].held is None
     assert held(judge_doctor(Outcome(0, 1.0, "ok    ray: 2.60"))) == {"`fluidtune doctor` misses nothing": True}
     of_pytest = ((0, "4 passed", True), (0, "4 skipped", None), (1, "1 failed, 3 passed", False), (None, "", False))
     for status, last, well in of_pytest:
@@ -70,7 +72,15 @@ def test_the_page() -> None:
     text = page("Title", ["About."], [("first", 2.4, claims), ("second", None, [])])
     assert text.startswith("# Title\n\nAbout.\n\n| part |")
     assert "| first | a | yes | 1 \\| 2 |\n| first | b | **no** | 3 |\n| first | c | not measured | 4 |" in text
+    assert "not run" not in text and "## What was not run\n\n- d\n- e\n" in page("Title", [], [], ["d", "e"])
     assert "| second | | left out | no time |" in text and "Time: first 2 s." in text
+
+
+def test_the_page_says_what_was_not_run() -> None:
+    one, two, rehearsal = not_run(False, 1), not_run(False, 2), not_run(True, 0)
+    assert all(any(what in line for line in two) for what in ("Fused trials", "MPS", "off the bus"))
+    assert [line.split(",")[0] for line in one if line not in two] == ["A trial that grows to a second GPU"]
+    assert any(line.startswith("CUDA, NCCL and MPS: all trials computed on cores") for line in rehearsal)
 
 
 def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
