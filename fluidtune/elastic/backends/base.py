@@ -30,6 +30,7 @@ import torch.distributed as dist
 from ..errors import CannotDivide, GroupLost
 from ..membership import Address
 from ..signing import SIGNATURE_SIZE, Signer
+from .forks import KeptOut, open_files, sockets
 from .liveness import FollowerConnections, LeaderConnection
 from .lockstep import Lockstep
 from .signed_store import SignedStore
@@ -86,6 +87,7 @@ class CollectiveBackend(ABC):
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._followers: FollowerConnections | None = None  # the leader's
         self._to_leader: LeaderConnection | None = None  # a follower's
+        self._kept_out = KeptOut()
         #: How many objects were broadcast in this generation.
         self._broadcasts = 0
 
@@ -102,6 +104,7 @@ class CollectiveBackend(ABC):
                 how = self._how_to_wait()
                 self._served = dist.TCPStore(self.host, port, is_master=True, master_listen_fd=listener.detach(), **how)
             self._followers = FollowerConnections(self.host, self.signer)
+            self._kept_out.servers |= {(self.host, port), (self.host, self._followers.port)}
             SignedStore(self._served, self.signer).say("liveness", self._followers.invitation)
         return self.host, self._served.port
 
@@ -194,7 +197,9 @@ class CollectiveBackend(ABC):
                 if rank > 0:
                     self._show(address, generation, rank)
                 self._meet(store, rank, world)
+                before = open_files()
                 self._form(dist.PrefixStore(f"{generation}/group", store.unsigned), rank, world)
+                self._kept_out.inodes = set(sockets(open_files() - before).values())
                 if self._followers is not None:
                     self._followers.forget(generation)
         self.rank, self.world = rank, world
@@ -216,6 +221,7 @@ class CollectiveBackend(ABC):
                 in_order = True
         self.rank, self.world = 0, 1
         self._lockstep = self._meeting = None
+        self._kept_out.inodes = set()
         try:
             self._dissolve(in_order)
         except RuntimeError:
@@ -234,6 +240,7 @@ class CollectiveBackend(ABC):
         if self._to_leader is not None:
             self._to_leader.close()
         self._served = self._joined = self._followers = self._to_leader = None
+        self._kept_out.servers = set()
 
     @property
     def lost(self) -> str | None:
@@ -417,6 +424,7 @@ class CollectiveBackend(ABC):
             if invitation is None:
                 raise RuntimeError("the store there does not have this trial's signature")
             self._to_leader = LeaderConnection(address[0], invitation, self.signer, self.form_timeout)
+            self._kept_out.servers.add(self._to_leader.leader)
         self._to_leader.say_place((generation, rank))
 
     def _meet(self, store: SignedStore, rank: int, world: int) -> None:
@@ -449,6 +457,7 @@ class CollectiveBackend(ABC):
                 socket.create_connection(address, timeout=self.form_timeout).close()
                 store = dist.TCPStore(*address, is_master=False, **self._how_to_wait())
             self._joined = (address, store)
+            self._kept_out.servers.add(address)
             if self._to_leader is not None:  # it leads to another leader
                 self._to_leader.close()
                 self._to_leader = None

@@ -36,8 +36,9 @@ class FollowerConnections:
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self._number = secrets.token_hex(16)
+        self.port: int = self._listener.getsockname()[1]
         #: What a follower must know to connect.
-        self.invitation = f"{self._listener.getsockname()[1]} {self._number}".encode()
+        self.invitation = f"{self.port} {self._number}".encode()
         #: The open connections, each with what has arrived of a line that is not complete.
         self._open: dict[socket.socket, bytes] = {}
         self._places: dict[Place, socket.socket] = {}
@@ -115,7 +116,9 @@ class LeaderConnection:
     def __init__(self, host: str, invitation: bytes, signer: Signer, timeout: float) -> None:
         port, self._number = invitation.decode().split(" ")
         self._signer = signer
-        self._connection = socket.create_connection((host, int(port)), timeout=timeout)
+        #: Where the leader listens.
+        self.leader = host, int(port)
+        self._connection = socket.create_connection(self.leader, timeout=timeout)
         self._place: Place | None = None
 
     def say_place(self, place: Place) -> None:

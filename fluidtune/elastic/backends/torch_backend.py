@@ -21,6 +21,7 @@ from salus_share.memory import is_out_of_memory
 
 from ..errors import CannotDivide
 from .base import PATIENCE, CollectiveBackend
+from .forks import OPEN_FILES, open_files, sockets
 from .lockstep import LOOK_S, Place
 from .stuck_collectives import GpuWork, StuckCollectives, connect
 
@@ -54,14 +55,14 @@ class TorchBackend(CollectiveBackend):
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
         # By default gloo listens on the interface of the machine's name, which the other workers may not reach.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.host)
-        before = set(os.listdir(_OPEN_FILES))
+        before = open_files()
         if self._is_on_gpu():
             os.environ.update(NCCL_SETTINGS)
         try:
             self._init_process_group(store, rank, world)
             # Short for connecting, long for the end of an iteration: no public function sets the two apart.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
-            self._sockets = _connections(set(os.listdir(_OPEN_FILES)) - before)
+            self._sockets = _connections(open_files() - before)
             if self._is_on_gpu():
                 self._refuse_shared_gpus(store, self._gpu(), rank, world)
                 self._connect_gpus(world)
@@ -238,7 +239,7 @@ class TorchBackend(CollectiveBackend):
             self._end_on_gpu()
         for place, inode in self._sockets.items():
             with suppress(OSError):
-                if os.stat(f"{_OPEN_FILES}/{place}").st_ino == inode:
+                if os.stat(f"{OPEN_FILES}/{place}").st_ino == inode:
                     connection = socket.socket(fileno=os.dup(place))
                     connection.shutdown(socket.SHUT_RDWR)
                     connection.close()
@@ -260,19 +261,13 @@ def _last_line(error: Exception) -> str:
     return lines[-1] if "NCCL" in lines[0] else lines[0]
 
 
-#: Where Linux shows a process its open files, by number: proc(5).
-_OPEN_FILES = "/proc/self/fd"
-
-
 def _connections(files: set[str]) -> dict[int, int]:
     """Of these open files, those that are connections: number and inode. The others may be closed by now."""
     found = {}
-    for place in map(int, files):
-        with suppress(OSError):
-            connection = socket.socket(fileno=os.dup(place))
-            with connection:
-                connection.getpeername()
-                found[place] = os.stat(f"{_OPEN_FILES}/{place}").st_ino
+    for place, inode in sockets(files).items():
+        with suppress(OSError), socket.socket(fileno=os.dup(place)) as connection:
+            connection.getpeername()
+            found[place] = inode
     return found
 
 
