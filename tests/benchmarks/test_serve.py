@@ -11,7 +11,7 @@ def sides(goodput, batch, waits):
     """What `table_2` finds, with these figures of deferred starts on the first workload."""
     found = {"goodput": 950.0, "median_batch": 9, "median_queueing_ms": 3.0}
     ours = {"goodput": goodput, "median_batch": batch, "median_queueing_ms": waits}
-    nexus = dict.fromkeys(("resnet50", "inception_resnet_v2"), {"median_queueing_ms": 6.0})
+    nexus = {name: {"median_queueing_ms": 6.0} for name in ("resnet50", "inception_resnet_v2")}
     return {"deferred_window": {"resnet50": ours, "inception_resnet_v2": found}, "nexus": nexus}
 
 
