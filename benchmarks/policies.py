@@ -1,10 +1,11 @@
 """The auction against orderings, on workloads that no constant of the arbiter was fitted on, on the virtual clock.
 
-``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--halves]``. Each policy runs on
-the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with both, as Themis does). The
-workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if DIR has them: the 120 jobs
-of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and of two traces of Muri, which were made of
-other clusters of Philly. ``--halves``: Themis alone, with each constant in `CONSTANTS` halved and increased by half.
+``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--workload NAME ...] [--halves]``.
+Each policy runs on the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with both, as
+Themis does). The workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if DIR has
+them: the 120 jobs of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and of two traces of Muri,
+which were made of other clusters of Philly. ``--halves``: Themis alone, with each constant in `CONSTANTS` halved and
+increased by half.
 
 ``workloads``: name -> side -> its figures, as of `benchmarks.fairness`, with the tally of the auctions. ``sides``: side
 -> over all workloads the ``median`` and the ``low`` and ``high`` quartile of its worst rho divided by the smallest
@@ -201,8 +202,12 @@ def main() -> None:
     arguments.add_argument("--traces", type=Path, help="folder of recorded traces, for five further workloads")
     arguments.add_argument("--only", nargs="+", choices=names, default=names, help="themis, strawman and these")
     arguments.add_argument("--halves", action="store_true", help="Themis alone, with constants moved by half")
+    arguments.add_argument("--workload", nargs="+", default=[], help="only these workloads")
     options = arguments.parse_args()
     there = workloads(options.quick, options.traces)
+    for name in set(options.workload) - there.keys():
+        arguments.error(f"--workload {name!r}: use one of {', '.join(there)}")
+    there = {name: workload for name, workload in there.items() if name in options.workload or not options.workload}
     chosen = [name for name in names if name in {"themis", "strawman", *options.only}]
     figures = halves(there) if options.halves else compare(there, chosen)
     finish(result("policies", f"{len(there)} workloads", "twin", **figures), options.json)
