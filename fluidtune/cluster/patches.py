@@ -73,10 +73,12 @@ class Patches:
         """What has been replaced: where it is noted, its name, and the module or class that it is a name of."""
         changed = []
         for module, (names, before) in self._modules.items():
-            changed += [(before, name, module) for name in _changes(names, before, _top(module))]
+            if not _is_same(names, before):  # most are, and this is done after each trial
+                changed += [(before, name, module) for name in _changes(names, before, _top(module))]
         for each, before in self._classes.items():
-            owner = f"{each.__module__}.{each.__qualname__}"
-            changed += [(before, name, owner) for name in _changes(vars(each), before, _top(each.__module__))]
+            if not _is_same(vars(each), before):
+                owner = f"{each.__module__}.{each.__qualname__}"
+                changed += [(before, name, owner) for name in _changes(vars(each), before, _top(each.__module__))]
         return changed
 
 
@@ -101,8 +103,6 @@ def _top(module: str) -> str:
 
 def _changes(names: Any, before: dict[str, Any], package: str) -> list[str]:
     """The names of a module or class of ``package`` that were replaced. Harmless changes are noted in ``before``."""
-    if _is_same(names, before):
-        return []
     changed = []
     for name, value in list(names.items()):
         was = before.get(name, _MISSING)

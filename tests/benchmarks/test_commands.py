@@ -62,6 +62,13 @@ def test_iteration():
             assert row["bound"] == pytest.approx(whole / (row["common"] + row["own"] + row["handovers"]))
 
 
+@pytest.mark.slow
+def test_imports():
+    seconds = _run("benchmarks.imports", keys=BASE | {"seconds"})["seconds"]
+    assert seconds.pop("whole") == pytest.approx(sum(seconds.values()))
+    assert all(each > 0 for each in seconds.values())
+
+
 @pytest.mark.ray
 def test_launch():
     figures = _run("benchmarks.launch")
