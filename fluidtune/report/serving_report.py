@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SHOWN = {"answered": PALETTE[0], "late": PALETTE[1], "refused": LOSS}
 #: Most batches that get the number of their requests written on them. Judgement: more would not be readable.
 NUMBERED = 150
+#: Most bars of the picture of load. Judgement: a day has 8,640 spans, and drawing as many takes a minute.
+BARS = 300
 
 
 class Batch(NamedTuple):
@@ -109,7 +111,7 @@ def render_serving(found: ServingSummary) -> RenderableType:
 
 def serving_png(events: Sequence[EventDict], out: str | os.PathLike[str]) -> Path:
     """Draw requests per second by outcome, and devices busy, there and wanted, over time. Returns the PNG's path."""
-    spans = [event for event in events if event["event"] == "served"]
+    spans = _joined([event for event in events if event["event"] == "served"])
     first = min((event["t"] - event["seconds"] for event in spans), default=events[0]["t"])
     unit, name = time_unit(max((event["t"] - first for event in spans), default=1.0))
     figure = new_figure(12.0, 5.0)
@@ -153,6 +155,24 @@ def _draw_devices(axes: Any, events: Sequence[EventDict], first: float, unit: fl
             times, counts = zip(*steps, (end, steps[-1][1]), strict=True)
             axes.step(times, counts, where="post", color=colour, label=label)
     axes.legend(frameon=False, ncols=2)
+
+
+def _joined(spans: Sequence[EventDict]) -> list[EventDict]:
+    """The spans as `BARS` at most: neighbours are added up, with the time between them."""
+    each = -(-len(spans) // BARS)
+    if each <= 1:
+        return list(spans)
+    found = []
+    for begin in range(0, len(spans), each):
+        some = spans[begin : begin + each]
+        requests: dict[str, Counter[str]] = {}
+        for one in some:
+            for trial, counts in one["requests"].items():
+                requests.setdefault(trial, Counter()).update(counts)
+        seconds = some[-1]["t"] - some[0]["t"] + some[0]["seconds"]
+        busy = sum(one["busy"] for one in some)
+        found.append({"t": some[-1]["t"], "seconds": seconds, "busy": busy, "requests": requests})
+    return found
 
 
 def _count(event: EventDict, what: str) -> int:

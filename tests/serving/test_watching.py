@@ -8,7 +8,9 @@ import pytest
 
 from fluidtune.report import read_events
 from fluidtune.report.serving_report import (
+    BARS,
     Batch,
+    _joined,
     batches_png,
     is_serving,
     render_serving,
@@ -173,3 +175,14 @@ def test_what_is_kept_is_json(tmp_path):
     log.keep("profiles.json", json.dumps({"a": 1}))
     assert json.loads((tmp_path / "serving" / "profiles.json").read_text()) == {"a": 1}
     assert sorted(one.name for one in (tmp_path / "serving").iterdir()) == ["fluid_events.jsonl", "profiles.json"]
+
+
+def test_a_long_log_has_few_bars_and_all_requests():
+    each = {"requests": {"a": {"answered": 2}, "b": {"refused: late": 1}}, "busy": 4.0, "seconds": 10.0}
+    spans = [{"t": 1010.0 + 10 * number, **each} for number in range(2 * BARS + 1)]
+    found = _joined(spans)
+    assert len(found) <= BARS
+    assert sum(one["requests"]["a"]["answered"] for one in found) == 2 * len(spans)
+    assert sum(one["seconds"] for one in found) == 10.0 * len(spans)
+    assert sum(one["busy"] for one in found) == 4.0 * len(spans)
+    assert _joined(spans[:BARS]) == spans[:BARS]
