@@ -1,0 +1,92 @@
+"""The front's side of a model process, with a Ray that the test holds in its hands."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from fluidtune.serving import remote_devices
+from fluidtune.serving.model_process import Loading
+from fluidtune.serving.remote_devices import RemoteDevice
+from symphony_serve.errors import DeviceLost, ServeError
+
+SAMPLES = {"t": [1]}
+
+
+class Cluster:
+    """Stands for Ray. answers: what `get` gives for each method, in this order; an exception is raised."""
+
+    def __init__(self, **answers):
+        self.answers, self.started, self.killed = answers, 0, 0
+
+    def remote(self, actor_class):
+        return self
+
+    def options(self, **given):
+        def start(loading):
+            self.started += 1
+            return SimpleNamespace(
+                **{name: SimpleNamespace(remote=lambda *given, name=name: name) for name in ("ready", "run", "measure")}
+            )
+
+        return SimpleNamespace(remote=start)
+
+    def get(self, method, timeout):
+        answer = self.answers[method].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self, actor):
+        self.killed += 1
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Makes a device in a cluster that gives these answers. Returns both, and what the device tells."""
+
+    def make(**answers):
+        cluster, told = Cluster(**answers), []
+        monkeypatch.setattr(remote_devices, "ray", cluster)
+        loading = Loading(b"", (), (SimpleNamespace(name="t"),))
+        made = RemoteDevice(1, loading, {}, lambda event, **fields: told.append((event, fields.get("worker"))))
+        return made, cluster, told
+
+    return make
+
+
+def test_a_load_that_never_ends_is_an_error_in_the_end(device, monkeypatch):
+    monkeypatch.setattr(remote_devices, "LOAD_S", -1.0)
+    made, _, told = device(ready=[GetTimeoutError()])
+    with pytest.raises(
+        ServeError, match=r"no process has loaded the models within .*; is there a free device, and does"
+    ):
+        made.look()
+    assert told == []
+
+
+def test_a_load_that_takes_its_time_is_waited_for(device):
+    made, _, told = device(ready=[GetTimeoutError(), (7, SAMPLES)])
+    assert made.look() is None
+    assert made.look() == SAMPLES
+    assert (made.pid, told) == (7, [("worker_started", "models-1-1")])
+
+
+def test_a_batch_says_how_long_it_has_waited_for_its_turn(device):
+    made, _, _ = device(run=[([(200, "2")], 0.5)], measure=[([(200, "2")], 0.25)])
+    outcomes, measured = made.functions()["t"]([1]), made.measured()["t"]([1])
+    assert (outcomes, outcomes.waited, measured, measured.waited) == ([(200, "2")], 0.5, [(200, "2")], 0.25)
+
+
+@pytest.mark.parametrize("error", [RayActorError(), GetTimeoutError()], ids=["dies", "hangs"])
+def test_a_process_that_dies_or_hangs_is_told_and_replaced(device, error):
+    made, cluster, told = device(ready=[(7, SAMPLES), (8, SAMPLES)], run=[error])
+    assert made.look() == SAMPLES
+    with pytest.raises(DeviceLost) as lost:
+        made.functions()["t"]([1])
+    assert (made.pid, cluster.started, cluster.killed) == (None, 2, 1)
+    assert lost.value.back()
+    assert made.pid == 8
+    assert told == [("worker_started", "models-1-1"), ("worker_lost", "models-1-1"), ("worker_started", "models-1-2")]
