@@ -78,10 +78,7 @@ def test_a_daemon_that_serves_another_user_is_left_to_him(tmp_path, calls, monke
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(theirs))
     owners = {"own": os.getuid(), "another": os.getuid() + 1}
     monkeypatch.setattr(mps, "_owner_of_server", lambda pid: owners.get(owner, owner) if pid == 4242 else 1)
-    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
-    assert daemon.acquire()
-    assert daemon.pipe == (theirs if used else tmp_path / "gpu" / "pipe")
-    daemon.release()
+    assert Mps(UUID, tmp_path / "gpu", STANDIN)._theirs() == (theirs if used else None)
 
 
 def test_a_process_that_is_no_mps_server_has_no_owner_here() -> None:
