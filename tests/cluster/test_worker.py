@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
@@ -17,11 +18,14 @@ from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster import leader_host
 from fluidtune.cluster import worker as worker_module
+from fluidtune.cluster.lanes import LaneSettings, LaneTicket, is_lane_service
 from fluidtune.cluster.messages import LoadSpec
 from fluidtune.cluster.worker import Worker
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until
+from salus_share import service
+from salus_share.seat_table import home
 
 pytestmark = pytest.mark.slow
 
@@ -500,3 +504,22 @@ def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(
     told = in_a_process(kept_between_trials)
     # The reset to 3 is refused, and that to 4 too: these trials get an object of their own.
     assert told == ["read", "reset", "reset", "cleanup 3", "read", "reset", "cleanup 4", "read", "cleanup 4"]
+
+
+def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:
+    """Whether a trial was in a lane of its device when it was unloaded, and why its worker must be replaced."""
+    worker = fresh(folder, "w")
+    settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket((0.3, 0.1), 10.0, 0)
+    try:
+        assert worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)) is None
+        worker.train(None, ticket)
+        shared = bool(service.status(home(settings.device))["lanes"])
+        return shared, worker.unload()
+    finally:
+        for process in filter(is_lane_service, psutil.Process().children()):
+            process.kill()
+        shutil.rmtree(home(settings.device), ignore_errors=True)
+
+
+def test_a_trial_that_shared_its_device_to_the_end_leaves_a_clean_worker(in_a_process: Any) -> None:
+    assert in_a_process(unload_from_a_lane) == (True, None)
