@@ -81,6 +81,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "Ray's: what a benchmark gave to PBT",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
     ("tests/testing/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
+    ("fluidtune/cluster/library_imports.py", "_initializing"): "Python's: whether the import of a module goes on",
     ("tests/elastic/test_gradients.py", "_post_accumulate_grad_hooks"): "torch's: has no public reader",
 }
 

@@ -75,11 +75,11 @@ class Libraries:
 class LibraryImports:
     """A finder in front of all others that calls ``begin`` before a library is imported and ``end`` after.
 
-    ``end`` gets the name of the module. What is imported by a library's import is part of it: there are no calls for
-    that. The standard library is not watched.
+    ``end`` gets the name of the module, and whether its code ran to its end. What is imported by a library's import is
+    part of it: there are no calls for that. The standard library is not watched.
     """
 
-    def __init__(self, libraries: Libraries, begin: Callable[[], None], end: Callable[[str], None]):
+    def __init__(self, libraries: Libraries, begin: Callable[[], None], end: Callable[[str, bool], None]):
         self._libraries = libraries
         self._begin = begin
         self._end = end
@@ -107,17 +107,24 @@ class LibraryImports:
                 execute(module)
                 return
             self._within.import_ = True
+            complete = False
             try:
                 self._begin()
                 execute(module)
+                complete = True
             finally:
                 try:
-                    self._end(name)
+                    self._end(name, complete)
                 finally:
                     self._within.import_ = False
 
         loader.exec_module = exec_module
         return spec
+
+
+def is_imported(module: ModuleType) -> bool:
+    """Whether no thread is importing the module just now. Python's import system keeps that in the module's spec."""
+    return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def importing(frame: FrameType | None) -> bool:

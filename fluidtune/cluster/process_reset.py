@@ -22,7 +22,7 @@ from typing import Any
 
 from fluidtune.cluster.exit_handlers import ExitHandlers
 from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
-from fluidtune.cluster.library_imports import Libraries, LibraryImports
+from fluidtune.cluster.library_imports import Libraries, LibraryImports, is_imported
 from fluidtune.cluster.library_settings import KNOWN, library_settings
 from fluidtune.cluster.logging_state import LoggingState
 from fluidtune.cluster.patches import Patches
@@ -53,11 +53,15 @@ class Settings:
         self._settings += settings
         self._values += [_read(each) for each in settings]
 
-    def note_libraries(self) -> None:
-        """Add the settings of libraries that are imported and were not before."""
+    def note_libraries(self, complete: str | None = None) -> None:
+        """Add the settings of libraries that are imported and were not before.
+
+        A library that another thread is importing, or whose import has failed, has no settings yet. ``complete``: the
+        module whose code has just ended.
+        """
         for name in KNOWN:
             module = sys.modules.get(name)
-            if name not in self._libraries and module is not None:
+            if name not in self._libraries and module is not None and (name == complete or is_imported(module)):
                 self._libraries.add(name)
                 self._add(library_settings(name, module))
 
@@ -65,13 +69,13 @@ class Settings:
         """A library is about to be imported."""
         self._before = [_read(each) for each in self._settings]
 
-    def import_ended(self) -> None:
-        """It was imported: what that has changed belongs to the process from now on."""
+    def import_ended(self, complete: str | None) -> None:
+        """It was imported: what that has changed belongs to the process from now on. See `note_libraries`."""
         for index, before in enumerate(self._before):
             after = _read(self._settings[index])
             if after != before:
                 self._values[index] = _with_change(self._values[index], before, after)
-        self.note_libraries()
+        self.note_libraries(complete)
 
     def restore(self) -> str | None:
         """Put all of them back. Returns what could not be, in words."""
@@ -145,10 +149,10 @@ class ProcessBaseline:
         self._root_logger = self._logging.root()
         self._patches.import_begins()
 
-    def _import_ended(self, module: str) -> None:
+    def _import_ended(self, module: str, complete: bool) -> None:
         if not self._complete:
             return
-        self._settings.import_ended()
+        self._settings.import_ended(module if complete else None)
         self._logging.note(module.partition(".")[0])
         if self._logging.root() != self._root_logger:
             self._logging.note_root()
