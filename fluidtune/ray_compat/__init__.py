@@ -31,7 +31,9 @@ Tune's controller (`controller`):
 - ``TrackedActor._on_start``, ``TrackedActor._on_stop``, ``TrackedActor._on_error``: the controller's callbacks. Tune
   may take one back until it is called, so they are read from the ticket.
 - ``RayActorManager._live_actors_to_ray_actors_resources``: the controller reads the handle of a trial's actor there.
-- ``RayActorManager._actor_task_events``: the controller waits for one future with its ``resolve_future``.
+  The handles of trials that are left to Ray's own manager are seen in ours.
+- ``RayActorManager._actor_task_events``: the controller waits for one future with its ``resolve_future``. That of a
+  trial that is left to Ray is found by ``get_futures``.
 
 Tune's algorithms and stoppers (`schedulers`):
 
@@ -76,6 +78,7 @@ The cluster (`cluster_state`):
 
 - ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
 - ``Worker.gcs_client``: the connection to ask it by.
+- ``Worker.mode``: whether Ray runs everything in this process (in old Rays only).
 
 The job (`job_metadata`):
 

@@ -16,6 +16,8 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state
 _LIVING = (1, 3)
 #: Part of the names of the resources of placement groups. What waits for them waits inside a group.
 _OF_A_GROUP = "_group_"
+#: ``LOCAL_MODE`` in Ray's worker.py. Rays that lack it give this number to processes that run no script.
+_LOCAL_MODE = 2
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class ClusterState:
 
     nodes: list[tuple[dict[str, float], dict[str, float]]]
     waiting: list[dict[str, float]]
+
+
+def in_local_mode() -> bool:
+    """Whether Ray runs tasks and actors in this very process: `ray.init(local_mode=True)`, which newer Rays lack."""
+    return global_worker.mode == _LOCAL_MODE
 
 
 def cluster_state(but: Collection[str]) -> ClusterState | None:

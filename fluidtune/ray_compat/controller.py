@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import os
 import uuid
+from collections import ChainMap, Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ def asked_reuse(controller: TuneController) -> bool | None:
 def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:
     """Let the controller run its trials by ``manager``, one actor for each trial run."""
     controller._reuse_actors = False
+    manager.stand_before(controller._actor_manager)
     controller._actor_manager = manager
 
 
@@ -127,17 +129,35 @@ class ActorManager(abc.ABC):
     """What Tune's controller calls of its `RayActorManager`, under Ray's names and signatures.
 
     A subclass answers under FluidTune's names. When a Ray release changes `RayActorManager`, only this class changes.
+    It stands before the controller's `RayActorManager`, which runs the trials that the subclass does not host.
     """
 
     def __init__(self) -> None:
-        #: The controller reads this attribute: ticket -> (handle of the actor, its resources).
-        self._live_actors_to_ray_actors_resources: dict[TrackedActor, tuple[Any, None]] = {}
+        #: The controller's `RayActorManager`; None: the subclass hosts all trials.
+        self._rays: Any = None
+        #: The trials' actors that Ray's manager has made, by ``actor_id``.
+        self._by_ray: set[int] = set()
+        #: Ray's manager is asked for an event before the subclass is.
+        self._ray_first = False
+        #: The controller reads this attribute: ticket -> (handle of the actor, its resources). Those of Ray's manager
+        #: are seen in it.
+        self._live_actors_to_ray_actors_resources: Any = {}
         #: The controller calls ``resolve_future`` of this attribute.
         self._actor_task_events = self
         #: Tickets of trials that were reported as failed, by ``actor_id``.
         self._failed: set[int] = set()
 
+    def stand_before(self, rays: Any) -> None:
+        """Take the place of ``rays``, the controller's `RayActorManager`, before any trial runs."""
+        self._rays = rays
+        self._live_actors_to_ray_actors_resources = ChainMap({}, rays._live_actors_to_ray_actors_resources)
+
     # --- for the subclass
+
+    @property
+    def stands_before_ray(self) -> bool:
+        """Whether there is a `RayActorManager` for the trials that the subclass does not host."""
+        return self._rays is not None
 
     def set_live(self, ticket: TrackedActor, actor: Any) -> None:
         """The trial runs in this actor from now on."""
@@ -151,6 +171,10 @@ class ActorManager(abc.ABC):
         """The trial has failed: the controller's further calls for this ticket do nothing."""
         self._failed.add(ticket.actor_id)
         self.unset_live(ticket)
+
+    @abc.abstractmethod
+    def hosts(self, trial_id: str) -> bool:
+        """Whether the trial is the subclass's. False: Ray runs it, and none of the methods below hears of it."""
 
     @abc.abstractmethod
     def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
@@ -219,17 +243,33 @@ class ActorManager(abc.ABC):
         on_stop: Callable[..., None] | None = None,
         on_error: Callable[..., None] | None = None,
     ) -> TrackedActor:
+        trial_id = kwargs["config"][TRIAL_INFO].trial_id
+        if not self.hosts(trial_id):
+            ticket = self._rays.add_actor(
+                cls, kwargs, resource_request, on_start=on_start, on_stop=on_stop, on_error=on_error
+            )
+            self._by_ray.add(ticket.actor_id)
+            return ticket
         ticket = TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
-        self.add_trial(ticket, kwargs["config"][TRIAL_INFO].trial_id, kwargs)
+        self.add_trial(ticket, trial_id, kwargs)
         return ticket
 
+    def _is_by_ray(self, ticket: TrackedActor) -> bool:
+        return ticket.actor_id in self._by_ray
+
     def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
+        if self._is_by_ray(tracked_actor):
+            return self._rays.remove_actor(tracked_actor, kill=kill, stop_future=stop_future)
         return False if self.is_actor_failed(tracked_actor) else self.release_trial(tracked_actor)
 
     def is_actor_started(self, tracked_actor: TrackedActor) -> bool:
+        if self._is_by_ray(tracked_actor):
+            return self._rays.is_actor_started(tracked_actor)
         return tracked_actor in self._live_actors_to_ray_actors_resources
 
     def is_actor_failed(self, tracked_actor: TrackedActor) -> bool:
+        if self._is_by_ray(tracked_actor):
+            return self._rays.is_actor_failed(tracked_actor)
         return tracked_actor.actor_id in self._failed
 
     def schedule_actor_task(
@@ -242,16 +282,25 @@ class ActorManager(abc.ABC):
         on_error: Callable[..., None] | None = None,
         _return_future: bool = False,
     ) -> Any:
+        if self._is_by_ray(tracked_actor):
+            return self._rays.schedule_actor_task(
+                tracked_actor, method_name, args, kwargs, on_result, on_error, _return_future
+            )
         if self.is_actor_failed(tracked_actor) or method_name == "stop":
             return None  # after "stop", remove_actor follows, which unloads the worker
         future = self.call_trainable(tracked_actor, method_name, args or (), kwargs or {}, on_result, on_error)
         return future if _return_future else None
 
     def clear_actor_task_futures(self, tracked_actor: TrackedActor) -> None:
-        self.drop_calls(tracked_actor)
+        if self._is_by_ray(tracked_actor):
+            self._rays.clear_actor_task_futures(tracked_actor)
+        else:
+            self.drop_calls(tracked_actor)
 
     def get_live_actors_resources(self) -> dict[str, float]:
-        return self.resources_in_use()
+        if not self._by_ray:
+            return self.resources_in_use()
+        return dict(Counter(self.resources_in_use()) + Counter(self._rays.get_live_actors_resources()))
 
     @property
     def num_live_actors(self) -> int:
@@ -259,21 +308,32 @@ class ActorManager(abc.ABC):
 
     @property
     def num_pending_actors(self) -> int:
-        return self.count_pending()
+        return self.count_pending() + (self._rays.num_pending_actors if self._by_ray else 0)
 
     @property
     def num_total_actors(self) -> int:
-        return self.count_unfinished()
+        return self.count_unfinished() + (self._rays.num_total_actors if self._by_ray else 0)
 
     @property
     def num_actor_tasks(self) -> int:
-        return self.count_calls()
+        return self.count_calls() + (self._rays.num_actor_tasks if self._by_ray else 0)
 
     def resolve_future(self, future: Any) -> None:
-        self.answer_call(future)
+        if self._by_ray and future in self._rays._actor_task_events.get_futures():
+            self._rays._actor_task_events.resolve_future(future)
+        else:
+            self.answer_call(future)
 
     def next(self, timeout: float | None = None) -> bool:
-        return self.step(timeout)
+        if not self._by_ray or not self._rays.num_total_actors:
+            return self.step(timeout)
+        # They take turns, so that none waits while the other one has events.
+        self._ray_first = not self._ray_first
+        if self._ray_first:
+            return self._rays.next(timeout=0.0) or self.step(timeout)
+        return self.step(0.0) or self._rays.next(timeout=timeout)
 
     def cleanup(self) -> None:
         self.close()
+        if self._by_ray:
+            self._rays.cleanup()

@@ -50,7 +50,7 @@ STATUS_S = 1.0
 def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager | None:
     """Put FluidTune's executor under this controller, once; the first trial shows what the job needs.
 
-    Returns None for a job whose trials Ray alone can place (several bundles): it runs as under stock Tune.
+    Returns None for a job that runs as under stock Tune: see `TuningJob.for_controller`.
 
     Raises:
         FluidTuneError: the first trial asks for devices that the job cannot have.
@@ -84,6 +84,8 @@ class FluidActorManager(ActorManager):
         self._trials: dict[str, Trial] = {}
         #: Trials that the job's workers cannot host, and why. Each fails when Tune wants it to run; the job goes on.
         self._refused: dict[str, FluidTuneError] = {}
+        #: Trials that Ray runs, each in a process of its own, because only Ray can place them. No event names them.
+        self._left_to_ray: set[str] = set()
         #: What the engine has not been told yet.
         self._events: list[m.Event] = []
         self._runs = RunTable()
@@ -110,8 +112,14 @@ class FluidActorManager(ActorManager):
     # --- what the scheduler tells
 
     def note_trial(self, trial: Trial) -> None:
-        """Tune has made the trial, and may ask for its actor. It fails then if the job's workers cannot host it."""
+        """Tune has made the trial, and may ask for its actor.
+
+        If the job's workers cannot host the trial, Ray runs it, or it fails then.
+        """
         self._trials[trial.trial_id] = trial
+        if self.stands_before_ray and self._job.trials.is_left_to_ray(trial):
+            self._left_to_ray.add(trial.trial_id)
+            return
         try:
             self._job.trials.check_request(trial)
         except FluidTuneError as error:
@@ -126,7 +134,7 @@ class FluidActorManager(ActorManager):
 
     def trial_removed(self, trial: Trial) -> None:
         """Tune stops a trial that waits or is paused."""
-        if self._runs.find_trial(trial.trial_id) is None:
+        if self._runs.find_trial(trial.trial_id) is None and self.hosts(trial.trial_id):
             self._job.trial_ended(trial, "stopped")
 
     def status_line(self) -> str:
@@ -137,6 +145,9 @@ class FluidActorManager(ActorManager):
         return self._status
 
     # --- what Tune's controller asks for, see `ActorManager`
+
+    def hosts(self, trial_id: str) -> bool:
+        return trial_id not in self._left_to_ray
 
     def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trial, trials = self._trials[trial_id], self._job.trials

@@ -46,7 +46,7 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler = base_scheduler
         self.executor = executor or FluidExecutor()
         self._manager: Any = None
-        #: True: the trials ask for several bundles, which only Ray can place. The job runs as under stock Tune.
+        #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
         self._mode: str | None = None
         #: trial id -> the iteration at which, as the engine was told, the trial's budget ends.

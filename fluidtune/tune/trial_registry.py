@@ -6,6 +6,7 @@ It decides what the engine is told when a trial arrives. Which group a trial is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,8 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.trial_run import TrialRun
+
+logger = logging.getLogger(__name__)
 
 
 def is_one_bundle(request: PlacementGroupFactory) -> bool:
@@ -48,6 +51,22 @@ class TrialRegistry:
 
     # --- what a trial asks for
 
+    def is_left_to_ray(self, trial: Trial) -> bool:
+        """Whether Ray runs a later trial, as under stock Tune: it asks for several bundles, which only Ray can place.
+
+        A job that holds devices all the time may hold those that Ray would need, so there such a trial is refused.
+        """
+        request = trial.placement_group_factory
+        if is_one_bundle(request) or not self._scheduler.executor.on_demand:
+            return False
+        logger.warning(
+            "FluidTune: trial %s asks for %d bundles (%s), the job's first trial for one; Ray Tune runs this trial",
+            trial.trial_id,
+            len(request.bundles),
+            request.bundles,
+        )
+        return True
+
     def check_request(self, trial: Trial) -> None:
         """A later trial may ask for more devices than the first one, but not for a resource that the workers lack.
 
@@ -60,7 +79,7 @@ class TrialRegistry:
         if not is_one_bundle(request):
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
-                "ask for as many in all of them"
+                "ask for as many in all of them, or let the job have its devices on demand"
             )
         for name, amount in request.bundles[0].items():
             first = self._request.get(name, 0.0)

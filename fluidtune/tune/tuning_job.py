@@ -23,6 +23,7 @@ from fluidtune.cluster.pool import WorkerPool
 from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, pending_trials_said, storage
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
@@ -44,12 +45,16 @@ class TuningJob:
 
     @classmethod
     def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> TuningJob | None:
-        """The job of the controller's first trial; None when only Ray can place its trials.
+        """The job of the controller's first trial; None when the job is left to Ray.
 
         Raises:
             FluidTuneError: the cluster cannot hold what the trial asks for, or the arbiter refuses the job.
         """
         request = trial.placement_group_factory
+        if in_local_mode():
+            # A worker would take the script's own process for one that it may clean, replace and end.
+            logger.warning("FluidTune: with ray.init(local_mode=True) the job runs as under stock Ray Tune")
+            return None
         if not is_one_bundle(request):
             logger.warning(
                 "FluidTune: trials of this job ask for %d bundles (%s); their placement is left to Ray Tune",

@@ -177,7 +177,6 @@ class TestWhatOnlyTheClusterKnows:
         [
             ([{"CPU": 1, "GPU": 1}], 'asks for 1 GPU, .* devices="gpu"'),
             ([{"CPU": 1, "licence": 1}], "asks for 1 licence, the job's first trial for 0"),
-            ([{"CPU": 1}, {"CPU": 1}], "several bundles"),
         ],
     )
     def test_a_later_trial_that_asks_for_what_the_first_did_not(

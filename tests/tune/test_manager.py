@@ -429,6 +429,29 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(tried: Tried) -> N
     assert not tried.manager.remove_actor(ticket)
 
 
+def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 215. Newer Rays have no such mode."""
+    request = SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False)
+    trial: Any = SimpleNamespace(placement_group_factory=request)
+    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is not None
+    monkeypatch.setattr(tuning_job, "in_local_mode", lambda: True)
+    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is None
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_later_trial_of_several_bundles_is_left_to_ray_by_a_job_on_demand(tried: Tried, on_demand: bool) -> None:
+    """docs/bugs.md, 214. A job that holds its devices all the time might hold those that Ray waits for."""
+    rays: Any = SimpleNamespace(_live_actors_to_ray_actors_resources={})
+    tried.manager.stand_before(rays)
+    tried.job.trials._scheduler.executor = FluidExecutor(reserve=not on_demand)
+    request = SimpleNamespace(bundles=[{"GPU": 1.0}, {"GPU": 1.0}], head_bundle_is_empty=False)
+    trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, max_failures=-1)
+    tried.manager.note_trial(trial)
+    assert tried.manager.hosts("b") is not on_demand and bool(tried.manager._refused) is not on_demand
+    tried.manager.trial_removed(trial)
+    assert ("b" in tried.job._ended) is not on_demand
+
+
 def test_the_status_line_counts_the_trials_that_tune_wants_to_run(tried: Tried) -> None:
     run = tried.placed(1.0)
     assert tried.manager.status_line() == "FluidTune: 1/2 gpu devices busy, 1 trials on them (0 on several), 0 waiting"

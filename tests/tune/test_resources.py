@@ -193,3 +193,27 @@ def test_devices_of_two_nodes(tmp_path: Path) -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def test_a_later_trial_of_several_bundles_runs_as_under_stock(tmp_path: Path) -> None:
+    """docs/bugs.md, 214"""
+
+    def asks(config: dict[str, Any]) -> None:
+        request = tune.get_context().get_trial_resources()
+        marker = Path(config["place"], str(config["x"]))
+        for _ in range(2):
+            tune.report({"score": config["x"], "bundles": len(request.bundles)})
+        if config["x"] and not marker.exists():
+            marker.touch()
+            raise RuntimeError("once")
+
+    def wanted(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([{"CPU": 1}] * (1 + config["x"]))
+
+    space = {"x": tune.grid_search([0, 1, 0]), "place": str(tmp_path)}
+    sized = tune.with_resources(asks, wanted)
+    retried = {"failure_config": tune.FailureConfig(max_failures=1)}
+    results = fit("fluid", sized, space, tmp_path, run=retried, executor=FluidExecutor())
+    # A trial that is tried again is the last one.
+    assert [r.error for r in results] == [None] * 3
+    assert [(r.metrics["bundles"], r.metrics["training_iteration"]) for r in results] == [(1, 2), (1, 2), (2, 2)]
