@@ -184,12 +184,13 @@ def _manager(devices: int) -> Iterator[FluidActorManager]:
     )
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = SimpleNamespace(path=directory, upload=lambda: None)
         pool = stack.enter_context(_pool(there, PER_NODE))
         for target, name, stand_in in (
             (tuning_job, "set_up_devices", lambda *args, **named: setup),
             (tuning_job, "hold_devices", lambda *args, **named: there),
             (tuning_job, "WorkerPool", lambda *args, **named: pool),
-            (tuning_job, "_log_directory", lambda controller: directory),
+            (tuning_job, "ExperimentFolder", lambda storage: folder),
             (result_logs, "take_over", lambda trial, up_to: None),
         ):
             stack.enter_context(patch.object(target, name, stand_in))

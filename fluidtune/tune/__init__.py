@@ -13,6 +13,6 @@ How a trial passes from Tune to a worker and back, with the files in order (star
 
 A trial's state here is a `trial_run`; `run_table` finds it. `device_setup` cuts and holds the job's devices, of which
 `leased_devices` are lent by the arbiter. `api`, `launcher` and `executor` are what a user calls. `groups` translates
-each algorithm into TrialGroups. `commit_cleanup`, `result_logs`, `final_report`, `stall_detector`, `gpu_telemetry`: see
-their names.
+each algorithm into TrialGroups. `commit_cleanup`, `experiment_folder`, `result_logs`, `final_report`, `stall_detector`,
+`gpu_telemetry`: see their names.
 """

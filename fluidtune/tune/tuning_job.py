@@ -10,7 +10,6 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
@@ -28,6 +27,7 @@ from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pen
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
+from fluidtune.tune.experiment_folder import ExperimentFolder
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.stall_detector import StallDetector
@@ -104,7 +104,8 @@ class TuningJob:
         self.keeps_trainables = reuse is True and not settings.fresh_workers
         fresh = _why_fresh(settings, reuse)
         self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps, fresh)
-        self.log = JobLog(self.name, _log_directory(controller), self.engine)
+        self._folder = ExperimentFolder(storage(controller))
+        self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
         self._commit_cleanup = CommitCleanup(lambda: controller.checkpoint(force=True, wait=True), self._delete_commits)
@@ -280,6 +281,7 @@ class TuningJob:
             self._commit_cleanup.close()
         finally:
             self.log.close()
+            self._folder.upload()
 
 
 def _why_fresh(settings: FluidExecutor, reuse: bool | None) -> str | None:
@@ -287,15 +289,6 @@ def _why_fresh(settings: FluidExecutor, reuse: bool | None) -> str | None:
     if settings.fresh_workers:
         return "fresh_workers=True: a new process for each trial"
     return "reuse_actors=False: a new process for each trial" if reuse is False else None
-
-
-def _log_directory(controller: Any) -> Path:
-    """Where the event log goes: the experiment's directory, or the local one that Tune uploads to it."""
-    place = storage(controller)
-    local = place.storage_filesystem.type_name in ("local", "subtree")
-    path = Path(place.experiment_fs_path if local else place.experiment_driver_staging_path)
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _asked_concurrency(search_alg: Any) -> int | None:

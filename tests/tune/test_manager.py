@@ -164,7 +164,8 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
     monkeypatch.setattr(tuning_job, "set_up_devices", lambda *args: setup)
     monkeypatch.setattr(tuning_job, "hold_devices", lambda *args: Devices())
     monkeypatch.setattr(tuning_job, "WorkerPool", Pool)
-    monkeypatch.setattr(tuning_job, "_log_directory", lambda controller: tmp_path)
+    folder = SimpleNamespace(path=tmp_path, upload=lambda: None)
+    monkeypatch.setattr(tuning_job, "ExperimentFolder", lambda storage: folder)
     monkeypatch.setattr("ray.put", lambda value: value)
     taken_over: list[tuple[str, int]] = []
     monkeypatch.setattr(result_logs, "take_over", lambda trial, up_to: taken_over.append((trial.trial_id, up_to)))

@@ -1,0 +1,57 @@
+"""Where a job's event log and report are written, and how they come into the experiment's storage.
+
+On a local filesystem they are written where they belong. For any other storage they are written into the folder of the
+driver that Tune uploads. Tune uploads it for the last time before the job ends, so the job does it once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+
+from fluidtune.report import EVENT_LOG_NAME
+
+logger = logging.getLogger(__name__)
+
+_HERE = pyarrow.fs.LocalFileSystem()
+#: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write`.
+_FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
+
+
+class ExperimentFolder:
+    """The folder of one experiment. ``storage``: its `StorageContext`. ``path``: where the driver writes."""
+
+    def __init__(self, storage: Any) -> None:
+        self._files = storage.storage_filesystem
+        self._remote = str(storage.experiment_fs_path)
+        # A filesystem within another one has type "subtree", also if that is a local one: its paths begin elsewhere.
+        self._is_local = self._files.type_name == "local"
+        self.path = Path(self._remote if self._is_local else storage.experiment_driver_staging_path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self._is_local and not (self.path / EVENT_LOG_NAME).exists():
+            # A restored experiment goes on with the log of its former driver.
+            with contextlib.suppress(OSError):
+                self._copy(self._files, f"{self._remote}/{EVENT_LOG_NAME}", _HERE, str(self.path / EVENT_LOG_NAME))
+
+    def upload(self) -> None:
+        """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""
+        if self._is_local:
+            return
+        for name in _FILES:
+            local = self.path / name
+            if local.exists():
+                try:
+                    self._copy(_HERE, str(local), self._files, f"{self._remote}/{name}")
+                except OSError as error:
+                    logger.warning("FluidTune: %s was not uploaded to %s: %s", local, self._remote, error)
+
+    @staticmethod
+    def _copy(source: Any, path: str, target: Any, to: str) -> None:
+        with source.open_input_stream(path) as stream:
+            content = stream.readall()
+        with target.open_output_stream(to) as stream:
+            stream.write(content)

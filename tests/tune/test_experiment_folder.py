@@ -1,0 +1,63 @@
+"""A job's event log and report come into the experiment's storage, whatever filesystem that is. docs/bugs.md, 217"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.fs
+import pytest
+
+from fluidtune.report import EVENT_LOG_NAME
+from fluidtune.tune.experiment_folder import ExperimentFolder
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of an experiment in a filesystem that is handed in. It is in the folder "root", and the driver elsewhere."""
+    (tmp_path / "root" / "bucket" / "run").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return SimpleNamespace(
+        storage_filesystem=pyarrow.fs.SubTreeFileSystem(str(tmp_path / "root"), pyarrow.fs.LocalFileSystem()),
+        experiment_fs_path="bucket/run",
+        experiment_driver_staging_path=str(tmp_path / "staging"),
+    )
+
+
+def test_what_is_written_after_tunes_last_upload_is_uploaded(storage: Any, tmp_path: Path) -> None:
+    folder = ExperimentFolder(storage)
+    assert folder.path == tmp_path / "staging"
+    for name in (EVENT_LOG_NAME, "summary.json", "timeline.png", "of-tune.json"):
+        (folder.path / name).write_text(name)
+    folder.upload()
+    stored = {path.name: path.read_text() for path in (tmp_path / "root" / "bucket" / "run").iterdir()}
+    assert stored == {name: name for name in (EVENT_LOG_NAME, "summary.json", "timeline.png")}
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_a_new_driver_goes_on_with_the_stored_log_and_the_same_one_with_its_own(storage: Any, tmp_path: Path) -> None:
+    (tmp_path / "root" / "bucket" / "run" / EVENT_LOG_NAME).write_text("of the former driver\n")
+    own = ExperimentFolder(storage).path / EVENT_LOG_NAME
+    assert own.read_text() == "of the former driver\n"
+    own.write_text("longer than what is stored\n")
+    assert (ExperimentFolder(storage).path / EVENT_LOG_NAME).read_text() == "longer than what is stored\n"
+
+
+def test_a_local_experiment_has_its_files_where_they_belong(storage: Any, tmp_path: Path) -> None:
+    storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
+    storage.experiment_fs_path = str(tmp_path / "storage" / "run")
+    folder = ExperimentFolder(storage)
+    (folder.path / EVENT_LOG_NAME).write_text("log")
+    folder.upload()
+    assert [path.name for path in (tmp_path / "storage" / "run").iterdir()] == [EVENT_LOG_NAME]
+    assert not (tmp_path / "staging").exists()
+
+
+def test_a_failed_upload_is_a_warning(storage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = ExperimentFolder(storage)
+    (folder.path / "summary.json").write_text("{}")
+    (tmp_path / "root" / "bucket" / "run").rmdir()
+    folder.upload()
+    assert "summary.json was not uploaded to bucket/run" in caplog.text
