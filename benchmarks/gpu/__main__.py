@@ -39,6 +39,12 @@ LONE_LOSS = 0.02
 #: How far the best accuracies of two sides may be apart. Judgement: cuDNN chooses kernels by the machine's mood, and a
 #: digit of the 360 held-out ones is 0.003.
 BEST_APART = 0.02
+#: What the sides of the search are, for a reader who has not seen this script.
+SIDES = (
+    "The same search runs four times. `fluid`: FluidTune finds out how many trials share the GPU. `lanes`: FluidTune"
+    " with lanes and MPS, at most four trials on the GPU. `stock-quarter`: Ray Tune without FluidTune, a quarter of the"
+    " GPU for each trial. `stock`: the same with the whole GPU for each trial."
+)
 SEARCH = str(ROOT / "benchmarks" / "gpu" / "search.py")
 TESTS = [f"tests/salus/test_{name}.py" for name in ("streams", "memory", "telemetry", "mps")]
 
@@ -202,7 +208,8 @@ def not_run(rehearsal: bool, gpus: int) -> list[str]:
         found.append("A trial that grows to a second GPU, with NCCL (`benchmarks.resize`): it needs two GPUs.")
     if rehearsal:
         found.append(
-            "CUDA, NCCL and MPS: all trials computed on cores. Of `benchmarks.gpu.salus` only the part `overhead` ran."
+            "CUDA, NCCL and MPS: two cores stood for the GPU, and `lanes` had two trials at most."
+            " Of `benchmarks.gpu.salus` only the part `overhead` ran."
         )
     return found
 
@@ -300,7 +307,13 @@ def main() -> None:
     rows.append(("searches", 0.0, judge_searches(figures["searches"], options.rehearse)))
     where = ", ".join(f"{gpu.name}, driver {gpu.driver}" for gpu in gpus) or "no GPU"
     title = "Rehearsal on cores: nothing was measured" if options.rehearse else "FluidTune on this GPU"
-    about = [f"{where}. {machine()}.", "", "`logs` has what each part said; `fluid` and `lanes` have pictures."]
+    about = [
+        f"{where}. {machine()}.",
+        "",
+        SIDES,
+        "",
+        "`logs` has what each part said; `fluid` and `lanes` have pictures.",
+    ]
     (out / "README.md").write_text(page(title, about, rows, not_run(options.rehearse, len(gpus))))
     (out / "gpu.json").write_text(json.dumps(figures, indent=2) + "\n")
     say(f"see {out / 'README.md'}")
