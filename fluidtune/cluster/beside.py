@@ -1,14 +1,13 @@
 """Taking turns on a core: the trials of a search, and a service (`fluidtune serve start --beside`) beside them.
 
-Both pass the gate of one lane (`salus_share`): a trial before each iteration, a model process before each batch. A
-batch that waits goes first, so it waits for one iteration at most. Nobody's memory is limited here. Nothing that a
-trial computes depends on it: without a lane service, everybody goes on without turns, and says so.
+Both pass the gate of one lane (`salus_share`): a trial before each iteration but its first, a model process before each
+batch. A batch that waits goes first, so it waits for one iteration at most. Nobody's memory is limited here. Nothing
+that a trial computes depends on it: without a lane service, everybody goes on without turns, and says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import time
@@ -41,9 +40,9 @@ class ServedFirst(Fair):
 
 
 class Turn:
-    """The place of this process in the lane. For one thread at a time.
+    """The place of a trial or of a service in the lane. For one thread at a time.
 
-    name: who it is, among the processes of the lane. served: it is a service. directory: of the lane's files, if it is
+    name: who it is, among those in the lane. served: it is a service. directory: of the lane's files, if it is
     not the usual one.
     """
 
@@ -87,9 +86,3 @@ class Turn:
             client.admit(Need(0, 0), rung=int(self._served), timeout=ADMIT_S)
             self._client = client
         return self._client
-
-
-@functools.cache
-def turn_of_trials() -> Turn:
-    """The place of this worker process, for all of its trials."""
-    return Turn("trials", served=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
-from fluidtune.cluster.beside import turn_of_trials
+from fluidtune.cluster.beside import Turn
 from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint
 from fluidtune.cluster.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.kept_trainable import KeptTrainable
@@ -56,9 +56,13 @@ class LeaderHost:
         self.reports: ReportedResults | None = None
         self.session: LeaderSession | None = None
         self.lane: LaneMember | None = None
+        #: Its place beside a service, from its first iteration on.
+        self.turn: Turn | None = None
         self.trainable: Trainable | None = None
         self._worker, self._kept, self._gpu, self._mps = worker, kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
+        #: It has begun an iteration.
+        self._began = False
 
     def load(self, trainable_cls: type[Trainable]) -> Lack | None:
         """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
@@ -170,7 +174,11 @@ class LeaderHost:
     def _gate(self) -> AbstractContextManager[object]:
         """What an iteration passes on a device that it shares by turns."""
         if self.spec.beside:
-            return turn_of_trials().taken()
+            # The first one imports libraries and reads data, for seconds that nobody knows: no batch waits for it.
+            first, self._began = not self._began, True
+            if self.turn is None:
+                self.turn = Turn(self.spec.trial, served=False)
+            return _NO_GATE if first else self.turn.taken()
         return self.lane.iteration() if self.lane is not None else _NO_GATE
 
     def _iterate(self) -> dict[str, Any]:

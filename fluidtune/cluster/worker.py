@@ -136,16 +136,17 @@ class Worker:
         ``keep``: the trainable stays for the next trial if its class can be reset, see `kept_trainable`. Returns None
         if the worker may serve other trials, else why it must be replaced.
         """
-        lane = None if self._leader is None else self._leader.lane
+        lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
+        shares = lane or turn
         if lane is not None:
             lane.lift()
         try:
             # It leaves its lane when its memory is free, and before it is seen what the trial has left.
-            return self._unload(fresh, keep and lane is None, None if lane is None else lane.leave)
+            return self._unload(fresh, keep and lane is None, None if shares is None else shares.leave)
         finally:
             # The trial's memory is free by now, or this process is about to be replaced. (It may have left already.)
-            if lane is not None:
-                lane.leave()
+            if shares is not None:
+                shares.leave()
 
     def _unload(self, fresh: str | None, keep: bool, memory_free: Callable[[], None] | None) -> str | None:
         leader, follower = self._leader, self._follower

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -21,21 +23,23 @@ from fluidtune.cluster.worker import Worker
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
 from salus_share.policies import Standing
+from salus_share.seat_table import home
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
 
 
 @pytest.fixture
-def lane(tmp_path, monkeypatch):
-    """The directory of a lane whose service is a child of the test's."""
-    place = Path(tmp_path, "lane")
-    place.mkdir(mode=0o700)
+def lane():
+    """The directory of a lane whose service is a child of the test's. It is where lanes are, in memory."""
+    place = home(f"beside-test-{os.getpid()}")
+    place.mkdir(mode=0o700, parents=True)
     words = [sys.executable, "-m", "salus_share.service", "--home", str(place), "--capacity", "1"]
     started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.beside:ServedFirst"])
     yield place
     started.kill()
     started.wait(PATIENCE_S)
+    shutil.rmtree(place)
 
 
 def test_a_batch_goes_before_every_trial_that_waits(lane):
@@ -128,8 +132,14 @@ class Told(Trainable):
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_each_iteration_of_a_trial_is_a_turn(monkeypatch, tmp_path, beside):
+def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path, beside):
     class Recorded:
+        def __init__(self, trial, served):
+            assert (trial, served) == ("t", False)
+
+        def leave(self):
+            Told.turns.append("left")
+
         @contextlib.contextmanager
         def taken(self):
             Told.turns.append("begin")
@@ -137,11 +147,27 @@ def test_each_iteration_of_a_trial_is_a_turn(monkeypatch, tmp_path, beside):
             Told.turns.append("end")
 
     Told.turns.clear()
-    monkeypatch.setattr(leader_host, "turn_of_trials", Recorded)
+    monkeypatch.setattr(leader_host, "Turn", Recorded)
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
     worker = Worker("w", {})
     assert worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)) is None
     within = [worker.train().result["within"] for _ in range(3)]
-    worker.unload()
-    assert within == [int(beside)] * 3
-    assert Told.turns == ["begin", "end"] * (3 if beside else 0)
+    during = list(Told.turns)
+    assert worker.unload() is None
+    # Of the first one nobody knows how long it takes: it imports libraries and reads data.
+    assert within == [0, int(beside), int(beside)]
+    assert during == ["begin", "end"] * (2 if beside else 0)
+    assert set(Told.turns[len(during) :]) == ({"left"} if beside else set())
+
+
+def test_a_process_whose_trial_took_turns_serves_the_next_one(lane, monkeypatch):
+    """What a trial holds at the gate is gone before it is looked what it has left in the process."""
+    Told.turns.clear()
+    monkeypatch.setattr(leader_host, "Turn", functools.partial(Turn, directory=lane))
+    monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
+    worker = Worker("w", {})
+    for trial in ("t1", "t2"):
+        assert worker.load(Told, LoadSpec(trial, {"config": {}}, beside=True)) is None
+        for _ in range(2):
+            worker.train()
+        assert worker.unload() is None

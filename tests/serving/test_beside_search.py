@@ -32,7 +32,7 @@ def inside(name):
 
 def train(config):
     for _ in range(2):
-        tune.report({"turn": inside("trials"), "service": inside("service")})
+        tune.report({"turn": inside(tune.get_context().get_trial_id()), "service": inside("service")})
 
 
 def test_each_iteration_is_a_turn_in_the_lane_of_the_service(one_ray, lane, tmp_path):
@@ -48,4 +48,5 @@ def test_each_iteration_is_a_turn_in_the_lane_of_the_service(one_ray, lane, tmp_
     )
     results = tuner.fit()
     service.leave()
+    assert len({one.metrics["pid"] for one in results}) == 1  # the process has served the second trial as well
     assert [(one.metrics["turn"], one.metrics["service"]) for one in results] == [(True, False)] * 2
