@@ -208,7 +208,7 @@ def not_run(rehearsal: bool, gpus: int) -> list[str]:
         found.append("A trial that grows to a second GPU, with NCCL (`benchmarks.resize`): it needs two GPUs.")
     if rehearsal:
         found.append(
-            "CUDA, NCCL and MPS: two cores stood for the GPU, and `lanes` had two trials at most."
+            "CUDA, NCCL and MPS: two cores stood for GPUs, and `lanes` had two trials at most on each."
             " Of `benchmarks.gpu.salus` only the part `overhead` ran."
         )
     return found

@@ -80,7 +80,7 @@ def test_the_page_says_what_was_not_run() -> None:
     one, two, rehearsal = not_run(False, 1), not_run(False, 2), not_run(True, 0)
     assert all(any(what in line for line in two) for what in ("Fused trials", "MPS", "off the bus"))
     assert [line.split(",")[0] for line in one if line not in two] == ["A trial that grows to a second GPU"]
-    assert any(line.startswith("CUDA, NCCL and MPS: two cores stood for the GPU") for line in rehearsal)
+    assert any(line.startswith("CUDA, NCCL and MPS: two cores stood for GPUs") for line in rehearsal)
 
 
 def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
