@@ -49,6 +49,7 @@ class Gate:
         self._inside = False
         self._began = 0.0
         self._inbox: socket.socket | None = None
+        self._waker = Waker()
         #: (pid, start) -> pidfd, of processes that were waited for lately.
         self._watched: dict[tuple[int, int], int] = {}
 
@@ -69,7 +70,7 @@ class Gate:
                 table.set_state(self._index, LEFT)
                 granted = self._turns.grant(mine.lane, time.monotonic())
         if granted is not None:
-            wake(table, granted)
+            self._waker.wake(table, granted)
         self.close()
 
     def close(self) -> None:
@@ -82,6 +83,7 @@ class Gate:
                 os.unlink(self._inbox.getsockname())
             self._inbox.close()
             self._inbox = None
+        self._waker.close()
 
     def _enter(self) -> None:
         if self._inside:
@@ -95,7 +97,7 @@ class Gate:
                 granted, self.shared = self._arrive(self._index, self.lane, self._began)
             if granted != self._index:
                 if granted is not None:
-                    wake(table, granted)
+                    self._waker.wake(table, granted)
                 self._wait()
             self._began = time.monotonic()
         except BaseException:
@@ -114,7 +116,7 @@ class Gate:
                 return
             woken = self._end_iteration(self._index, lane, now - self._began, now, leaving=bool(leaving))
         if woken is not None:
-            wake(table, woken)
+            self._waker.wake(table, woken)
 
     # Waiting
 
@@ -140,7 +142,7 @@ class Gate:
                         return
                     kept = self._turns.kept_until(mine.lane, now)
                 if granted is not None:
-                    wake(table, granted)
+                    self._waker.wake(table, granted)
                 timeout = LOOK_S if kept is None else max(0.0, kept - time.monotonic())
                 suspicious = self._sleep(inbox, mates.values(), timeout)
         except BaseException:
@@ -204,17 +206,24 @@ def bury(table: SeatTable, seats: Collection[Seat]) -> None:
             table.set_state(seat.index, LEFT)
 
 
-def wake(table: SeatTable, index: int) -> None:
-    """Wake a trial that waits at the gate."""
-    pid = os.getpid()
-    if pid not in _sending:
-        _sending[pid] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        _sending[pid].setblocking(False)
-    _, _, token, _ = table.admission_of(index)
-    with contextlib.suppress(OSError):
-        # Nobody is there: it has no inbox yet and will look, or it is dead and those who watch it know.
-        _sending[pid].sendto(b"x", table.address(index, token))
+class Waker:
+    """Wakes trials that wait at their gates, by datagrams from one socket. It opens at the first use."""
 
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
 
-#: By process (one that was forked has its own): the socket that wakes others.
-_sending: dict[int, socket.socket] = {}
+    def wake(self, table: SeatTable, index: int) -> None:
+        """Wake the trial in this seat."""
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        _, _, token, _ = table.admission_of(index)
+        with contextlib.suppress(OSError):
+            # Nobody is there: it has no inbox yet and will look, or it is dead and those who watch it know.
+            self._socket.sendto(b"x", table.address(index, token))
+
+    def close(self) -> None:
+        """Close the socket, if there is one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

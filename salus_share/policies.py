@@ -54,6 +54,9 @@ class Policy:
     #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too. Judgement:
     #: small jobs fill the gaps, and a large one does not wait for ever.
     patience = 8
+    #: Whether a lane is kept for a moment for the job that ran last, if it would be next (`turns.LINGER_S`). If not,
+    #: two jobs that both come back at once take turns, whatever their rank.
+    lingers = True
 
     def entry(self, job: Standing) -> Rank:
         """Rank among the jobs that wait for admission."""

@@ -27,7 +27,7 @@ from typing import Any
 
 from salus_share.admission import Admission, Resident
 from salus_share.errors import SalusError, ServiceLost
-from salus_share.gate import wake
+from salus_share.gate import Waker
 from salus_share.lanes import Place
 from salus_share.messages import (
     Admit,
@@ -86,6 +86,7 @@ class LaneService:
         self._pidfds: dict[str, int] = {}
         self._selector = selectors.DefaultSelector()
         self._open = 0
+        self._waker = Waker()
         self._recover()
         path = directory / "service"
         with contextlib.suppress(FileNotFoundError):
@@ -157,7 +158,7 @@ class LaneService:
             self._seat_table.set_state(index, FREE)
             granted = self._turns.grant(lane, time.monotonic())
         if granted is not None:
-            wake(self._seat_table, granted)
+            self._waker.wake(self._seat_table, granted)
         self._unwatch(name)
         self._tell(JobLeft(name))
 
@@ -328,7 +329,7 @@ class LaneService:
                 with self._seat_table.lock():
                     woken = self._turns.pause(self._seats[name], time.monotonic())
                 for index in woken:
-                    wake(self._seat_table, index)
+                    self._waker.wake(self._seat_table, index)
             case Refuse(name, reason):
                 index = self._seats.pop(name)
                 with self._seat_table.lock():

@@ -158,6 +158,8 @@ class Turns(Generic[Key]):
 
     def _linger(self, key: Key, lane: int, now: float) -> Key | None:
         """Keep the lane for ``key`` if it would be next. Returns who waits and must look again, None if not kept."""
+        if not self._policy.lingers:
+            return None
         members = self._seats.in_lane(lane)
         mine = members[key]
         ready = {other: member.standing for other, member in members.items() if member.state == READY}

@@ -1,8 +1,9 @@
 """Taking turns on a core: the trials of a search, and a service (`fluidtune serve start --beside`) beside them.
 
 Both pass the gate of one lane (`salus_share`): a trial before each iteration but its first, a model process before each
-batch. A batch that waits goes first, so it waits for one iteration at most. Nobody's memory is limited here. Nothing
-that a trial computes depends on it: without a lane service, everybody goes on without turns, and says so.
+batch. A batch that waits goes first, so it waits for one iteration at most. A trial that waits alone waits for one
+batch at most. Nobody's memory is limited here. Nothing that a trial computes depends on it: without a lane service,
+everybody goes on without turns, and says so.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ ADMIT_S, RETRY_S = 30.0, 60.0
 
 
 class ServedFirst(Fair):
-    """One lane, in which a service goes before trials. Trials share as under FAIR."""
+    """One lane, in which a service goes before trials. Trials share as under FAIR.
+
+    The lane is kept for nobody: when a batch ends, the next one is not at the gate yet, and a trial that waits goes in.
+    """
 
     name = "SERVED"
     max_lanes = 1
+    lingers = False
 
     def turn(self, job: Standing) -> tuple[float, ...]:
         """A service has rung 1."""

@@ -23,7 +23,9 @@ from fluidtune.cluster.worker import Worker
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
 from salus_share.policies import Standing
-from salus_share.seat_table import home
+from salus_share.seat_table import FILE, SeatTable, home
+from salus_share.turns import READY, Turns
+from salus_share.twin import TwinSeat, TwinSeats
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
@@ -76,8 +78,6 @@ def test_a_batch_goes_before_every_trial_that_waits(lane):
 
 
 def _is_ready(turn):
-    from salus_share.turns import READY
-
     gate = turn._client.gate
     with gate._table.lock():
         return gate._table.seat(gate._index).state == READY
@@ -113,6 +113,25 @@ def test_trials_share_as_under_fair():
     ran = Standing(arrival=2, service=2.0, last_turn=4, remaining=None, rung=0)
     batch = Standing(arrival=3, service=9.0, last_turn=6, remaining=None, rung=1)
     assert sorted([ran, waited, batch], key=ServedFirst().turn) == [batch, waited, ran]
+
+
+def test_batches_that_follow_each_other_closely_leave_every_other_turn_to_the_trial():
+    seats = TwinSeats()
+    turns = Turns(ServedFirst(), seats)
+    for number, name in enumerate(("service", "trial")):
+        seats.put(name, TwinSeat(0, number, Standing(arrival=number, rung=int(name == "service"))))
+    now, ran = 0.0, []
+    assert turns.arrive("service", 0, now) == ("service", True)
+    assert turns.arrive("trial", 0, now) == (None, True)
+    inside = "service"
+    for _ in range(6):
+        ran.append(inside)
+        now += 0.01
+        after = turns.end_iteration(inside, 0, 0.01, now)
+        now += 0.0001  # It comes back long before a lane would be given up that is kept for it.
+        turns.arrive(inside, 0, now)
+        inside = after
+    assert ran == ["service", "trial"] * 3
 
 
 @pytest.mark.parametrize("given", [{}, {"devices": "cpu:2"}, {"devices": "cpu:1", "lanes": "FAIR"}])
@@ -160,14 +179,55 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
     assert set(Told.turns[len(during) :]) == ({"left"} if beside else set())
 
 
-def test_a_process_whose_trial_took_turns_serves_the_next_one(lane, monkeypatch):
+#: A service that always wants the next turn, until its input ends.
+SERVES = """
+import sys, threading
+from pathlib import Path
+from fluidtune.cluster.beside import Turn
+
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+turn = Turn("service", served=True, directory=Path(sys.argv[1]))
+while not ended.is_set():
+    with turn.taken():
+        pass
+turn.leave()
+"""
+
+
+class Waited(Trainable):
+    """Each iteration but the first lasts until the service waits for its turn. So it ends by waking the service."""
+
+    table: ClassVar[SeatTable]
+
+    def step(self):
+        until = time.monotonic() + PATIENCE_S
+        while self.training_iteration and not self._service_waits():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        return {"done": False}
+
+    def _service_waits(self):
+        with self.table.lock():
+            return any(member.state == READY for member in self.table.in_lane(0).values())
+
+
+def test_a_process_whose_trial_woke_a_service_serves_the_next_trial(lane, monkeypatch):
     """What a trial holds at the gate is gone before it is looked what it has left in the process."""
-    Told.turns.clear()
     monkeypatch.setattr(leader_host, "Turn", functools.partial(Turn, directory=lane))
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    worker = Worker("w", {})
-    for trial in ("t1", "t2"):
-        assert worker.load(Told, LoadSpec(trial, {"config": {}}, beside=True)) is None
-        for _ in range(2):
-            worker.train()
-        assert worker.unload() is None
+    service = subprocess.Popen([sys.executable, "-c", SERVES, str(lane)], stdin=subprocess.PIPE)
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while not (lane / FILE).exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        Waited.table = SeatTable(lane)
+        worker = Worker("w", {})
+        for trial in ("t1", "t2"):
+            assert worker.load(Waited, LoadSpec(trial, {"config": {}}, beside=True)) is None
+            for _ in range(3):
+                worker.train()
+            assert worker.unload() is None
+    finally:
+        service.communicate(timeout=PATIENCE_S)

@@ -127,6 +127,7 @@ def run(jobs: Sequence[TwinJob], capacity: int, policy: str, directory: Path, mo
             os.close(pidfd)
         made._selector.close()
         made._listener.close()
+        made._waker.close()
         (directory / FILE).unlink()
 
 

@@ -216,7 +216,7 @@ def test_a_trial_that_waits_is_told_too(directory) -> None:
         with table.lock():
             woken = first._turns.pause(1, time.monotonic())
         for found in woken:
-            gate_module.wake(table, found)
+            first._waker.wake(table, found)
         thread.join(60)
     assert len(refused) == 1
 
