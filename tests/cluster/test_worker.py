@@ -249,7 +249,10 @@ def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     reply = worker.train()
     store = session_here()._commits._store
     assert store is not None and store.flush()
-    return reply.result["drawn"], session_here().streams, worker.train().streams
+    sent_again = worker.train().streams
+    # The pipe moves the streams' tensor into shared memory, under the hands of whoever still writes it into a commit.
+    assert store.flush()
+    return reply.result["drawn"], session_here().streams, sent_again
 
 
 def drawn_by_a_joiner(folder: str, streams: Any) -> Any:
