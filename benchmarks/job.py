@@ -2,8 +2,8 @@
 
 It searches over the digits network of examples/ (`elastic` and `plain` are the same loop), over small perceptrons
 (`small`), over trials of a given length that train nothing (`sleep`), or over an emulated task on emulated GPUs
-(`emulated`). Under stock Ray Tune
-``--pace`` makes an emulated iteration last as long as the profile says. Every side has the same configurations.
+(`emulated`). Under stock Ray Tune ``--pace`` makes an emulated iteration last as long as the profile says. Every side
+has the same configurations.
 
 The script writes down the best metric, the iterations, the seconds of ``fit``, and the launch of each trial: the
 seconds from the moment when a place to run became free for it until its first result arrived. N cores are N places.

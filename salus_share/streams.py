@@ -131,9 +131,11 @@ class InProcessLanes:
         with self._lock:
             self._running += 1
 
-        def ended() -> None:
+        def leave(client: LaneClient) -> None:
             with self._lock:
                 self._running -= 1
+            self.forget(trial)
+            client.leave()
 
         def run() -> None:
             client = LaneClient(self._name, trial, **self._options)
@@ -145,14 +147,10 @@ class InProcessLanes:
                     result = work(job)
             except BaseException as error:
                 _clear(error)
-                ended()
-                self.forget(trial)
-                client.leave()
+                leave(client)
                 future.set_exception(error)
             else:
-                ended()
-                self.forget(trial)
-                client.leave()
+                leave(client)
                 future.set_result(result)
 
         threading.Thread(target=run, name=f"lane-{trial}", daemon=True).start()

@@ -18,6 +18,7 @@ from fluidtune.report.events import (
     NoEventLogError,
     find_log,
     read_events,
+    this_machine,
 )
 from fluidtune.report.gain import EstimatedGain
 from fluidtune.report.occupancy import (
@@ -55,6 +56,7 @@ __all__ = [
     "read_events",
     "render",
     "summarise",
+    "this_machine",
     "timeline_png",
     "utilisation",
     "utilisation_png",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+#: The meaning of a field that many events have.
+TRIAL = "the trial's id"
+
 
 @dataclass(frozen=True)
 class EventSchema:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import textwrap
 import threading
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.event_schema import EventSchema
+from fluidtune.report.event_schema import TRIAL, EventSchema
 from fluidtune.report.serving_events import SERVING
 
 #: The event log's file name in a run's directory.
@@ -29,7 +30,11 @@ EVENT_LOG_NAME = "fluid_events.jsonl"
 EventDict = dict[str, Any]
 
 
-_TRIAL = "the trial's id"
+def this_machine() -> str:
+    """This machine in words, for the field ``machine`` of a log's first event."""
+    return f"{platform.node()}, {os.cpu_count()} cores"
+
+
 _DEVICES = "list of device numbers"
 
 #: Every event. A test holds docs/events.md equal to this. A field described with "or null" must be present, and its
@@ -97,7 +102,7 @@ SCHEMA: dict[str, EventSchema] = {
     "trial_added": EventSchema(
         "Tune wants this trial to run: it is new, was promoted, or returns from a pause.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "group": "its group's id",
             "kind": '"plain", "checkpointing" or "elastic"',
             "iterations": "iterations left in its budget, or null if unknown",
@@ -106,12 +111,12 @@ SCHEMA: dict[str, EventSchema] = {
     ),
     "kind_found": EventSchema(
         "The trial turned out to be of this kind while it ran.",
-        {"trial": _TRIAL, "kind": '"plain", "checkpointing" or "elastic"'},
+        {"trial": TRIAL, "kind": '"plain", "checkpointing" or "elastic"'},
     ),
     "trial_started": EventSchema(
         "From now on the trial holds exactly these devices.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "devices": _DEVICES,
             "share": "its part of each device: 1, or 1/p when packed with p trials",
             "resumed": "true if it continues from a commit or checkpoint",
@@ -120,7 +125,7 @@ SCHEMA: dict[str, EventSchema] = {
     "trial_result": EventSchema(
         "The trial has done one iteration.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "iteration": "the iteration's number, as the trial counts",
             "seconds": "duration of the iteration, s",
             "width": "the width, in devices, at which the iteration really ran",
@@ -131,7 +136,7 @@ SCHEMA: dict[str, EventSchema] = {
     "trial_silent": EventSchema(
         "The trial has not reported for much longer than its earlier iterations took. It keeps its devices.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "seconds": "time since the iteration was requested, s",
             "usual": "its longest iteration so far, s, or null before the job's first result",
         },
@@ -139,7 +144,7 @@ SCHEMA: dict[str, EventSchema] = {
     "resize_started": EventSchema(
         "The trial was told to change its workers. It holds `devices_from` until `resized`.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "devices_from": _DEVICES,
             "devices_to": _DEVICES,
             "reason": "why, in words",
@@ -147,38 +152,38 @@ SCHEMA: dict[str, EventSchema] = {
     ),
     "resized": EventSchema(
         "The resize is done. From now on the trial holds exactly these devices.",
-        {"trial": _TRIAL, "devices": _DEVICES, "seconds": "how long the trial paused for the resize, s"},
+        {"trial": TRIAL, "devices": _DEVICES, "seconds": "how long the trial paused for the resize, s"},
         {"share": "its part of each device; if absent: as before if the devices did not change, else 1"},
     ),
     "resize_failed": EventSchema(
         "The resize failed. The trial continues on these devices.",
-        {"trial": _TRIAL, "devices": _DEVICES, "reason": "why, in words"},
+        {"trial": TRIAL, "devices": _DEVICES, "reason": "why, in words"},
     ),
     "workers_differed": EventSchema(
         "At the boundary after an iteration, something that must be equal differed between the trial's workers. They"
         " have taken over the leader's state.",
-        {"trial": _TRIAL, "reason": "what differed, in words"},
+        {"trial": TRIAL, "reason": "what differed, in words"},
     ),
     "growth_checked": EventSchema(
         "Before the trial grew, a new worker has computed up to three steps of its loop whole and divided among two"
         " workers.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "verdict": '"same", "differs" (the trial does not grow) or "unknown" (it could not be compared)',
             "reason": 'why, in words; empty with "same"',
         },
     ),
     "growth_ended": EventSchema(
         "The trial's loop cannot have several workers: from now on the trial has one.",
-        {"trial": _TRIAL, "reason": "why, in words"},
+        {"trial": TRIAL, "reason": "why, in words"},
     ),
     "trial_suspended": EventSchema(
         "The trial left its devices at a commit. It will be started again.",
-        {"trial": _TRIAL},
+        {"trial": TRIAL},
     ),
     "trial_ended": EventSchema(
         "Tune paused or ended the trial, and its devices are free. A paused trial returns with `trial_added`.",
-        {"trial": _TRIAL, "ending": '"paused", "stopped" or "failed"'},
+        {"trial": TRIAL, "ending": '"paused", "stopped" or "failed"'},
         {"reason": "why, in words"},
     ),
     "worker_started": EventSchema(
@@ -206,7 +211,7 @@ SCHEMA: dict[str, EventSchema] = {
     "recovered": EventSchema(
         "The trial lost a worker and continues from its last commit.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "iteration": "the last iteration in that commit",
             "reason": "the loss, in words",
         },
@@ -214,7 +219,7 @@ SCHEMA: dict[str, EventSchema] = {
     "room_lacking": EventSchema(
         "With lanes: the memory of the device has no room for the trial. The trial returns to the queue.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "device": "device number",
             "memory": "its need, [persistent, ephemeral], as parts of a device's memory, or null if unknown",
             "reason": "why, in words",

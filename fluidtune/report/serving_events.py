@@ -5,9 +5,7 @@ A service writes ``worker_started`` and ``worker_lost`` too: its workers are the
 
 from __future__ import annotations
 
-from fluidtune.report.event_schema import EventSchema
-
-_TRIAL = "the trial's id"
+from fluidtune.report.event_schema import TRIAL, EventSchema
 
 SERVING: dict[str, EventSchema] = {
     "serving_started": EventSchema(
@@ -29,7 +27,7 @@ SERVING: dict[str, EventSchema] = {
     "model_measured": EventSchema(
         "The seconds of a trial's batches were measured.",
         {
-            "trial": _TRIAL,
+            "trial": TRIAL,
             "seconds": "seconds of a batch of 1, 2, 3 and so on, a list",
             "delays": "seconds of the way besides, that count against the SLO",
         },

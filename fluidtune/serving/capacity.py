@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
-from symphony_serve.batching.start_times import DEFERRED, EAGER
+from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.bounds import gpus_for, staggered
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -54,6 +54,13 @@ class Forecast:
     utilisation: float
 
 
+def start_policy(starts: str) -> StartPolicy:
+    """When a batch starts, by its name. Raises FluidTuneError if there is none of that name."""
+    if starts not in POLICIES:
+        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
+    return POLICIES[starts]
+
+
 def models_of(source: str, slo: float, starts: str) -> list[Model]:
     """The models of a run that was served, or of a file of profiles, with this SLO.
 
@@ -62,8 +69,7 @@ def models_of(source: str, slo: float, starts: str) -> list[Model]:
     path = Path(source)
     if path.is_dir():
         path = path / PROFILES if (path / PROFILES).is_file() else path / DIRECTORY / PROFILES
-    if starts not in POLICIES:
-        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
+    policy = start_policy(starts)
     try:
         text = path.read_text()
     except OSError:
@@ -72,7 +78,7 @@ def models_of(source: str, slo: float, starts: str) -> list[Model]:
         profiles = profiles_from_json(text, None)
         delays = {name: Delays(response=seconds) for name, seconds in delays_from_json(text).items()}
         return [
-            Model(name, profile, slo, policy=POLICIES[starts], delays=delays.get(name, Delays()))
+            Model(name, profile, slo, policy=policy, delays=delays.get(name, Delays()))
             for name, profile in profiles.items()
         ]
     except ServeError as error:

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import fluidtune
+from fluidtune.report import this_machine
 from fluidtune.serving.books import MINUTE_S, Books
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.model_process import Loading, Outcome
@@ -156,16 +157,14 @@ class Front:
             return self._bad(name, f"the body is no JSON value: {error}")
         if request.url.path == WAY:
             return _json(200, None)
-        if self._server is None:
-            self._books.count(name, f"refused: {self._state}")
-            return _json(503, {"error": "refused", "reason": f"the models are not there yet: {self._state}"})
-        trouble = self._forms[name].trouble(value)
-        if trouble is not None:
-            return self._bad(name, trouble)
         try:
-            status, text = await self._answer(self._server, name, value, arrival)
+            status, text = await self._answer(name, value, arrival)
+        except _NotThere as error:
+            return _json(503, {"error": "refused", "reason": str(error)})
         except Refused as refused:
             return _json(503, {"error": "refused", "reason": refused.reason.value})
+        except ServeError as error:
+            return _json(400, {"error": str(error)})
         return Response(text, status, media_type="application/json")
 
     async def _call(self, value: Any, name: str) -> Any:
@@ -173,14 +172,10 @@ class Front:
         arrival = time.monotonic()
         if name not in self._names:
             raise ServeError(self._unknown(name))
-        if self._server is None:
-            self._books.count(name, f"refused: {self._state}")
-            raise ServeError(f"the models are not there yet: {self._state}; call again")
-        trouble = self._forms[name].trouble(value)
-        if trouble is not None:
-            self._books.count(name, "bad")
-            raise ServeError(trouble)
-        status, text = await self._answer(self._server, name, value, arrival)
+        try:
+            status, text = await self._answer(name, value, arrival)
+        except _NotThere as error:
+            raise ServeError(f"{error}; call again") from None
         if status != 200:
             raise ServeError(json.loads(text)["error"])
         return json.loads(text)
@@ -188,10 +183,17 @@ class Front:
     def _unknown(self, name: str) -> str:
         return f"no trial {name!r} is served; there are {', '.join(self._names)}"
 
-    async def _answer(self, server: ThreadedServer, name: str, value: Any, arrival: float) -> Outcome:
-        """Ask a model, and count what became of it. Raises Refused."""
+    async def _answer(self, name: str, value: Any, arrival: float) -> Outcome:
+        """Ask a model, and count what became of it. Raises Refused, `_NotThere`, and ServeError for a bad input."""
+        if self._server is None:
+            self._books.count(name, f"refused: {self._state}")
+            raise _NotThere(f"the models are not there yet: {self._state}")
+        trouble = self._forms[name].trouble(value)
+        if trouble is not None:
+            self._books.count(name, "bad")
+            raise ServeError(trouble)
         try:
-            status, text = await asyncio.wrap_future(server.submit(name, value))
+            status, text = await asyncio.wrap_future(self._server.submit(name, value))
         except Refused as refused:
             self._books.count(name, f"refused: {refused.reason.name.lower()}")
             raise
@@ -297,7 +299,7 @@ class Front:
             ray=ray.__version__,
             fluidtune=fluidtune.__version__,
             python=platform.python_version(),
-            machine=_machine(),
+            machine=this_machine(),
             kind="gpu" if setting.resources.get("num_gpus") else "cpu",
             devices=setting.devices,
             slo=setting.slo,
@@ -310,7 +312,7 @@ class Front:
         if self._server is not None:
             known = {name: self._server.profile(name) for name in self._names}
             delays = {name: model.delays.smallest for name, model in self._models.items()}
-            self._log.keep(PROFILES, profiles_to_json(known, _machine(), delays))
+            self._log.keep(PROFILES, profiles_to_json(known, this_machine(), delays))
 
     def _measure_way(self, body: str) -> float:
         """Seconds from a client through Ray Serve to this process and back."""
@@ -340,6 +342,10 @@ class Front:
         return http.client.HTTPConnection(self._setting.url_host, self._setting.port, timeout=30)
 
 
+class _NotThere(Exception):
+    """Nothing is loaded and measured yet."""
+
+
 class _TooLarge(Exception):
     """A body has more bytes than are read."""
 
@@ -356,10 +362,6 @@ async def _body(request: Request, most: int) -> bytes:
         else:
             return bytes(read)
     raise _TooLarge(f"the body has more than {most} bytes; send less, or serve with a larger max_body")
-
-
-def _machine() -> str:
-    return f"{platform.node()}, {os.cpu_count()} cores"
 
 
 def _post(connection: http.client.HTTPConnection, body: str) -> int:

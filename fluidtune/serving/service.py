@@ -15,9 +15,10 @@ from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices import DeviceSpec
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.capacity import POLICIES
+from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.winners import run_directory, winners
+from symphony_serve.batching.start_times import StartPolicy
 
 if TYPE_CHECKING:
     from fluidtune.serving.front import Setting
@@ -110,7 +111,7 @@ def serve(
     """
     trials = winners(results, top, metric, mode)
     loading = Loading.of(load, trials, beside)
-    _check(slo, max_batch, max_body, starts)
+    policy = _checked(slo, max_batch, max_body, starts)
     rays_serve = _import()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
@@ -120,7 +121,7 @@ def serve(
     from fluidtune.serving.front import Setting
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    run, policy = run_directory(results), POLICIES[starts]
+    run = run_directory(results)
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port)
     try:
         _start(rays_serve, setting, host)
@@ -132,15 +133,15 @@ def serve(
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
-def _check(slo: float, max_batch: int, max_body: int, starts: str) -> None:
+def _checked(slo: float, max_batch: int, max_body: int, starts: str) -> StartPolicy:
+    """The policy called ``starts``. Raises FluidTuneError if one of the settings is impossible."""
     if not slo > 0:
         raise FluidTuneError(f"slo is {slo}, expected seconds above 0")
     if max_batch < 1:
         raise FluidTuneError(f"max_batch is {max_batch}, expected 1 or more")
     if max_body < 1:
         raise FluidTuneError(f"max_body is {max_body}, expected bytes, 1 or more")
-    if starts not in POLICIES:
-        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
+    return start_policy(starts)
 
 
 def _start(rays_serve: Any, setting: Setting, host: str) -> None:

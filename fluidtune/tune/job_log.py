@@ -6,7 +6,6 @@ It decides nothing. The events and their fields are the schema in `fluidtune.rep
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, EventLog
+from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.stall_detector import SilentTrial
 
@@ -63,7 +62,7 @@ class JobLog:
             ray=ray.__version__,
             fluidtune=fluidtune.__version__,
             python=platform.python_version(),
-            machine=f"{platform.node()}, {os.cpu_count()} cores",
+            machine=this_machine(),
             kind=kind,
             devices=[{"device": device, "node": node} for device, node in devices.items()],
             settings={name: _plain_setting(getattr(settings, name)) for name in settings.__dataclass_fields__},
