@@ -22,6 +22,7 @@ from fluidtune.cluster.messages import LoadSpec
 from fluidtune.cluster.worker import Worker
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
+from salus_share import service as lane_service
 from salus_share.policies import Standing
 from salus_share.seat_table import FILE, SeatTable, home
 from salus_share.turns import READY, Turns
@@ -38,10 +39,24 @@ def lane():
     place.mkdir(mode=0o700, parents=True)
     words = [sys.executable, "-m", "salus_share.service", "--home", str(place), "--capacity", "1"]
     started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.beside:ServedFirst"])
-    yield place
-    started.kill()
-    started.wait(PATIENCE_S)
-    shutil.rmtree(place)
+    try:
+        _await_service(place)
+        yield place
+    finally:
+        started.kill()
+        started.wait(PATIENCE_S)
+        shutil.rmtree(place)
+
+
+def _await_service(place):
+    """Until it answers: who asks for turns earlier would start a service of its own, which nobody would end."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        with contextlib.suppress(OSError):
+            lane_service.connect(place).close()
+            return
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_batch_goes_before_every_trial_that_waits(lane):
