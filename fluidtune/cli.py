@@ -162,16 +162,25 @@ def arbiter(address: str) -> None:
 )
 @click.option("--weight", "weights", multiple=True, metavar="APP=X", help="The factor of an app's rho; APP=none: 1.")
 @click.option(
+    "--reserve", "reserves", multiple=True, metavar="APP=N", help="Devices that no auction takes; APP=none: 0."
+)
+@click.option(
     "--half-life", "half_life_s", type=float, help="Seconds after which past usage counts half.  [0: never counts]"
 )
 @click.option("--most-demand", type=float, help="Refuse apps while others want this many times all GPUs.  [0: none]")
-def start(unit: str | None, quotas: tuple[str, ...], weights: tuple[str, ...], **settings: float | None) -> None:
+def start(
+    unit: str | None,
+    quotas: tuple[str, ...],
+    weights: tuple[str, ...],
+    reserves: tuple[str, ...],
+    **settings: float | None,
+) -> None:
     """Start the arbiter, or change the settings of the running one."""
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
     changes: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
-    for name, pairs, read in (("quotas", quotas, int), ("weights", weights, float)):
+    for name, pairs, read in (("quotas", quotas, int), ("weights", weights, float), ("reserves", reserves, int)):
         try:
             parts = [pair.rpartition("=") for pair in pairs]
             chosen = {app: None if text == "none" else read(text) for app, _, text in parts}

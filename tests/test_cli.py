@@ -136,9 +136,10 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_settings_of_an_arbiter_that_runs(running: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    for options in (["--lease", "25"], ["--unit", "GPU", "--quota", "a=4"], ["--quota", "b=2"], ["--quota", "a=none"]):
+    changes = ("--lease 25", "--unit GPU --quota a=4", "--quota b=2 --reserve s=1", "--quota a=none")
+    for options in map(str.split, changes):
         assert _invoke(monkeypatch, "start", *options) is None
-    assert running[-1] == Settings(lease_s=25.0, notice_s=5.0, quotas={"b": 2})
+    assert running[-1] == Settings(lease_s=25.0, notice_s=5.0, quotas={"b": 2}, reserves={"s": 1})
     assert running[-2].quotas == {"a": 4, "b": 2}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from themis_bridge import messages as m
 from themis_bridge.auction import Bid
-from themis_bridge.bids import Valuation, make_bid
+from themis_bridge.bids import Endless, Valuation, make_bid
 from themis_bridge.leases import Fence
 from themis_bridge.locality import Gpu
 
@@ -21,8 +21,8 @@ from themis_bridge.locality import Gpu
 class Work(Protocol):
     """What the agent asks its app."""
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        """The work left now. ``contention`` (N_avg) and ``cluster_gpus`` (R_C) are needed for T_id."""
+    def valuation(self, contention: float, cluster_gpus: int) -> Valuation | Endless:
+        """The work left now. ``contention`` (N_avg) and ``cluster_gpus`` (R_C) are needed for T_id or the share."""
 
     def facts(self) -> Any:
         """What the baselines of the twin need to know; None in an app that is never run under them."""
@@ -107,6 +107,10 @@ class Agent:
     def _answer_rho(self, ask: m.AskRho) -> m.RhoAnswer:
         value = self.work.valuation(ask.contention, ask.gpus)
         held = [view.gpu for view in self.leases.values()]
+        if isinstance(value, Endless):
+            rho, best = value.rho(held), value.rho((), {1: value.useful})
+            report = m.Report(rho, value.useful, best=min(best, rho), facts=self.work.facts(), endless=True)
+            return m.RhoAnswer(self.app, self.session, ask.round, report)
         tokens = tuple(sorted(view.token for view in self.leases.values()))
         rho = value.rho(held)
         own = {gpu for gpu, view in self.leases.items() if not view.leftover}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from themis_bridge.auction import Bid
-from themis_bridge.fairness import NOTHING
+from themis_bridge.fairness import NOTHING, endless_rho
 from themis_bridge.messages import Report
 from themis_bridge.winner_determination import EQUAL
 
@@ -88,6 +88,8 @@ class AppRecord:
     #: The user or team that it belongs to, by which shares, quotas and weights go. "": it is the only app of its user,
     #: who has the app's name.
     user: str = ""
+    #: It never ends, by its last report.
+    endless: bool = False
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
         """Note a report, check it against the earlier ones, and compute the app's rho.
@@ -105,6 +107,8 @@ class AppRecord:
         shows the same ratio on both. Work that vanished because trials stopped early is no progress: pairs of reports
         between which the claimed work changed are not compared.
 
+        An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`.
+
         Args:
             report: the app's answer.
             held: tokens of the leases that the arbiter knows it to hold now.
@@ -112,6 +116,13 @@ class AppRecord:
             elapsed: seconds since the app joined.
             contention: N_avg over its life.
         """
+        self.endless = report.endless
+        if report.endless:
+            self.useful, self.tokens, self.whole, self.spent = min(report.useful, max(1, gpus)), [], 0.0, 0.0
+            share = gpus / contention
+            self.rho = endless_rho(self.useful, share, len(held))
+            self.best = endless_rho(self.useful, share, self.useful)
+            return
         self.rho, self.best = report.rho, min(report.best, report.rho)
         if not (report.whole and report.useful and gpus):
             return
@@ -203,6 +214,9 @@ class AppRecord:
             kept: how many GPUs it keeps whatever it wins.
             gpus, elapsed, contention: as of `take_report`.
         """
+        if report.endless:
+            share = gpus / contention
+            return replace(bid, rho={row: endless_rho(self.useful, share, kept + len(row)) for row in bid.rho})
         fair = self._fair(report, kept, gpus, contention) if report.whole and report.useful and gpus else 0.0
         if not fair:
             return bid

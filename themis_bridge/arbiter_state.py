@@ -150,6 +150,15 @@ class ArbiterState:
         quota = self.settings.quotas.get(user)
         return NO_QUOTA if quota is None else quota - len(self.leases_of_user(user))
 
+    def reserve(self, app: str) -> int:
+        """GPUs that no auction takes from the app, if it holds so many: of an app that ends, no more than it can use.
+
+        An app that never ends keeps its reserve while it is idle as well, because its load may come back at any moment.
+        """
+        record, reserve = self.apps[app], self.settings.reserves.get(app, 0)
+        most = min(reserve, self.settings.quotas.get(self.user_of(app), NO_QUOTA))
+        return most if record.endless else min(most, record.useful)
+
     def leases_of_user(self, user: str) -> list[Lease]:
         """The leases that the apps of a user hold."""
         return [each for each in self.leases if not each.closing and self.user_of(each.app) == user]

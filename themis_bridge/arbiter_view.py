@@ -19,7 +19,7 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
 
     The other keys: ``best`` (rho if it had all GPUs that it could use from now on), ``age``, ``contention`` (N_avg),
     ``demand`` (the most GPUs that it could use now), ``user``, ``weight``, ``usage`` (his decayed GPU
-    seconds), ``doubt`` (its rho is divided by it),
+    seconds), ``reserve`` (GPUs that no auction takes from it), ``doubt`` (its rho is divided by it),
     ``hosts`` (machine -> GPUs), ``leases`` (GPU -> token and remaining seconds) and ``waits`` (why it has fewer GPUs
     than it could use; "" if it has as many).
     """
@@ -34,6 +34,7 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
             "user": state.user_of(name),
             "weight": weights.get(state.user_of(name), 1.0),
             "usage": state.usage.get(state.user_of(name), 0.0),
+            "reserve": state.settings.reserves.get(name, 0),
             "doubt": app.distrust,
             "hosts": dict(sorted(Counter(state.gpus[lease.gpu].machine for lease in state.leases.of(name)).items())),
             "leases": {

@@ -24,6 +24,7 @@ from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis
 from themis_bridge.preemption import leases_to_recall
+from themis_bridge.reserves import set_aside
 from themis_bridge.rounds import Round
 from themis_bridge.settings import NO_QUOTA
 from themis_bridge.standing import turn
@@ -215,6 +216,9 @@ class Auctioneer:
         """End the first stage: choose the bidders and send them the offer."""
         state = self._state
         round_.narrow_offer(state.offerable())
+        aside = set_aside(state, round_.asked, round_.offer)
+        round_.narrow_offer(round_.offer.keys() - aside.keys())
+        round_.reserved = aside
         situation = self._situation(round_)
         round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
         if not round_.bidders:
@@ -250,8 +254,8 @@ class Auctioneer:
         self.round = None
         self.tally.add(round_.number, outcome)
         told = set()
-        for gpu in round_.offer:
-            lease, winner = state.leases.get(gpu), outcome.grants.get(gpu)
+        for gpu in (*round_.reserved, *round_.offer):
+            lease, winner = state.leases.get(gpu), round_.reserved.get(gpu) or outcome.grants.get(gpu)
             leftover = gpu in outcome.leftovers
             if winner is not None and winner not in state.apps:
                 winner = None
@@ -299,6 +303,9 @@ class Auctioneer:
         for lease in state.leases:
             if lease.heir in held:
                 held[lease.heir] += (state.gpus[lease.gpu],)
+        for gpu, app in round_.reserved.items():
+            if app in held:
+                held[app] += (state.gpus[gpu],)
         weights = state.weights()
         for app, known in reports.items():
             record = state.apps[app]

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from themis_bridge.auction import Bid, shape
-from themis_bridge.fairness import JobInfo
+from themis_bridge.fairness import JobInfo, endless_rho
 from themis_bridge.locality import Gpu, Phase, Slowdowns
 
 #: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. Judgement: a
@@ -96,9 +96,30 @@ class Valuation:
         return (self.elapsed + seconds) / self.independent
 
 
+@dataclass(frozen=True)
+class Endless:
+    """What GPUs are worth to an app that never ends, such as a service, see `fairness.endless_rho`.
+
+    useful: GPUs that its load wants now, >= 1. share: its share of the cluster, R_C / N_avg, GPUs.
+    """
+
+    useful: int
+    share: float
+
+    @property
+    def gang(self) -> int:
+        """1: each of its GPUs works alone."""
+        return 1
+
+    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+        """As `Valuation.rho`; places and kinds change nothing."""
+        more = sum(size * number for size, number in (pieces or {}).items())
+        return endless_rho(self.useful, self.share, len(list(held)) + more)
+
+
 def make_bid(
     app: str,
-    valuation: Valuation,
+    valuation: Valuation | Endless,
     held: Iterable[Gpu],
     offer: Iterable[Gpu],
     most: int | None = None,

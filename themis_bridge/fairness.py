@@ -19,6 +19,9 @@ from themis_bridge.errors import ThemisError
 #: An app without any GPU is valued as if it had this fraction of one. By the paper its rho is unbounded, but a bid must
 #: be finite. Judgement: small enough that a first GPU is worth more to an app than another GPU to any other app.
 NOTHING = 0.01
+#: rho of an app that never ends and holds no GPU. It answers nobody, so there is no bound, but a bid must be finite.
+#: Judgement: far above the rho of any app that ends, which is at most some thousands (`NOTHING`).
+UNSERVED = 1e9
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,20 @@ def static_finish_time(budget: float, cluster_gpus: float, max_gpus: float, jobs
     `independent_finish_time`; ``jobs``: in the whole trace.
     """
     return budget / min(cluster_gpus, max_gpus) * max(1.0, jobs / cluster_gpus)
+
+
+def endless_rho(wanted: float, share: float, gpus: float) -> float:
+    """rho of an app that never ends: what it could do with its share, over what it does with ``gpus`` GPUs.
+
+    It is 1 if the app holds its share, or as many GPUs as it wants where that is less, whatever it says; and no more
+    than 1 with more of them. So a wish that is too large gains nothing beyond the share.
+
+    Args:
+        wanted: GPUs that its load wants now, >= 1. More GPUs change nothing.
+        share: its share of the cluster, R_C / N_avg, GPUs.
+        gpus: the GPUs that it would hold.
+    """
+    return min(wanted, share) / min(wanted, gpus) if gpus > 0 else UNSERVED
 
 
 def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:

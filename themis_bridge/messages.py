@@ -75,6 +75,7 @@ class Report:
     ends: seconds until it ends with the GPUs for which ``rho`` was computed; None: by ``rho`` and ``fair``.
     demand: the most GPUs that any part of its work left could use; at least ``useful``.
     leases: tokens of the leases that ``rho`` was computed for; empty if ``rho`` is that of an earlier bid.
+    endless: it never ends, as a service. Then only ``useful`` counts, the GPUs that its load wants now.
     """
 
     rho: float
@@ -88,6 +89,7 @@ class Report:
     fair: float = 0.0
     ends: float | None = None
     demand: int = 0
+    endless: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,13 @@ def leases_to_recall(
 
     An app's share is the number of GPUs divided by its `crowding`, at least 1. The newcomer's is also at most its
     user's quota, and GPUs that are free, or soon will be, are subtracted from it. The holder with the smallest rho (the
-    one furthest ahead) gives first, of equals the one that came last; each holder keeps at least its share.
+    one furthest ahead) gives first, of equals the one that came last; each holder keeps at least its share. Where an
+    app's reserve is more than its share, it counts instead; and for a newcomer's reserve a holder keeps no more than
+    its own reserve.
     """
-    share = {name: max(1, len(gpus) // crowd) for name, crowd in crowding(apps).items()}
+    reserve = {name: settings.reserves.get(name, 0) for name in apps}
+    share = {name: max(1, len(gpus) // crowd, reserve[name]) for name, crowd in crowding(apps).items()}
+    beyond = max(0, share[newcomer] - reserve[newcomer])
     need = min(share[newcomer], settings.quotas.get(apps[newcomer].user or newcomer, NO_QUOTA))
     held: dict[str, list[Lease]] = {}
     for gpu in gpus:
@@ -49,10 +53,15 @@ def leases_to_recall(
         return rho[app], -joined, lot
 
     chosen: list[Lease] = []
-    for app in sorted(held.keys() & rho.keys(), key=ahead):
+    order = sorted(held.keys() & rho.keys(), key=ahead)
+    for app in order:
         own = held[app]
         together = Counter(gpus[lease.gpu].machine for lease in own)
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
         own.sort(key=lambda lease: (-together[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
-        chosen += own[: max(0, min(need - len(chosen), len(own) - share[app]))]
+        given = max(0, min(need - len(chosen), len(own) - share[app]))
+        chosen += own[:given]
+        held[app] = own[given:]
+    for app in order:
+        chosen += held[app][: max(0, min(need - beyond - len(chosen), len(held[app]) - reserve[app]))]
     return chosen

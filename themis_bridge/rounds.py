@@ -29,6 +29,8 @@ class Round:
     asked: dict[str, str]
     #: GPU id -> the GPU, for all on offer.
     offer: dict[str, Gpu]
+    #: GPU id -> the app to whose reserve it goes; these are not in the offer any more, see `reserves`.
+    reserved: dict[str, str] = field(default_factory=dict)
     reports: dict[str, m.Report] = field(default_factory=dict)
     #: Apps that are offered the GPUs; empty in the first stage.
     bidders: list[str] = field(default_factory=list)
@@ -65,6 +67,11 @@ class Round:
             raise ThemisError(
                 f"useful={report.useful!r}, gang={report.gang!r}; expected whole numbers of GPUs, >= 0 and >= 1"
             )
+        if not isinstance(report.endless, bool) or (report.endless and (report.useful < 1 or report.gang > 1)):
+            raise ThemisError(
+                f"endless={report.endless!r}, useful={report.useful}, gang={report.gang}; expected True or False, and "
+                "of an app that never ends at least one GPU and no gang"
+            )
         self.reports[app] = report
 
     def take_bid(self, app: str, bid: Bid) -> None:
@@ -97,6 +104,7 @@ class Round:
     def narrow_offer(self, still: Container[str]) -> None:
         """Keep only these GPUs: the others leave the offer, and with them every row of a bid that has one."""
         self.offer = {gpu: place for gpu, place in self.offer.items() if gpu in still}
+        self.reserved = {gpu: app for gpu, app in self.reserved.items() if gpu in still}
         here = frozenset(self.offer)
         self.bids = {
             app: replace(bid, rho={row: rho for row, rho in bid.rho.items() if row <= here})

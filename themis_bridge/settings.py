@@ -29,6 +29,7 @@ class Settings:
     pace_s: time between rounds while nothing new happens. Judgement: short beside the notice.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
     weights: by user, a factor on the rho of his apps when the worst apps are chosen.
+    reserves: by app, the GPUs that no auction takes from it, see `reserves`.
     half_life_s: if it is above 0, the weight of a user who has used the cluster is smaller, see `usage`; what he used
         counts half after this time.
     most_demand: if it is above 0, an app that comes is refused while the apps that are there could use more than this
@@ -44,6 +45,7 @@ class Settings:
     pace_s: float = 5.0
     quotas: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    reserves: Mapping[str, int] = field(default_factory=dict)
     half_life_s: float = 0.0
     most_demand: float = 0.0
 
@@ -60,11 +62,12 @@ class Settings:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
                 raise ThemisError(f"{name}={value!r}: expected {unit} > 0, or 0 to do without it")
-        if "" in {*self.quotas, *self.weights}:
-            raise ThemisError("a quota or a weight is given for the app named ''; say whose it is")
-        for app, quota in self.quotas.items():
-            if isinstance(quota, bool) or not isinstance(quota, int) or quota < 0:
-                raise ThemisError(f"the quota of app {app!r} is {quota!r}; expected a whole number of GPUs >= 0")
+        if "" in {*self.quotas, *self.weights, *self.reserves}:
+            raise ThemisError("a quota, a weight or a reserve is given for the app named ''; say whose it is")
+        for what, given in (("quota", self.quotas), ("reserve", self.reserves)):
+            for app, count in given.items():
+                if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                    raise ThemisError(f"the {what} of app {app!r} is {count!r}; expected a whole number of GPUs >= 0")
         for app, weight in self.weights.items():
             if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
                 raise ThemisError(f"the weight of app {app!r} is {weight!r}; expected a number > 0")
@@ -72,15 +75,15 @@ class Settings:
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """These settings with ``changes``.
 
-        Quotas and weights change app by app; None removes an app's entry. Raises ThemisError for an unknown name or a
-        value that is not allowed.
+        Quotas, weights and reserves change app by app; None removes an app's entry. Raises ThemisError for an unknown
+        name or a value that is not allowed.
         """
         known = [each.name for each in fields(self)]
         for name in changes:
             if name not in known:
                 raise ThemisError(f"{name!r} is not a setting of the arbiter; use one of: {', '.join(known)}")
         changes = dict(changes)
-        for name in changes.keys() & {"quotas", "weights"}:
+        for name in changes.keys() & {"quotas", "weights", "reserves"}:
             both = {**getattr(self, name), **changes[name]}
             changes[name] = {app: value for app, value in both.items() if value is not None}
         return replace(self, **changes)
