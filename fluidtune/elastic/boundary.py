@@ -135,7 +135,7 @@ class GroupMember:
 
     def _begin_leading(self, start: int, counted: bool) -> int | None:
         commits = self.commits
-        if commits.outrun and not counted:
+        if commits.resume_is_older and not counted:
             commits.resume = None
         commit = commits.resume
         if commit is not None:

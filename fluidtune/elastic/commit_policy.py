@@ -42,7 +42,7 @@ class CommitPolicy:
         #: The commit to go on from, until the loop has done so.
         self.resume = resume
         #: The loop was given a newer state than ``resume``.
-        self.outrun = False
+        self.resume_is_older = False
         #: The trial's state says itself what is to be committed (`save`).
         self.saves_itself = False
         self._trial, self._leader, self._store = trial, leader, store
@@ -63,7 +63,7 @@ class CommitPolicy:
 
     def recall(self, state: CommittableState) -> None:
         """Put ``resume`` into the live objects before the loop has begun, unless these are newer."""
-        if self.resume is not None and not self.outrun:
+        if self.resume is not None and not self.resume_is_older:
             state.load(self.resume.state, with_streams=True)
 
     # -- what to commit --

@@ -156,7 +156,7 @@ class ElasticSession:
 
         Other loops begin with the state that they have.
         """
-        self._commits.outrun = True
+        self._commits.resume_is_older = True
 
     def recall(self) -> None:
         """See `LeaderSession`."""
