@@ -26,9 +26,9 @@ Tune's controller (`controller`):
 - ``TuneController._max_pending_trials``: how many trials Tune lets be pending; FluidTune raises the number, by the
   public method ``update_max_pending_trials``, while processes start and while promoted trials are pending.
 - ``TrialRunnerWrapper._tune_controller``: some callbacks hand a scheduler this wrapper instead of the controller.
-- ``TrackedActor``: the ticket by which the controller knows a trial's actor.
+- ``TrackedActor``: the object by which the controller knows a trial's actor.
 - ``TrackedActor._on_start``, ``TrackedActor._on_stop``, ``TrackedActor._on_error``: the controller's callbacks. Tune
-  may take one back until it is called, so they are read from the ticket.
+  may take one back until it is called, so they are read from it.
 - ``RayActorManager._live_actors_to_ray_actors_resources``: the controller reads the handle of a trial's actor there.
   The handles of trials that are left to Ray's own manager are seen in ours.
 - ``RayActorManager._actor_task_events``: the controller waits for one future with its ``resolve_future``. That of a

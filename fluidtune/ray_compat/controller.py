@@ -107,22 +107,22 @@ def make_pending(controller: Any, trial: Trial) -> None:
     controller._set_trial_status(trial, Trial.PENDING)
 
 
-def tell_started(ticket: TrackedActor) -> None:
-    """Tell Tune that the ticket's actor runs, unless Tune has taken its callback back."""
-    if ticket._on_start is not None:
-        ticket._on_start(ticket)
+def tell_started(tracked: TrackedActor) -> None:
+    """Tell Tune that this actor runs, unless Tune has taken its callback back."""
+    if tracked._on_start is not None:
+        tracked._on_start(tracked)
 
 
-def tell_stopped(ticket: TrackedActor) -> None:
-    """Tell Tune that the ticket's actor has stopped, unless Tune has taken its callback back."""
-    if ticket._on_stop is not None:
-        ticket._on_stop(ticket)
+def tell_stopped(tracked: TrackedActor) -> None:
+    """Tell Tune that this actor has stopped, unless Tune has taken its callback back."""
+    if tracked._on_stop is not None:
+        tracked._on_stop(tracked)
 
 
-def tell_failed(ticket: TrackedActor, error: Exception) -> None:
-    """Tell Tune that the ticket's actor has died of ``error``, unless Tune has taken its callback back."""
-    if ticket._on_error is not None:
-        ticket._on_error(ticket, error)
+def tell_failed(tracked: TrackedActor, error: Exception) -> None:
+    """Tell Tune that this actor has died of ``error``, unless Tune has taken its callback back."""
+    if tracked._on_error is not None:
+        tracked._on_error(tracked, error)
 
 
 class ActorManager(abc.ABC):
@@ -139,12 +139,12 @@ class ActorManager(abc.ABC):
         self._by_ray: set[int] = set()
         #: Ray's manager is asked for an event before the subclass is.
         self._ray_first = False
-        #: The controller reads this attribute: ticket -> (handle of the actor, its resources). Those of Ray's manager
-        #: are seen in it.
+        #: The controller reads this attribute: tracked actor -> (handle of the actor, its resources). Those of Ray's
+        #: manager are seen in it.
         self._live_actors_to_ray_actors_resources: Any = {}
         #: The controller calls ``resolve_future`` of this attribute.
         self._actor_task_events = self
-        #: Tickets of trials that were reported as failed, by ``actor_id``.
+        #: Tracked actors of trials that were reported as failed, by ``actor_id``.
         self._failed: set[int] = set()
 
     def stand_before(self, rays: Any) -> None:
@@ -159,35 +159,35 @@ class ActorManager(abc.ABC):
         """Whether there is a `RayActorManager` for the trials that the subclass does not host."""
         return self._rays is not None
 
-    def set_live(self, ticket: TrackedActor, actor: Any) -> None:
+    def set_live(self, tracked: TrackedActor, actor: Any) -> None:
         """The trial runs in this actor from now on."""
-        self._live_actors_to_ray_actors_resources[ticket] = (actor, None)
+        self._live_actors_to_ray_actors_resources[tracked] = (actor, None)
 
-    def unset_live(self, ticket: TrackedActor) -> bool:
+    def unset_live(self, tracked: TrackedActor) -> bool:
         """The trial runs in no actor from now on. Returns whether it ran in one."""
-        return self._live_actors_to_ray_actors_resources.pop(ticket, None) is not None
+        return self._live_actors_to_ray_actors_resources.pop(tracked, None) is not None
 
-    def set_failed(self, ticket: TrackedActor) -> None:
-        """The trial has failed: the controller's further calls for this ticket do nothing."""
-        self._failed.add(ticket.actor_id)
-        self.unset_live(ticket)
+    def set_failed(self, tracked: TrackedActor) -> None:
+        """The trial has failed: the controller's further calls for this actor do nothing."""
+        self._failed.add(tracked.actor_id)
+        self.unset_live(tracked)
 
     @abc.abstractmethod
     def hosts(self, trial_id: str) -> bool:
         """Whether the trial is the subclass's. False: Ray runs it, and none of the methods below hears of it."""
 
     @abc.abstractmethod
-    def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
+    def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         """Tune wants the trial to run. ``kwargs``: of its trainable's constructor."""
 
     @abc.abstractmethod
-    def release_trial(self, ticket: TrackedActor) -> bool:
+    def release_trial(self, tracked: TrackedActor) -> bool:
         """Tune lets go of the trial. Returns whether it ran in an actor; Tune is then told when that has stopped."""
 
     @abc.abstractmethod
     def call_trainable(
         self,
-        ticket: TrackedActor,
+        tracked: TrackedActor,
         method: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -200,7 +200,7 @@ class ActorManager(abc.ABC):
         """
 
     @abc.abstractmethod
-    def drop_calls(self, ticket: TrackedActor) -> None:
+    def drop_calls(self, tracked: TrackedActor) -> None:
         """Tune is not interested any more in what it has called of this trial's trainable."""
 
     @abc.abstractmethod
@@ -245,17 +245,17 @@ class ActorManager(abc.ABC):
     ) -> TrackedActor:
         trial_id = kwargs["config"][TRIAL_INFO].trial_id
         if not self.hosts(trial_id):
-            ticket = self._rays.add_actor(
+            tracked = self._rays.add_actor(
                 cls, kwargs, resource_request, on_start=on_start, on_stop=on_stop, on_error=on_error
             )
-            self._by_ray.add(ticket.actor_id)
-            return ticket
-        ticket = TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
-        self.add_trial(ticket, trial_id, kwargs)
-        return ticket
+            self._by_ray.add(tracked.actor_id)
+            return tracked
+        tracked = TrackedActor(uuid.uuid4().int, on_start=on_start, on_stop=on_stop, on_error=on_error)
+        self.add_trial(tracked, trial_id, kwargs)
+        return tracked
 
-    def _is_by_ray(self, ticket: TrackedActor) -> bool:
-        return ticket.actor_id in self._by_ray
+    def _is_by_ray(self, tracked: TrackedActor) -> bool:
+        return tracked.actor_id in self._by_ray
 
     def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
         if self._is_by_ray(tracked_actor):

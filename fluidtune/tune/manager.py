@@ -149,41 +149,41 @@ class FluidActorManager(ActorManager):
     def hosts(self, trial_id: str) -> bool:
         return trial_id not in self._left_to_ray
 
-    def add_trial(self, ticket: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
+    def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trial, trials = self._trials[trial_id], self._job.trials
         if trial_id in self._refused:
             trial.max_failures = 0  # another attempt would end alike
-            self.set_failed(ticket)
-            self._callbacks.tell_failed(ticket, [], self._refused[trial_id])
+            self.set_failed(tracked)
+            self._callbacks.tell_failed(tracked, [], self._refused[trial_id])
             return
         gang = trials.share_of(trial) > 1
-        run = TrialRun(ticket, trial, kwargs, trials.trainable_ref(trial), kind=trials.kind_of(trial), gang=gang)
+        run = TrialRun(tracked, trial, kwargs, trials.trainable_ref(trial), kind=trials.kind_of(trial), gang=gang)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._runs.add_run(run)
         self._events += trials.arrival_events(run, self._job.log)
         self._job.arriving.append(trials.share_of(trial))
 
-    def release_trial(self, ticket: TrackedActor) -> bool:
-        run = self._runs[ticket]
-        was_live = self.unset_live(ticket)
+    def release_trial(self, tracked: TrackedActor) -> bool:
+        run = self._runs[tracked]
+        was_live = self.unset_live(tracked)
         run.failed = run.trial.status == Trial.ERROR  # Tune may set it to PENDING at once, for a retry
         self._recovery.forget_trial(run)
         self._released.append(run)
         if was_live:
-            self._callbacks.tell_stopped(ticket)
+            self._callbacks.tell_stopped(tracked)
         return was_live
 
     def call_trainable(
         self,
-        ticket: TrackedActor,
+        tracked: TrackedActor,
         method: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         on_result: Callable[..., None] | None,
         on_error: Callable[..., None] | None,
     ) -> Any:
-        run = self._runs[ticket]
+        run = self._runs[tracked]
         task = Task(method, args, kwargs, on_result, on_error)
         run.tasks.append(task)
         self._leaders.issue_next_task(run)
@@ -191,8 +191,8 @@ class FluidActorManager(ActorManager):
             return run.tasks[0].future  # asked for already, and nothing is done between
         return task.future
 
-    def drop_calls(self, ticket: TrackedActor) -> None:
-        run = self._runs.get(ticket)
+    def drop_calls(self, tracked: TrackedActor) -> None:
+        run = self._runs.get(tracked)
         if run is not None:
             for task in run.tasks:
                 self._calls.drop_call(task.future)

@@ -1,4 +1,4 @@
-"""The trials that Tune wants to run, found by Tune's ticket or by name."""
+"""The trials that Tune wants to run, found by Tune's tracked actor or by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RunTable:
     """Every `TrialRun` from the moment Tune asks for its actor until Tune lets go of it, or it fails."""
 
     def __init__(self) -> None:
-        self._by_ticket: dict[TrackedActor, TrialRun] = {}
+        self._by_tracked: dict[TrackedActor, TrialRun] = {}
         #: Trial id -> its newest run.
         self._by_trial: dict[str, TrialRun] = {}
         #: Runs that have had a place at least once: not many more than there are devices.
@@ -21,41 +21,41 @@ class RunTable:
         self._untried = 0
 
     def __len__(self) -> int:
-        return len(self._by_ticket)
+        return len(self._by_tracked)
 
     def __iter__(self) -> Iterator[TrialRun]:
-        return iter(self._by_ticket.values())
+        return iter(self._by_tracked.values())
 
     def __contains__(self, run: TrialRun) -> bool:
-        return run.ticket in self._by_ticket
+        return run.tracked in self._by_tracked
 
     def add_run(self, run: TrialRun) -> None:
         """Tune asks for the trial's actor."""
-        self._by_ticket[run.ticket] = run
+        self._by_tracked[run.tracked] = run
         self._by_trial[run.id] = run
         self._untried += not run.delivered
 
     def begin_run(self, run: TrialRun) -> None:
         """The engine has given the trial devices."""
-        if run.ticket not in self._begun:
-            self._begun[run.ticket] = run
+        if run.tracked not in self._begun:
+            self._begun[run.tracked] = run
             self._untried -= not run.delivered
 
     def drop_run(self, run: TrialRun) -> None:
         """Tune let go of the trial, or it failed."""
-        dropped = self._by_ticket.pop(run.ticket, None)
-        if self._begun.pop(run.ticket, None) is None and dropped is not None:
+        dropped = self._by_tracked.pop(run.tracked, None)
+        if self._begun.pop(run.tracked, None) is None and dropped is not None:
             self._untried -= not run.delivered
         if self._by_trial.get(run.id) is run:
             del self._by_trial[run.id]
 
-    def __getitem__(self, ticket: TrackedActor) -> TrialRun:
-        """The run of a ticket. Raises KeyError when Tune has let go of it."""
-        return self._by_ticket[ticket]
+    def __getitem__(self, tracked: TrackedActor) -> TrialRun:
+        """The run of a tracked actor. Raises KeyError when Tune has let go of it."""
+        return self._by_tracked[tracked]
 
-    def get(self, ticket: TrackedActor) -> TrialRun | None:
-        """The run of a ticket; None when Tune has let go of it."""
-        return self._by_ticket.get(ticket)
+    def get(self, tracked: TrackedActor) -> TrialRun | None:
+        """The run of a tracked actor; None when Tune has let go of it."""
+        return self._by_tracked.get(tracked)
 
     def of_trial(self, trial: str) -> TrialRun:
         """The newest run of a trial. Raises KeyError when there is none."""

@@ -79,14 +79,14 @@ class TrialLeaders:
         else:
             run.live = run.started = True
             self._job.align_logs(run)
-            self._actors.set_live(run.ticket, worker.actor)
-            self._callbacks.tell_started(run.ticket)
+            self._actors.set_live(run.tracked, worker.actor)
+            self._callbacks.tell_started(run.tracked)
 
     def _trial_recovered(self, run: TrialRun) -> None:
         """The trial is loaded in a new worker, at its last commit or checkpoint: go on with Tune's tasks."""
         assert run.leader is not None
         run.live = True
-        self._actors.set_live(run.ticket, run.leader.actor)
+        self._actors.set_live(run.tracked, run.leader.actor)
         run.trial.set_ray_actor(run.leader.actor)
         self._job.log.write("recovered", trial=run.id, iteration=run.delivered, reason=run.loss)
         checkpoint = run.trial.latest_checkpoint_result
@@ -149,7 +149,7 @@ class TrialLeaders:
             run.delivered, run.number = value, task.args[0].metrics.get(TRAINING_ITERATION, value)
         self.issue_next_task(run)
         if isinstance(value, Exception):
-            self._callbacks.tell_error(run.ticket, task, value)
+            self._callbacks.tell_error(run.tracked, task, value)
             return
         keep = None
         if isinstance(value, IterationReply):
@@ -158,7 +158,7 @@ class TrialLeaders:
                 keep = partial(run.keep_progress, run.note_result(value.iteration, number))
             self._iteration_done(run, value)
             value = value.result
-        self._callbacks.tell_result(run.ticket, task, value, keep)
+        self._callbacks.tell_result(run.tracked, task, value, keep)
 
     def _iteration_done(self, run: TrialRun, reply: IterationReply) -> None:
         """Tell the engine and the log what an iteration showed.

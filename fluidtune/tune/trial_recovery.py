@@ -62,12 +62,12 @@ class TrialRecovery:
 
     def fail_trial(self, run: TrialRun, error: Exception) -> None:
         """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
-        self._actors.set_failed(run.ticket)
+        self._actors.set_failed(run.tracked)
         tasks = list(run.tasks)
         self.forget_trial(run)
         self.unload_workers(run, CLEAN_BROKEN_S)
         self._emit(m.TrialEnded(run.id, "failed"))
-        self._callbacks.tell_failed(run.ticket, tasks, error)
+        self._callbacks.tell_failed(run.tracked, tasks, error)
 
     def forget_trial(self, run: TrialRun) -> None:
         """Nobody waits for the trial's answers any more. Its workers stay as they are."""

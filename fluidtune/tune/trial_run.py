@@ -51,7 +51,7 @@ class TrialRun:
     """
 
     #: By which Tune knows the trial's actor.
-    ticket: TrackedActor
+    tracked: TrackedActor
     trial: Trial
     kwargs: dict[str, Any]
     trainable_ref: Any

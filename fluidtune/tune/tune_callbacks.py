@@ -1,6 +1,6 @@
 """The callbacks into Tune that are due. The manager makes one a step, as Ray's own actor manager does.
 
-Tune gives callbacks with an actor's ticket and with each task, and may take them back meanwhile: they are read when
+Tune gives callbacks with a tracked actor and with each task, and may take them back meanwhile: they are read when
 they are called.
 """
 
@@ -34,42 +34,42 @@ class TuneCallbacks:
         """Make the newest callback, ahead of the older ones."""
         self._due.pop()()
 
-    def tell_started(self, ticket: TrackedActor) -> None:
+    def tell_started(self, tracked: TrackedActor) -> None:
         """The trial's actor runs."""
-        self._due.append(lambda: controller.tell_started(ticket))
+        self._due.append(lambda: controller.tell_started(tracked))
 
-    def tell_stopped(self, ticket: TrackedActor) -> None:
+    def tell_stopped(self, tracked: TrackedActor) -> None:
         """The trial's actor is gone, as Tune asked for."""
-        self._due.append(lambda: controller.tell_stopped(ticket))
+        self._due.append(lambda: controller.tell_stopped(tracked))
 
     def tell_result(
-        self, ticket: TrackedActor, task: Task, value: Any, keep: Callable[[], None] | None = None
+        self, tracked: TrackedActor, task: Task, value: Any, keep: Callable[[], None] | None = None
     ) -> None:
         """The task returned ``value``. ``keep`` is called when Tune hears so, and before."""
 
         def tell() -> None:
             if task.on_result is not None:
                 _call(keep)
-                task.on_result(ticket, value)
+                task.on_result(tracked, value)
 
         self._due.append(tell)
 
-    def tell_error(self, ticket: TrackedActor, task: Task, error: Exception) -> None:
+    def tell_error(self, tracked: TrackedActor, task: Task, error: Exception) -> None:
         """The task raised ``error``."""
-        self._due.append(lambda: _call(task.on_error, ticket, error))
+        self._due.append(lambda: _call(task.on_error, tracked, error))
 
-    def tell_failed(self, ticket: TrackedActor, tasks: list[Task], error: Exception) -> None:
+    def tell_failed(self, tracked: TrackedActor, tasks: list[Task], error: Exception) -> None:
         """The trial's actor failed, and with it the ``tasks`` that Tune waits for."""
 
         def tell() -> None:
             first = next((task for task in tasks if task.on_error is not None), None)
             if first is not None and not isinstance(error, RayActorError):
-                # The trial's own error: Tune ends or requeues the trial for the task, and knows no ticket after that.
-                _call(first.on_error, ticket, error)
+                # The trial's own error: Tune ends or requeues the trial for the task, and then knows the actor no more.
+                _call(first.on_error, tracked, error)
                 return
-            controller.tell_failed(ticket, error)
+            controller.tell_failed(tracked, error)
             for task in tasks:
-                _call(task.on_error, ticket, error)
+                _call(task.on_error, tracked, error)
 
         self._due.append(tell)
 

@@ -131,30 +131,30 @@ def test_schedulers_are_handed_a_wrapper_with_its_controller() -> None:
     assert compat.controller_behind("bare") == "bare"
 
 
-def test_the_ticket_is_made_as_we_make_it() -> None:
-    ticket: Any = compat.TrackedActor(7, on_start=len, on_stop=len, on_error=len)
-    assert (ticket.actor_id, ticket._on_start, ticket._on_stop, ticket._on_error) == (7, len, len, len)
-    assert ticket in {ticket: 1}
+def test_the_tracked_actor_is_made_as_we_make_it() -> None:
+    tracked: Any = compat.TrackedActor(7, on_start=len, on_stop=len, on_error=len)
+    assert (tracked.actor_id, tracked._on_start, tracked._on_stop, tracked._on_error) == (7, len, len, len)
+    assert tracked in {tracked: 1}
 
 
-def test_tune_is_told_of_a_ticket_unless_it_took_the_callback_back() -> None:
+def test_tune_is_told_of_a_tracked_actor_unless_it_took_the_callback_back() -> None:
     told: list[Any] = []
-    ticket = compat.TrackedActor(
+    tracked = compat.TrackedActor(
         7,
         on_start=lambda of: told.append(("start", of)),
         on_stop=lambda of: told.append(("stop", of)),
         on_error=lambda of, error: told.append((str(error), of)),
     )
-    compat.tell_started(ticket)
-    compat.tell_stopped(ticket)
-    compat.tell_failed(ticket, ValueError("died"))
-    assert told == [("start", ticket), ("stop", ticket), ("died", ticket)]
-    ticket.set_on_start(None)
-    ticket.set_on_stop(None)
-    ticket.set_on_error(None)
-    compat.tell_started(ticket)
-    compat.tell_stopped(ticket)
-    compat.tell_failed(ticket, ValueError("died"))
+    compat.tell_started(tracked)
+    compat.tell_stopped(tracked)
+    compat.tell_failed(tracked, ValueError("died"))
+    assert told == [("start", tracked), ("stop", tracked), ("died", tracked)]
+    tracked.set_on_start(None)
+    tracked.set_on_stop(None)
+    tracked.set_on_error(None)
+    compat.tell_started(tracked)
+    compat.tell_stopped(tracked)
+    compat.tell_failed(tracked, ValueError("died"))
     assert len(told) == 3
 
 

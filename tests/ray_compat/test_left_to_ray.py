@@ -25,19 +25,19 @@ class Hosting(compat.ActorManager):
     def hosts(self, trial_id: str) -> bool:
         return trial_id != "left"
 
-    def add_trial(self, ticket: Any, trial_id: str, kwargs: Any) -> None:
+    def add_trial(self, tracked: Any, trial_id: str, kwargs: Any) -> None:
         self.heard.append(trial_id)
-        self.set_live(ticket, f"actor of {trial_id}")
+        self.set_live(tracked, f"actor of {trial_id}")
 
-    def release_trial(self, ticket: Any) -> bool:
+    def release_trial(self, tracked: Any) -> bool:
         self.heard.append("release")
-        return self.unset_live(ticket)
+        return self.unset_live(tracked)
 
-    def call_trainable(self, ticket: Any, method: str, *rest: Any) -> Any:
+    def call_trainable(self, tracked: Any, method: str, *rest: Any) -> Any:
         self.heard.append(method)
         return "our future"
 
-    def drop_calls(self, ticket: Any) -> None:
+    def drop_calls(self, tracked: Any) -> None:
         self.heard.append("drop")
 
     def answer_call(self, future: Any) -> None:
@@ -65,7 +65,7 @@ class Hosting(compat.ActorManager):
 
 @pytest.fixture
 def both() -> tuple[Any, Any, dict[str, Any]]:
-    """A manager of ours with the trial "host" before one of Ray's with the trial "left"; their tickets by trial."""
+    """A manager of ours with the trial "host" before one of Ray's with the trial "left"; what Tune tracks, by trial."""
     solved: list[Any] = []
     rays = create_autospec(RayActorManager, instance=True)
     rays._live_actors_to_ray_actors_resources = {}
@@ -80,24 +80,24 @@ def both() -> tuple[Any, Any, dict[str, Any]]:
     assert controller._actor_manager is ours and ours.stands_before_ray
     assert ours.num_total_actors == 2 and not ours.next(0.1) and not rays.next.called
     rays.add_actor.return_value = compat.TrackedActor(7)
-    tickets = {
+    actors = {
         name: ours.add_actor("class", {"config": {TRIAL_INFO: SimpleNamespace(trial_id=name)}}, "request", on_stop=len)
         for name in ("host", "left")
     }
     ours.heard.clear()
-    return ours, rays, tickets
+    return ours, rays, actors
 
 
 def test_what_the_controller_asks_of_a_trial_goes_to_the_manager_that_runs_it(
     both: tuple[Any, Any, dict[str, Any]],
 ) -> None:
     """docs/bugs.md, 214"""
-    ours, rays, tickets = both
-    left, host = tickets["left"], tickets["host"]
+    ours, rays, tracked_actors = both
+    left, host = tracked_actors["left"], tracked_actors["host"]
     rays.add_actor.assert_called_once()
     assert left.actor_id == 7
     rays._live_actors_to_ray_actors_resources[left] = ("actor of left", None)  # it has started
-    actors = [ours._live_actors_to_ray_actors_resources[ticket][0] for ticket in (host, left)]
+    actors = [ours._live_actors_to_ray_actors_resources[tracked][0] for tracked in (host, left)]
     assert actors == ["actor of host", "actor of left"] and ours.num_live_actors == 2
     ours.schedule_actor_task(left, "stop", _return_future=True)  # which our own trials have no use for
     rays.schedule_actor_task.assert_called_once_with(left, "stop", None, None, None, None, True)

@@ -36,7 +36,7 @@ def lost(tried: Tried) -> list[dict[str, Any]]:  # noqa: F811
 def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:  # noqa: F811
     sound(tried)
     run = tried.placed(1.0)
-    tried.manager.schedule_actor_task(run.ticket, "train")
+    tried.manager.schedule_actor_task(run.tracked, "train")
     (broken,) = run.devices
     tried.manager._leaders._task_answered(run, run.tasks[0], IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
     tried.manager._advance()

@@ -146,11 +146,11 @@ class Tried:
             num_failures=0,
         )
         self.manager.note_trial(trial)
-        ticket = self.manager.add_actor(
-            None, {"config": {TRIAL_INFO: trial}}, None, on_start=lambda ticket: self.told.append("started")
+        tracked = self.manager.add_actor(
+            None, {"config": {TRIAL_INFO: trial}}, None, on_start=lambda tracked: self.told.append("started")
         )
         self.manager._advance()
-        run = self.manager._runs[ticket]
+        run = self.manager._runs[tracked]
         assert run.leader is not None
         self.manager._leaders.leader_loaded(run, run.leader, None)
         assert run.live
@@ -192,7 +192,7 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     run = tried.placed(1.0)
     assert tried.taken_over == [("a", 0)] and tried.manager.step(0.0) and tried.told == ["started"]
     told: list[Any] = []
-    tried.manager.schedule_actor_task(run.ticket, "train", on_result=lambda ticket, result: told.append(result))
+    tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda tracked, result: told.append(result))
     assert tried.job.stall_detector.newly_silent(1e9)[0].trial == "a"
     reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0)
     tried.manager._leaders._task_answered(run, run.tasks[0], reply)
@@ -263,7 +263,7 @@ def test_a_loop_that_cannot_be_divided_goes_on_alone(tried: Tried, who: str) -> 
     if who == "follower":
         tried.manager._resizer.follower_ended(run, follower, Ungrowable("the loop is so"))
     else:
-        tried.manager.schedule_actor_task(run.ticket, "train")
+        tried.manager.schedule_actor_task(run.tracked, "train")
         reply = IterationReply({}, "elastic", 0.0, lost="the loop is so", ungrowable="the loop is so")
         tried.manager._leaders._task_answered(run, run.tasks[0], reply)
     tried.manager._advance()
@@ -318,7 +318,7 @@ def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another
     tried.manager._resizer.begin_resize(run)
     assert run.suspend and not run.awaited
     first: Any = run.leader
-    tried.manager.schedule_actor_task(run.ticket, "train")
+    tried.manager.schedule_actor_task(run.tracked, "train")
     assert first.actor.called == ["load", "unload"]
     assert not tried.job.load_spec(run).one_node
     # Where the leader says another address, its followers use another one, too.
@@ -375,7 +375,7 @@ def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint(tried: Tried) 
     run = tried.placed(1.0, Stepper)
     leader: Any = run.leader
     run.suspend = True
-    tried.manager.schedule_actor_task(run.ticket, "train")
+    tried.manager.schedule_actor_task(run.tracked, "train")
     assert leader.actor.called == ["load", "unload"]
     assert not run.suspend and run.tasks[0].method == "train", "what Tune waits for is asked of the next worker"
 
@@ -385,11 +385,11 @@ def test_a_class_that_is_told_to_move_saves_once(tried: Tried) -> None:
     leader: Any = run.leader
     trial: Any = run.trial
     trial.on_checkpoint = lambda saved: setattr(trial, "latest_checkpoint_result", saved)
-    tried.manager.schedule_actor_task(run.ticket, "train")
+    tried.manager.schedule_actor_task(run.tracked, "train")
     reply = IterationReply({"training_iteration": 70}, "plain", 1.0, iteration=1)
     tried.manager._leaders._task_answered(run, run.tasks[0], reply)
     run.suspend = True
-    tried.manager.schedule_actor_task(run.ticket, "train")
+    tried.manager.schedule_actor_task(run.tracked, "train")
     saved = SimpleNamespace(metrics={"training_iteration": 70})
     tried.manager._leaders._task_answered(run, run.tasks[0], saved)
     assert leader.actor.called == ["load", "train", "save", "unload"]
@@ -399,7 +399,7 @@ def test_a_trial_that_is_not_elastic_gives_back_the_devices_that_it_was_promised
     """Others of its trainable were elastic, so it was started on two devices."""
     run = tried.placed(1.0)
     run.kind, run.devices, run.wanted = "elastic", (0, 1), (0, 1)
-    tried.manager.schedule_actor_task(run.ticket, "train")
+    tried.manager.schedule_actor_task(run.tracked, "train")
     reply = IterationReply({"training_iteration": 1}, "plain", 1.0, iteration=1)
     tried.manager._leaders._task_answered(run, run.tasks[0], reply)
     assert tried.manager._events[-1] == m.ResizeFailed("a", (0,))
@@ -422,12 +422,12 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(tried: Tried) -> N
     request = SimpleNamespace(bundles=[{"GPU": 1.0}, {"GPU": 1.0}], head_bundle_is_empty=False)
     trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, max_failures=-1)
     tried.manager.note_trial(trial)
-    ticket = tried.manager.add_actor(
-        None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda ticket, error: tried.told.append(str(error))
+    tracked = tried.manager.add_actor(
+        None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda tracked, error: tried.told.append(str(error))
     )
     assert tried.manager.step(0.0) and trial.max_failures == 0
-    assert "several bundles" in tried.told[0] and tried.manager.is_actor_failed(ticket)
-    assert not tried.manager.remove_actor(ticket)
+    assert "several bundles" in tried.told[0] and tried.manager.is_actor_failed(tracked)
+    assert not tried.manager.remove_actor(tracked)
 
 
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,7 +456,7 @@ def test_a_later_trial_of_several_bundles_is_left_to_ray_by_a_job_on_demand(trie
 def test_the_status_line_counts_the_trials_that_tune_wants_to_run(tried: Tried) -> None:
     run = tried.placed(1.0)
     assert tried.manager.status_line() == "FluidTune: 1/2 gpu devices busy, 1 trials on them (0 on several), 0 waiting"
-    tried.manager.remove_actor(run.ticket)
+    tried.manager.remove_actor(run.tracked)
     assert tried.manager.status_line() == "FluidTune: 0/2 gpu devices busy, 0 trials on them (0 on several), 0 waiting"
 
 
@@ -476,7 +476,7 @@ def unload_call(tried: Tried, status: str) -> tuple[str, tuple[Any, ...]]:
     run = tried.placed(1.0)
     leader: Any = run.leader
     run.trial.status = status
-    tried.manager.remove_actor(run.ticket)
+    tried.manager.remove_actor(run.tracked)
     run.trial.status = "PENDING"
     tried.manager._advance()
     return leader.actor.called[-1], leader.actor.args[-1]

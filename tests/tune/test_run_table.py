@@ -21,7 +21,7 @@ def test_pending_trials_are_counted_without_looking_at_those_that_wait(seed: int
         what = draw.randrange(5)
         run = draw.choice(runs) if runs else None
         if what < 2 or run is None:
-            run = SimpleNamespace(ticket=object(), id=str(step), delivered=draw.choice([0, 3]), live=False)
+            run = SimpleNamespace(tracked=object(), id=str(step), delivered=draw.choice([0, 3]), live=False)
             runs.append(run)
             table.add_run(run)
         elif what == 2:

@@ -39,7 +39,7 @@ class Driver:
         self.leaders = TrialLeaders(parts, recovery, None)  # type: ignore[arg-type]
         self.said = said
         trial = SimpleNamespace(trial_id="a", run_metadata=SimpleNamespace(), last_result=None, num_failures=0)
-        self.run = TrialRun(ticket=None, trial=trial, kwargs={}, trainable_ref=None, devices=(0,))  # type: ignore[arg-type]
+        self.run = TrialRun(tracked=None, trial=trial, kwargs={}, trainable_ref=None, devices=(0,))  # type: ignore[arg-type]
         self.run.leader = object()  # type: ignore[assignment]
 
     def hears(self, lack: Lack) -> list[Any]:

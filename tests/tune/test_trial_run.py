@@ -20,7 +20,7 @@ def new_trial() -> SimpleNamespace:
 
 
 def run_of(trial: SimpleNamespace) -> TrialRun:
-    return TrialRun(ticket=None, trial=trial, kwargs={}, trainable_ref=None)  # type: ignore[arg-type]
+    return TrialRun(tracked=None, trial=trial, kwargs={}, trainable_ref=None)  # type: ignore[arg-type]
 
 
 def test_a_trial_whose_workers_die_and_die_is_to_blame(run: TrialRun) -> None:
