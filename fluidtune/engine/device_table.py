@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from heapq import merge
 from typing import Any
 
+from fluidtune.engine.device_models import DeviceModels
 from fluidtune.engine.trial import EngineError
 
 
@@ -53,6 +54,8 @@ class DeviceTable:
         self._loaded: dict[int, list[tuple[int, int]]] = {}
         #: Devices whose worker died and that no trial has got since. A trial starts sooner on any other device.
         self.cold: set[int] = set()
+        #: The models of devices that are there, as far as they are known.
+        self.models = DeviceModels()
 
     def __len__(self) -> int:
         """Number of devices to plan with: all but those that leave."""
@@ -93,6 +96,7 @@ class DeviceTable:
         self.leaving.remove(device)
         del self.node[device], self.tenants[device], self.slots[device], self._place[device]
         self.cold.discard(device)
+        self.models.forget(device)
 
     # Tenants
 
@@ -171,8 +175,15 @@ class DeviceTable:
         return next((device for device in devices if device not in self.cold), devices[0])
 
     def pick_near(self, device: int, count: int, forbid: str | None = None) -> list[int]:
-        """Up to ``count`` other idle devices: those on the node of ``device`` first, then by number."""
+        """Up to ``count`` other idle devices: those on the node of ``device`` first, then by number.
+
+        All are of the model of ``device``, as far as that is known: workers of one trial wait for the slowest.
+        """
         home = self.node[device]
+        if self.models.mixed:
+            here = self.models.like(device, (d for d in self.idle_on.get(home, ()) if d != device and home != forbid))
+            away = (d for d in self.idle if self.node[d] not in (home, forbid))
+            return [*here, *self.models.like(device, away)][:count]
         near = [d for d in self.idle_on.get(home, ()) if d != device and home != forbid][:count]
         if len(near) < count:
             far = (d for d in self.idle if self.node[d] not in (home, forbid) and d != device)
@@ -180,7 +191,20 @@ class DeviceTable:
         return near
 
     def pick_on_one_node(self, count: int, forbid: str | None = None) -> list[int] | None:
-        """``count`` idle devices of the node where the fewest then remain idle; None if no node has as many."""
+        """``count`` idle devices of the node where the fewest then remain idle; None if no node has as many.
+
+        They are of one model if any node has as many of one.
+        """
+        if self.models.mixed:
+            parts = [
+                (len(idle), node, part)
+                for node, idle in self.idle_on.items()
+                if node != forbid
+                for part in self.models.by_model(idle)
+                if len(part) >= count
+            ]
+            if parts:
+                return min(parts)[2][:count]
         nodes = [(len(idle), node) for node, idle in self.idle_on.items() if len(idle) >= count and node != forbid]
         return self.idle_on[min(nodes)[1]][:count] if nodes else None
 
@@ -267,7 +291,8 @@ class DeviceTable:
             by_node[self.node[device]].append(device)
         assert by_node == self.idle_on
         assert sum(self.size.values()) == len(self) and all(self.size.values())
-        assert self.cold <= self.node.keys()
+        assert self.cold <= self.node.keys() and self.models.of.keys() <= self.node.keys()
+        self.models.validate()
         loaded = sorted((len(t), self._place[d], d) for d, t in staying.items() if t)
         assert loaded == sorted((count, *entry) for count, entries in self._loaded.items() for entry in entries)
         assert list(self._place) == list(self.node) and all(e == sorted(e) for e in self._loaded.values())

@@ -22,6 +22,7 @@ from fluidtune.engine.messages import (
     GrowthEnded,
     Instruction,
     KindFound,
+    ModelFound,
     NeedFound,
     Release,
     Resized,
@@ -72,6 +73,14 @@ def _on_device_lost(event: DeviceLost, state: State, now: float) -> Iterable[Ins
         out += _send_to_front(state, state.trials[name], now, gone=event.device)
     devices.remove_device(event.device)
     return out
+
+
+@apply_event.register
+def _on_model_found(event: ModelFound, state: State, now: float) -> Iterable[Instruction]:
+    if event.device in state.devices.node and state.devices.models.note(event.device, event.model):
+        state.reconsider = state.reconsider or state.devices.models.mixed
+    state.events_before_look += 1  # it is no reason to look sooner: where all devices are alike, nothing follows
+    return ()
 
 
 # Groups and trials

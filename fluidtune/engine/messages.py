@@ -57,6 +57,14 @@ class DeviceLost(Event):
 
 
 @dataclass(frozen=True)
+class ModelFound(Event):
+    """The device is of this model, for example a GPU's product name. Comes late if the device is lost already."""
+
+    device: int
+    model: str
+
+
+@dataclass(frozen=True)
 class GroupAnnounced(Event):
     """A TrialGroup exists, or its ``concurrency`` or ``tail`` has changed.
 

@@ -109,6 +109,7 @@ class WorkerDispatch:
                 self._job.gpu_telemetry.warn_time_slices(value.why)
             if value.kind is not None:
                 self._job.gpu_telemetry.note_kind(worker.device, value.kind)
+                self._emit(m.ModelFound(worker.device, value.kind))
             if value.broken is not None:
                 self.device_broken(worker.device, value.broken)
 

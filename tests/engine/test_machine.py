@@ -23,6 +23,7 @@ from fluidtune.engine import (
     GrowthEnded,
     Instruction,
     KindFound,
+    ModelFound,
     Release,
     Resize,
     Resized,
@@ -66,12 +67,16 @@ class EngineMachine(RuleBasedStateMachine):
         workers=st.sampled_from([None, 1, 2, 4]),
         devices=st.integers(0, 6),
         lanes=st.sampled_from([None, None, "FAIR", "SRTF", "HPT"]),
+        mixed=st.booleans(),
     )
-    def begin(self, packing, workers, devices, lanes):
+    def begin(self, packing, workers, devices, lanes, mixed):
+        #: Every other device is slow, and is said to be when it comes.
+        self.mixed = mixed
         self.engine = Engine(max_packing=packing, max_workers=workers, lanes=lanes)
         self.trials: dict[str, Shadow] = {}
         self.groups: dict[str, tuple[bool, int | None]] = {}
         self.nodes: dict[int, str] = {}
+        self.models: dict[int, str] = {}
         self.leaving: set[int] = set()
         #: Trials that once did not do what a resize asked: they are left alone for a while.
         self.refused: set[str] = set()
@@ -149,6 +154,9 @@ class EngineMachine(RuleBasedStateMachine):
         device = max(self.nodes, default=-1) + 1
         self.nodes[device] = f"node{node}"
         self.send(DeviceGained(device, f"node{node}"))
+        if self.mixed:
+            self.models[device] = "slow" if device % 2 else "fast"
+            self.send(ModelFound(device, self.models[device]))
 
     # Rules
 
@@ -198,6 +206,28 @@ class EngineMachine(RuleBasedStateMachine):
         self.send(TrialEnded(name, ending))
         assert not self.trials[name].held
 
+    @precondition(lambda self: len(self.those("running", "waiting")) > 1 and self.those("running"))
+    @rule(pick=PICK, seconds=SECONDS, grown=st.booleans())
+    def all_but_one_end(self, pick, seconds, grown):
+        """The one that is left may grow, which it hardly ever could otherwise."""
+        running = self.those("running")
+        left = running[pick % len(running)]
+        for name in self.those("running", "suspending", "waiting"):
+            if name != left:
+                self.stop(self.trials[name], "ended")
+                self.send(TrialEnded(name, "stopped"))
+        trial = self.trials[left]
+        if trial.asked < 2 and trial.asked_devices is None:
+            if len(trial.on) == 1:
+                trial.kind = "elastic"
+                self.send(KindFound(left, "elastic"))
+            self.send(BudgetChanged(left, 1000.0))
+            for _ in range(2):
+                self.send(Result(left, seconds / len(trial.on), len(trial.on), 0.1))
+            if trial.asked_devices is not None and grown:
+                trial.on, trial.asked_devices = trial.asked_devices, None
+                self.send(Resized(left, trial.on, 0.1))
+
     @precondition(lambda self: self.those("running", "suspending"))
     @rule(pick=PICK, which=PICK, known=st.sampled_from(["none", "dead", "alive"]))
     def lose_worker(self, pick, which, known):
@@ -224,8 +254,27 @@ class EngineMachine(RuleBasedStateMachine):
                 self.stop(trial, "waiting")
                 trial.held = tuple(d for d in trial.held if d != device)
         del self.nodes[device]
+        self.models.pop(device, None)
         self.leaving.discard(device)
         self.send(DeviceLost(device))
+
+    @precondition(lambda self: self.nodes)
+    @rule(pick=PICK, model=st.sampled_from(["fast", "slow"]))
+    def find_model(self, pick, model):
+        device = sorted(self.nodes)[pick % len(self.nodes)]
+        self.models[device] = model
+        self.send(ModelFound(device, model))
+
+    @invariant()
+    def a_trial_is_on_devices_of_one_model(self):
+        if not hasattr(self, "trials"):
+            return
+        for name in self.those("running"):
+            trial = self.trials[name]
+            if trial.kind == "elastic" and trial.asked < 2 and trial.asked_devices is None and name not in self.refused:
+                first = self.models.get(trial.on[0])
+                others = {self.models.get(device, first) for device in trial.on}
+                assert first is None or others == {first}, name
 
     @precondition(lambda self: self.nodes.keys() - self.leaving)
     @rule(pick=PICK)

@@ -85,7 +85,8 @@ class Desk:
             reasons={},
         )
         setup = SimpleNamespace(shown_nodes=lambda came: came)
-        job: Any = SimpleNamespace(pool=self.pool, devices=devices, setup=setup, log=self.log)
+        telemetry = SimpleNamespace(note_kind=lambda device, model: None)
+        job: Any = SimpleNamespace(pool=self.pool, devices=devices, setup=setup, log=self.log, gpu_telemetry=telemetry)
         self.events: list[m.Event] = []
         self.got: list[str] = []
         self.dispatch = WorkerDispatch(job, self.calls, self.events.append)
@@ -144,6 +145,14 @@ def test_a_process_is_written_down_when_it_starts_and_not_when_it_serves_again(d
     assert desk.got == ["new-0", "new-0"] and desk.log.lines == ["worker_started new-0 7"]
     with pytest.raises(KeyError):
         desk.calls.answer("info-0", WorkerInfo(pid=7))
+
+
+def test_the_engine_is_told_of_which_model_a_workers_gpu_is(desk: Desk) -> None:
+    desk.pool.serves = True
+    for device, model in ((0, "NVIDIA L4"), (1, None)):
+        desk.request(device)
+        desk.calls.answer(f"info-{device}", WorkerInfo(pid=7, kind=model))
+    assert desk.events == [m.ModelFound(0, "NVIDIA L4")]
 
 
 def test_a_pass_starts_so_many_processes_and_the_next_ones_the_others_in_order(desk: Desk) -> None:
