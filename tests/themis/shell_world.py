@@ -38,6 +38,7 @@ class World:
 
     fault: (function, number): that call of the function, counted from 0, raises an exception.
     done: whether that call has its effect before it raises.
+    gives_back: whether agents give each GPU back as soon as they know its group, so that leases change all the time.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class World:
         done: bool = False,
         gpus: int = 2,
         settings: dict[str, Any] | None = None,
+        gives_back: bool = False,
     ):
         self.now = 0.0
+        self._gives_back = gives_back
         self._settings = SETTINGS if settings is None else settings
         self.books = path / "books" / "head.json"
         self.gpus, self.fault, self.done = gpus, fault, done
@@ -188,6 +191,9 @@ class World:
                 if isinstance(notice, Leave):
                     outbox += agent.vacated(notice.gpu.id)
                 assert not isinstance(notice, Lost) or notice.gpu.id not in agent.leases
+            if self._gives_back:
+                for gpu in [view.gpu.id for view in agent.leases.values() if view.group]:
+                    outbox += agent.vacated(gpu)
         del outbox[: len(sending)]
         for event in [each for each in outbox if isinstance(each, m.AppJoined)]:
             outbox.remove(event)
