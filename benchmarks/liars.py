@@ -1,18 +1,28 @@
 """What an app gains by lying to the arbiter, in the twin.
 
 ``python -m benchmarks.liars --json [--quick] [--trace FILE] [--liars N] [--draws N] [--only KIND ...]
-[--scene NAME ...]``. In each scene, each of N apps (8) lies in runs of its own, in each of the ways of `LIES`; all else
-is as in the honest runs. The scenes are seeded workloads that no constant of the arbiter was fitted on, and a recorded
-trace of jobs on 32 GPUs if its file is given.
+[--scene NAME ...]``. In each scene, each of N apps (24, or all) lies in runs of its own, in each of the ways of `LIES`;
+all else is as in the honest runs. The scenes are seeded workloads that no constant of the arbiter was fitted on, and a
+recorded trace of jobs on 32 GPUs if its file is given.
 
 An app that knew the exact second of every arrival could gain from any change, because a round then has another order of
 apps. It cannot know that. So every run is repeated with arrivals that are later by up to `SHIFT_S`, drawn anew, and a
-gain is that of the mean time. What chance still does, the row `CHANCE` shows: it lies by a thousandth.
+gain is that of the mean time.
 
-``lies``: way -> ``gain`` (mean), ``best`` and ``worst``: by which fraction the liar ends sooner than in the honest run;
-``others``: the mean of the same for all other apps; ``liars``: how many there were. ``scenes``: the same by scene.
-``gain`` and ``best`` are over all ways but `CHANCE`. ``doubt``: the largest doubt about any app in the honest runs (1:
-none). ``doubted``: scene -> the same.
+What chance still does, placebos show: each liar also makes changes that cannot help it (`PLACEBOS`). In the same scene,
+with the same draws, its app then ends sooner or later by chance alone. If a lie is no better than a placebo, it makes
+no difference which of the liar's runs is called the lie. So that label is drawn by lot for each liar, `LOTS` times: a
+randomization test in which each liar is a block (with p as Phipson and Smyth compute it: Permutation P-values Should
+Never Be Zero, 2010). ``p_gain`` is the part of the lots in which the mean gain is at least the lie's, ``p_over`` that
+in which at least as many liars gain more than `MOST`. Small: more than chance. (Of rows without any gain, one in twenty
+is below 0.05.)
+
+``lies``: way -> ``gain`` (mean), ``q10``, ``median``, ``q90``, ``best`` and ``worst``: by which fraction the liar ends
+sooner than in the honest run; ``each``: the same of each liar, rounded; ``over``: the part of the liars of which it is
+more than `MOST`; ``others``: the mean of the same for all other apps; ``liars``: how many there were; ``p_gain`` and
+``p_over``, see above. ``scenes``: the same by scene. In both, `CHANCE` are all placebos together. ``gain`` and ``best``
+are over all lies. ``doubt``: the largest doubt about any app in the honest runs (1: none). ``doubted``: scene -> the
+same.
 """
 
 from __future__ import annotations
@@ -22,6 +32,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.fairness import TRACE, alike
@@ -43,10 +55,23 @@ class Way:
 #: Arrivals are later by up to so many seconds. Judgement: long beside the time between two rounds in which equal apps
 #: would take turns, short beside a lease.
 SHIFT_S = 60.0
-#: A lie that is too small to be one: what it changes is chance.
-CHANCE = "work * 0.999"
+#: The name of all placebos together.
+CHANCE = "placebo"
+#: More than this any single liar should not gain. Source: issue 19.
+MOST = 0.1
+#: Lots of the permutation test. Judgement: a p of 0.05 is then known to within 0.005.
+LOTS = 10_000
+
+
+def later(seconds: float) -> Callable[[Spec], list[Spec]]:
+    """The app comes so much later, and ties fall by another lot: its time of arrival is part of the lot."""
+    return lambda spec: [replace(spec, arrives=spec.arrives + seconds)]
+
+
+#: Changes that cannot help. A claim that is wrong by 1 % is none of them: it decides the order of equal apps.
+PLACEBOS = {f"{seconds} s later": Way({}, later(seconds)) for seconds in range(1, 7)}
 LIES = {
-    CHANCE: Way({"claim": 0.999}),
+    "work * 0.99": Way({"claim": 0.99}),
     "rho * 3": Way({"false": Lie(behind=3.0)}),
     "T_id / 4": Way({"false": Lie(shorter=4.0)}),
     "work * 0.5": Way({"claim": 0.5}),
@@ -84,8 +109,8 @@ def scenes(quick: bool, trace: str | None) -> dict[str, Scene]:
     found = {"equal apps, 64 GPUs": Scene(*alike(10.0, 202), draws=8)}
     if not quick:
         found |= {
-            "12 tuning apps, 32 GPUs": Scene(tuning_apps(12, 202, days=0.2, between_s=1600.0), testbed[:32]),
-            "12 tuning apps, 64 GPUs": Scene(tuning_apps(12, 203, days=0.4, between_s=800.0), testbed),
+            "12 tuning apps, 32 GPUs": Scene(tuning_apps(12, 202, days=0.2, between_s=1600.0), testbed[:32], draws=2),
+            "12 tuning apps, 64 GPUs": Scene(tuning_apps(12, 203, days=0.4, between_s=800.0), testbed, draws=2),
             "40 jobs, 16 GPUs": Scene(single_jobs(40, 204, hours=1.0, between_s=900.0), machines(((4, 4, 1),))),
             "30 tuning apps, 16 GPUs": Scene(tuning_apps(30, 205, days=0.1, between_s=240.0), testbed[:16]),
         }
@@ -126,43 +151,86 @@ def mean_times(scene: Scene, drawn: Sequence[Sequence[Spec]], way: Way, liar: in
     return {app: statistics.mean(each[app] for each in runs) for app in runs[0]} | {"": most}
 
 
-def figures(found: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """The figures of one way. ``found``: (gain of the liar, mean gain of the others) of each run."""
+#: (gain of a liar, mean gain of the others), of each liar.
+Gains = list[tuple[float, float]]
+
+
+def figures(found: Gains) -> dict[str, Any]:
+    """The figures of one way."""
     gains = [gain for gain, _ in found]
+    low, median, high = np.quantile(gains, (0.1, 0.5, 0.9))
     return {
         "gain": statistics.mean(gains),
+        "q10": float(low),
+        "median": float(median),
+        "q90": float(high),
         "best": max(gains),
         "worst": min(gains),
+        "over": statistics.mean(gain > MOST for gain in gains),
         "others": statistics.mean(others for _, others in found),
         "liars": len(gains),
+        "each": [round(gain, 4) for gain in gains],
     }
+
+
+def beyond_chance(lie: Sequence[float], placebos: Sequence[Sequence[float]]) -> dict[str, float]:
+    """``p_gain`` and ``p_over``, see the module. ``placebos``: of each placebo the gains of the same liars."""
+    gains = np.array([lie, *placebos])
+    rng = np.random.default_rng(0)
+    lots = np.take_along_axis(gains, rng.integers(len(gains), size=(LOTS, gains.shape[1])), axis=0)
+    # The lie itself is one of the lots. Sums of the same numbers in another order may differ in the last bits.
+    least, over = gains[0].mean() - 1e-12, (gains[0] > MOST).sum()
+    return {
+        "p_gain": (1 + int((lots.mean(axis=1) >= least).sum())) / (LOTS + 1),
+        "p_over": (1 + int(((lots > MOST).sum(axis=1) >= over).sum())) / (LOTS + 1),
+    }
+
+
+def rows(found: dict[str, Gains]) -> dict[str, dict[str, Any]]:
+    """Way -> its figures. ``found``: way -> the gains of the same liars, of all placebos and of lies."""
+    placebos = [[gain for gain, _ in found[kind]] for kind in PLACEBOS]
+    table = {CHANCE: figures([each for kind in PLACEBOS for each in found[kind]])}
+    for kind, gains in found.items():
+        table[kind] = figures(gains)
+        if kind in LIES:
+            table[kind] |= beyond_chance([gain for gain, _ in gains], placebos)
+    return table
+
+
+def gains_in(scene: Scene, liars: int, draws: int, ways: dict[str, Way]) -> tuple[dict[str, Gains], float]:
+    """Way -> what each liar of a scene gains; and the largest doubt without a lie."""
+    drawn = [shifted(scene.specs, draw) for draw in range(draws * scene.draws)]
+    honest = mean_times(scene, drawn, Way({}), None)
+    doubt = honest.pop("")
+    step = max(1, len(scene.specs) // liars)
+    chosen = range(step // 2, len(scene.specs), step)[:liars]
+    found: dict[str, Gains] = {kind: [] for kind in ways}
+    for kind, way in ways.items():
+        for liar in chosen:
+            times = mean_times(scene, drawn, way, liar)
+            gains = {app: 1 - times[app] / honest[app] for app in honest}
+            mine = gains.pop(scene.specs[liar].name)
+            found[kind].append((mine, statistics.mean(gains.values())))
+    return found, doubt
 
 
 def measure(there: dict[str, Scene], liars: int, draws: int, only: Sequence[str]) -> dict[str, Any]:
     """The figures of all scenes."""
+    ways = PLACEBOS | {kind: LIES[kind] for kind in only or LIES}
     table: dict[str, dict[str, Any]] = {}
-    every: dict[str, list[tuple[float, float]]] = {}
+    every: dict[str, Gains] = {kind: [] for kind in ways}
     doubted: dict[str, float] = {}
     for name, scene in there.items():
-        drawn = [shifted(scene.specs, draw) for draw in range(draws * scene.draws)]
-        honest = mean_times(scene, drawn, Way({}), None)
-        doubted[name] = honest.pop("")
-        step = max(1, len(scene.specs) // liars)
-        chosen = range(step // 2, len(scene.specs), step)[:liars]
-        for kind in only or LIES:
-            found = []
-            for liar in chosen:
-                times = mean_times(scene, drawn, LIES[kind], liar)
-                gains = {app: 1 - times[app] / honest[app] for app in honest}
-                mine = gains.pop(scene.specs[liar].name)
-                found.append((mine, statistics.mean(gains.values())))
-            table.setdefault(name, {})[kind] = row = figures(found)
-            every.setdefault(kind, []).extend(found)
+        found, doubted[name] = gains_in(scene, liars, draws, ways)
+        for kind, gains in found.items():
+            every[kind] += gains
+        table[name] = rows(found)
+        for kind, row in table[name].items():
             say(line(name, kind, row))
-    lies = {kind: figures(found) for kind, found in every.items()}
+    lies = rows(every)
     for kind, row in lies.items():
         say(line("all", kind, row))
-    together = figures([each for kind, found in every.items() for each in found if kind != CHANCE or only == [CHANCE]])
+    together = figures([each for kind in ways if kind in LIES for each in every[kind]])
     return {
         "scenes": table,
         "lies": lies,
@@ -173,11 +241,12 @@ def measure(there: dict[str, Scene], liars: int, draws: int, only: Sequence[str]
     }
 
 
-def line(scene: str, kind: str, row: dict[str, float]) -> str:
+def line(scene: str, kind: str, row: dict[str, Any]) -> str:
     """One row of the table, for people."""
     return (
-        f"{scene:24} {kind:17} {row['gain']:+7.1%} ({row['worst']:+.1%} to {row['best']:+.1%}), "
-        f"others {row['others']:+.2%}"
+        f"{scene:24} {kind:17} {row['gain']:+7.1%} ({row['worst']:+.1%}, 10 % {row['q10']:+.1%}, "
+        f"90 % {row['q90']:+.1%}, {row['best']:+.1%}), over {row['over']:.0%}, others {row['others']:+.2%}"
+        + (f", p {row['p_gain']:.4f} and {row['p_over']:.4f}" if "p_gain" in row else "")
     )
 
 
@@ -189,12 +258,12 @@ def main() -> None:
     """The command."""
     arguments = parser("What lies to the arbiter gain.")
     arguments.add_argument("--trace", help="path of a recorded trace of jobs, for a further scene")
-    arguments.add_argument("--liars", type=int, help="apps that lie in turn, in each scene (8; 2 with --quick)")
+    arguments.add_argument("--liars", type=int, help="apps that lie in turn, in each scene (24; 2 with --quick)")
     arguments.add_argument("--scene", nargs="+", default=[], help="only these scenes")
     arguments.add_argument("--draws", type=int, default=1, help="draws of arrivals for each run (1)")
     arguments.add_argument("--only", nargs="+", choices=list(LIES), default=[], help="only these ways to lie")
     options = arguments.parse_args()
-    liars = options.liars or (2 if options.quick else 8)
+    liars = options.liars or (2 if options.quick else 24)
     there = scenes(options.quick, options.trace)
     for name in set(options.scene) - there.keys():
         arguments.error(f"--scene {name!r}: use one of {', '.join(there)}")
