@@ -1,11 +1,15 @@
 """The auction against orderings, on workloads that no constant of the arbiter was fitted on, on the virtual clock.
 
-``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--workload NAME ...] [--halves]``.
-Each policy runs on the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with both, as
-Themis does). The workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if DIR has
-them: the 120 jobs of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and of two traces of Muri,
-which were made of other clusters of Philly. ``--halves``: Themis alone, with each constant in `CONSTANTS` halved and
-increased by half.
+``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--workload NAME ...] [--halves]
+[--past]``. Each policy runs on the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with
+both, as Themis does). The workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if
+DIR has them: the 120 jobs of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and of two traces of
+Muri, which were made of other clusters of Philly. ``--halves``: Themis alone, with each constant in `CONSTANTS` halved
+and increased by half. ``--past``: Themis alone, with a half-life of past usage and with admission (`OPTIONS`). The apps
+then belong to `USERS` users; a trace does not say whose a job is, so users are drawn by lot. ``options``: workload ->
+option -> its figures, with ``busiest`` and ``rest``, the mean rho of the apps of the user with most work and of all
+others, ``refused``, the part of the apps that were not admitted when they came, and ``inside``, the worst rho if the
+time until an app is admitted does not count.
 
 ``workloads``: name -> side -> its figures, as of `benchmarks.fairness`, with the tally of the auctions. ``sides``: side
 -> over all workloads the ``median`` and the ``low`` and ``high`` quartile of its worst rho divided by the smallest
@@ -18,10 +22,12 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +37,7 @@ from themis_bridge import app_record, policy
 from themis_bridge.locality import Gpu
 from themis_bridge.twin.apps import Spec
 from themis_bridge.twin.baselines import BASELINES
-from themis_bridge.twin.simulate import Setup, simulate
+from themis_bridge.twin.simulate import Setup, Simulation, rhos, simulate
 from themis_bridge.twin.workloads import machines, read_jobs, single_job, tuning_apps
 
 #: GPUs of the clusters. Judgement: the sizes of a group to those of the paper; four GPUs on each machine.
@@ -57,6 +63,17 @@ CONSTANTS = (
     (app_record, "SWITCH_S"),
     (policy, "LONG_WAIT"),
 )
+#: What `--past` sets. A week is Slurm's default half-life (PriorityDecayHalfLife). Judgement for the others: a day is
+#: short beside traces of some days; and apps could use half as many GPUs again as there are, or three times as many.
+OPTIONS: dict[str, dict[str, float]] = {
+    "neither": {},
+    "half-life of a day": {"half_life_s": 86400.0},
+    "half-life of a week": {"half_life_s": 7 * 86400.0},
+    "admission up to 1.5": {"most_demand": 1.5},
+    "admission up to 3": {"most_demand": 3.0},
+}
+#: Users of `--past`; the k-th has 1 / k times as many apps as the first. Judgement: a few people have most of the jobs.
+USERS = 8
 
 
 @dataclass(frozen=True)
@@ -195,6 +212,47 @@ def halves(there: dict[str, Workload]) -> dict[str, Any]:
     return {"halves": found}
 
 
+def with_users(specs: Sequence[Spec]) -> list[Spec]:
+    """The apps with users drawn by lot."""
+    rng, names = random.Random(0), [f"user{number}" for number in range(USERS)]
+    weights = [1 / number for number in range(1, USERS + 1)]
+    return [replace(spec, user=rng.choices(names, weights)[0]) for spec in specs]
+
+
+def past(there: dict[str, Workload]) -> dict[str, Any]:
+    """``options`` of the module's docstring."""
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for title, workload in there.items():
+        specs = with_users(workload.specs)
+        work: Counter[str] = Counter()
+        for spec in specs:
+            work[spec.user] += spec.budget
+        busiest = work.most_common(1)[0][0]
+        for option, changes in OPTIONS.items():
+            simulation = Simulation(specs, workload.gpus, Setup(lease_s=workload.lease_s, **changes))
+            result = simulation.run()
+            own, others = (
+                statistics.mean(result.rho[spec.name] for spec in specs if (spec.user == busiest) is his)
+                for his in (True, False)
+            )
+            ends = {spec.name: spec.arrives + result.jct[spec.name] for spec in specs}
+            since = [replace(spec, arrives=simulation.admitted[spec.name]) for spec in specs]
+            inside = rhos(since, ends, len(workload.gpus))
+            table.setdefault(title, {})[option] = each = {
+                **result.figures(),
+                "busiest": own,
+                "rest": others,
+                "refused": len(simulation.refused) / len(specs),
+                "inside": max(inside.values()),
+            }
+            say(
+                f"{title:24} {option:20} worst rho {each['worst_rho']:6.3f}, makespan {each['makespan']:7.0f} s, mean "
+                f"JCT {each['mean_jct']:6.0f} s, mean rho of the busiest {own:.3f}, of the rest {others:.3f}, "
+                f"{each['refused']:.0%} refused, worst rho once admitted {each['inside']:.3f}"
+            )
+    return {"options": table}
+
+
 def main() -> None:
     """The command."""
     arguments = parser("The auction and other policies, each with and without recall and renewal.")
@@ -202,6 +260,7 @@ def main() -> None:
     arguments.add_argument("--traces", type=Path, help="folder of recorded traces, for five further workloads")
     arguments.add_argument("--only", nargs="+", choices=names, default=names, help="themis, strawman and these")
     arguments.add_argument("--halves", action="store_true", help="Themis alone, with constants moved by half")
+    arguments.add_argument("--past", action="store_true", help="Themis alone, with past usage and with admission")
     arguments.add_argument("--workload", nargs="+", default=[], help="only these workloads")
     options = arguments.parse_args()
     there = workloads(options.quick, options.traces)
@@ -209,7 +268,7 @@ def main() -> None:
         arguments.error(f"--workload {name!r}: use one of {', '.join(there)}")
     there = {name: workload for name, workload in there.items() if name in options.workload or not options.workload}
     chosen = [name for name in names if name in {"themis", "strawman", *options.only}]
-    figures = halves(there) if options.halves else compare(there, chosen)
+    figures = halves(there) if options.halves else past(there) if options.past else compare(there, chosen)
     finish(result("policies", f"{len(there)} workloads", "twin", **figures), options.json)
 
 

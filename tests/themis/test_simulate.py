@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from themis_bridge import JobInfo
@@ -13,7 +15,7 @@ from themis_bridge.policy import Situation
 from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
 from themis_bridge.twin.baselines import BASELINES
 from themis_bridge.twin.ideal import ends, equal_shares
-from themis_bridge.twin.simulate import Setup, simulate
+from themis_bridge.twin.simulate import COME_AGAIN_S, Setup, Simulation, simulate
 from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
 
 
@@ -181,3 +183,22 @@ def test_equal_shares_end_when_arithmetic_says() -> None:
     # The first app has both GPUs until 25 s and one until 75 s; then its second phase has one, the other app the other.
     assert ends([second, first], 2) == pytest.approx({"first": 125.0, "second": 100.0})
     assert ends([first], 2) == pytest.approx({"first": 100.0})
+
+
+def test_an_app_that_is_not_admitted_comes_again_and_has_waited_since_it_came_first() -> None:
+    first, second = app("a", 1000), replace(app("b", 1000), arrives=100.0)
+    simulation = Simulation([first, second], [Gpu("g", "m")], Setup(most_demand=0.5))
+    result = simulation.run()
+    # It comes at 100 s and at 700 s while the other one is there, and at 1,300 s to a free GPU.
+    assert simulation.refused == {"b": 2}
+    assert result.jct == {
+        "a": pytest.approx(1000 + SWITCH_S),
+        "b": pytest.approx(2 * COME_AGAIN_S + 1000 + SWITCH_S),
+    }
+
+
+def test_past_usage_counts_in_the_twin() -> None:
+    specs = [replace(app("a", 1000), user="anna"), replace(app("b", 500), user="otto")]
+    simulation = Simulation(specs, [Gpu("g", "m"), Gpu("h", "m")], Setup(half_life_s=1e9))
+    simulation.run()
+    assert simulation.arbiter.state.usage == pytest.approx({"anna": 1040, "otto": 540}, rel=1e-3)

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
@@ -30,6 +30,8 @@ from themis_bridge.twin.liars import TRUTH, Liar, Lie
 
 #: `Settings.pace_s` of the simulation, and the most that its notice is. Judgement: longer than SWITCH_S.
 PACE_S = 60.0
+#: Seconds until an app that was not admitted comes again. Judgement: a lease of the default length.
+COME_AGAIN_S = 600.0
 #: `Settings.patience_s` of the simulation: every app answers at once, so none is ever silent.
 ENDLESS_S = 1e15
 
@@ -40,7 +42,8 @@ class Setup:
 
     policy: "themis", "paper" or a name of `BASELINES`.
     recalls, renews: as of `Themis`; None: as the policy has it.
-    f, lease_s: as of `Settings`.
+    f, lease_s, half_life_s, most_demand: as of `Settings`. An app that is not admitted comes again, and has waited
+        since it came first.
     error: estimates are wrong by up to this fraction, drawn with ``seed``.
     liar: name of an app that lies; None if none does.
     lie, claim: how that app lies about placements and about its work, see `TwinApp`.
@@ -52,6 +55,8 @@ class Setup:
     renews: bool | None = None
     f: float = Settings.f
     lease_s: float = Settings.lease_s
+    half_life_s: float = Settings.half_life_s
+    most_demand: float = Settings.most_demand
     error: float = 0.0
     liar: str | None = None
     lie: float = 0.0
@@ -119,7 +124,15 @@ class Simulation:
         lease = setup.lease_s if getattr(chosen, "preempts", True) else math.inf
         # Judgement: a quarter of the lease, where that is shorter than the pace.
         notice = min(PACE_S, lease / 4)
-        settings = Settings(f=setup.f, lease_s=lease, notice_s=notice, pace_s=PACE_S, patience_s=ENDLESS_S)
+        settings = Settings(
+            f=setup.f,
+            lease_s=lease,
+            notice_s=notice,
+            pace_s=PACE_S,
+            patience_s=ENDLESS_S,
+            half_life_s=setup.half_life_s,
+            most_demand=setup.most_demand,
+        )
         self.arbiter = Arbiter(ArbiterState(settings), chosen)
         rng = random.Random(setup.seed)
         self.apps = {
@@ -142,6 +155,10 @@ class Simulation:
         self._ended: set[str] = set()
         #: The largest doubt about any app so far.
         self.doubted = 1.0
+        #: App -> when it was admitted.
+        self.admitted: dict[str, float] = {}
+        #: App -> how often it was not admitted before.
+        self.refused: Counter[str] = Counter()
 
     def run(self) -> Result:
         """Run the workload to its end. Raises ThemisError if some app never ends."""
@@ -186,6 +203,12 @@ class Simulation:
                 else Agent(name, name, app, app.spec.user)
             )
             self._send(m.AppJoined(name, name, app.spec.user))
+            if self.agents[name].refused:
+                del self.agents[name]
+                self.refused[name] += 1
+                self._push(self.now + COME_AGAIN_S, name)
+            else:
+                self.admitted[name] = self.now
             return False
         if name in self._ended:
             self._ended.remove(name)
