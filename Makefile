@@ -62,10 +62,11 @@ test-horovod: horovod
 	$(BIN)/python -m pytest -m "$(HOROVOD_TESTS)"
 
 # All that needs a GPU, in less than half an hour; gpu-report/README.md says what held. It uses the Python of GPU_PYTHON,
-# which must have torch with CUDA, FluidTune and pytest. REHEARSE=1: the same on two cores, which measures nothing.
+# which must have torch with CUDA and fluidtune[dev]. REHEARSE=1: the same on two cores, which measures nothing.
+# BUDGET: seconds for all parts, if there is less than half an hour; the page is on disk after each part.
 GPU_PYTHON ?= $(PYTHON)
 gpu: $(if $(REHEARSE),$(STAMP))
-	$(if $(REHEARSE),$(BIN)/python,$(GPU_PYTHON)) -m benchmarks.gpu $(if $(REHEARSE),--rehearse)
+	$(if $(REHEARSE),$(BIN)/python,$(GPU_PYTHON)) -m benchmarks.gpu $(if $(REHEARSE),--rehearse) $(if $(BUDGET),--budget $(BUDGET))
 
 # Ray Tune's own tests, under stock and under FluidTune: docs/ray-suite.md. RAY: a checkout of Ray's repository.
 ray-suite: $(STAMP)

@@ -26,6 +26,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
+#: Seconds in which a killed process ends. Judgement: it ends at once unless it is held in the kernel.
+KILLED_S = 30.0
 #: The figures of one run of one side: name -> number.
 Figures = dict[str, float]
 
@@ -134,13 +136,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:
-    """Kill the process and all its descendants, also Ray's processes, which have other sessions."""
+    """Kill the process and all its descendants, also Ray's processes, which have other sessions.
+
+    A process that a driver holds in the kernel does not end before the driver lets go: it is waited for KILLED_S only.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGKILL)
     process.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILLED_S)
 
 
 def repeat(sides: Mapping[str, Callable[[], Figures]], times: int) -> dict[str, dict[str, Any]]:

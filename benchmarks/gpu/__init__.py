@@ -1,4 +1,4 @@
-"""Benchmarks that need a real GPU. ``salus`` is the only one so far; its docstring lists its parts.
+"""What needs a real GPU: ``python -m benchmarks.gpu`` goes through all of it, ``salus`` and ``search`` are its parts.
 
-None has been run on a GPU: none was available. ``--rehearse`` goes through a benchmark on a core, and measures nothing.
+None has been run on a GPU: none was available. ``--rehearse`` goes through them on cores, and measures nothing.
 """

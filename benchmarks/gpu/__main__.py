@@ -1,8 +1,9 @@
 """All that needs a GPU, in less than half an hour: ``make gpu``, or ``python -m benchmarks.gpu --out DIR``.
 
 It goes through the parts below, each in processes of its own and with an end, and writes a page that says what held
-and what did not, ``DIR/README.md``; ``DIR/gpu.json`` has the figures, with the GPU's name. A part that fails or has no
-time left stops no other. It needs no more than FluidTune and pytest; nothing here changes the GPU's own settings.
+and what did not, ``DIR/README.md``; ``DIR/gpu.json`` has the figures, with the GPU's name. Both are written anew after
+each part, so that a run that is ended has what was found until then. A part that fails or has no time left stops no
+other. It needs FluidTune with its extra ``dev``; nothing here changes the GPU's own settings.
 
 ``--rehearse`` goes the same way on two cores, in about a minute and a half: this shows that the script is whole, and
 measures nothing. ``--budget``: the seconds for all parts.
@@ -11,7 +12,9 @@ measures nothing. ``--budget``: the seconds for all parts.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,15 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, environment, kill_tree, machine, parser, say
-from benchmarks.gpu.search import RUNS
+from benchmarks.gpu.search import RUNS, keep_run
 from benchmarks.sides import under_fluidtune
-from salus_share.telemetry import DeviceSample, Telemetry
 
 #: Seconds for all parts. Issue 22 asks for less than half an hour.
 BUDGET_S = 1750.0
 #: A part with less time than this is left out, seconds. Judgement: to import torch and Ray takes as long on a busy
 #: machine.
 LEAST_S = 15.0
+#: Seconds in which NVML says which GPUs there are. Judgement: it takes one where the driver is well, and a driver that
+#: has lost a GPU may never answer.
+NVML_S = 60.0
+#: Seconds of each part of `benchmarks.gpu.salus`. Judgement: a few times what the parts take on two cores, to start
+#: CUDA in nine processes included.
+SALUS_S = {"pack": 90.0, "mps": 40.0, "admissions": 50.0, "greedy": 50.0, "resident": 50.0, "overhead": 30.0}
 #: Issue 22: a search whose trials leave the GPU idle half of the time, against stock with a whole GPU for each trial.
 FASTER = 1.5
 #: Issue 22: the part of an iteration that a trial alone may lose.
@@ -109,6 +117,13 @@ def judge_salus(outcome: Outcome) -> list[Claim]:
     if found is None:
         return [Claim("the benchmark of lanes ends", False, f"{ended(outcome)}: {last_line(outcome.output)}")]
     claims = []
+    if "sides" in found:
+        shown = ", ".join(f"{name} {side['seconds']:.2f} s" for name, side in found["sides"].items())
+        claims.append(Claim("small models are trained side by side", None, shown))
+    if "mps" in found:
+        had = found["mps"]["had"]
+        text = "MPS starts, and holds a client to its limit of memory"
+        claims.append(Claim(text, found["mps"]["held_to_its_limit"] if had else None, str(found["mps"])))
     if "admissions" in found:
         short = found["admissions"]["out_of_memory"]
         text = f"{short} of {found['admissions']['admitted']}"
@@ -171,7 +186,7 @@ def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
     """What is gone through, in this order."""
     python = sys.executable
     doctor = [python, "-m", "fluidtune.cli", "doctor"]
-    tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS, "-m", "gpu or mps"]
+    tests = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", *TESTS, "-m", "gpu or mps"]
     small = ["--gpu", "0", "--trials", "3", "--epochs", "3", "--repeat", "1"] if rehearsal else []
     devices = "cpu:2" if rehearsal else "gpu:1"
     packed = ["--max-packing", "2" if rehearsal else "4", "--lanes", "FAIR"]
@@ -181,7 +196,6 @@ def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
         "stock-quarter": [python, SEARCH, "--gpu", "0.25"],
         "stock": [python, SEARCH],
     }
-    salus = ["--rehearse", "--only", "overhead"] if rehearsal else ["--quick"]
     found = [
         Part("doctor", doctor, 60.0, partial(judge_doctor, rehearsal=rehearsal)),
         Part("tests", tests, 180.0, judge_tests),
@@ -192,8 +206,11 @@ def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
     if gpus > 1:
         resize = [python, "-m", "benchmarks.resize", "--devices", "gpu:2", "--quick", "--json"]
         found.append(Part("resize", resize, 240.0, judge_resize, last_object))
-    command = [python, "-m", "benchmarks.gpu.salus", "--json", *salus]
-    return [*found, Part("salus", command, 300.0, judge_salus, last_object)]
+    salus = [python, "-m", "benchmarks.gpu.salus", "--json", "--rehearse" if rehearsal else "--quick", "--only"]
+    for name, limit in SALUS_S.items():
+        if not rehearsal or name == "overhead":
+            found.append(Part(f"salus, {name}", [*salus, name], limit, judge_salus, last_object))
+    return found
 
 
 def not_run(rehearsal: bool, gpus: int) -> list[str]:
@@ -215,12 +232,17 @@ def not_run(rehearsal: bool, gpus: int) -> list[str]:
 
 
 def run(part: Part, seconds: float, log: Path) -> Outcome:
-    """Run a part's command for ``seconds`` at most. Its standard error, and then its output, go to ``log``."""
+    """Run a part's command for ``seconds`` at most. Its standard error, and then its output, go to ``log``.
+
+    Whoever ends this process (`ended_by`) ends the part, too: it would keep the GPU.
+    """
     began = time.monotonic()
     status: int | None = None
+    # What a part has said so far must not be lost in a buffer when it is killed.
+    unbuffered = environment() | {"PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryFile("w+") as output, log.open("w") as errors:
         process = subprocess.Popen(
-            list(part.command), cwd=ROOT, env=environment(), stdout=output, stderr=errors, start_new_session=True
+            list(part.command), cwd=ROOT, env=unbuffered, stdout=output, stderr=errors, start_new_session=True
         )
         try:
             status = process.wait(seconds)
@@ -260,12 +282,24 @@ def page(
     return "\n".join(lines)
 
 
-def visible_gpus() -> list[DeviceSample]:
-    telemetry = Telemetry()
-    try:
-        return telemetry.sample()
-    finally:
-        telemetry.close()
+#: Prints what NVML says of each GPU, as one JSON object.
+ASK_NVML = """
+import json
+from salus_share.telemetry import Telemetry
+gpus = Telemetry().sample()
+print(json.dumps([{"name": gpu.name, "driver": gpu.driver, "memory": gpu.memory_total} for gpu in gpus]))
+"""
+
+
+def visible_gpus(ask: str = ASK_NVML, seconds: float = NVML_S) -> list[dict[str, Any]]:
+    """The GPUs that NVML finds. It is asked in a process of its own, since it may hang where a driver is broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        part = Part("nvml", [sys.executable, "-c", ask], seconds, lambda outcome: [], last_object)
+        outcome = run(part, seconds, Path(folder) / "log.txt")
+    if outcome.figures is None:
+        sys.exit(f"NVML does not say which GPUs there are: asking {ended(outcome)}: {last_line(outcome.output)}")
+    found: list[dict[str, Any]] = outcome.figures
+    return found
 
 
 def searches_of(out: Path) -> dict[str, dict[str, Any]]:
@@ -275,50 +309,94 @@ def searches_of(out: Path) -> dict[str, dict[str, Any]]:
     return {side["side"]: side for side in map(json.loads, lines)}
 
 
+@dataclass
+class Report:
+    """What was found so far. ``write`` puts it into the folder ``out``."""
+
+    out: Path
+    rehearsal: bool
+    gpus: Sequence[Mapping[str, Any]]
+    rows: list[tuple[str, float | None, list[Claim]]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, unfinished: Sequence[str] = ()) -> list[Claim]:
+        """Write the page and the figures. ``unfinished``: the parts that are still to come. Returns what was judged."""
+        sides = searches_of(self.out)
+        rows = [*self.rows, ("searches", 0.0, judge_searches(sides, self.rehearsal))]
+        where = ", ".join(f"{gpu['name']}, driver {gpu['driver']}" for gpu in self.gpus) or "no GPU"
+        title = "Rehearsal on cores: nothing was measured" if self.rehearsal else "FluidTune on this GPU"
+        about = [
+            f"{where}. {machine()}.",
+            "",
+            SIDES,
+            "",
+            "`logs` has what each part said; `fluid` and `lanes` have pictures.",
+        ]
+        missing = not_run(self.rehearsal, len(self.gpus))
+        if unfinished:
+            missing.insert(0, f"The run had not ended when this was written. To come: {'; '.join(unfinished)}.")
+        figures = {"rehearsal": self.rehearsal, "machine": machine(), "gpus": list(self.gpus), **self.figures}
+        _replace(self.out / "gpu.json", json.dumps(figures | {"searches": sides}, indent=2) + "\n")
+        _replace(self.out / "README.md", page(title, about, rows, missing))
+        return [claim for _, _, claims in rows for claim in claims]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that whoever reads it finds all of the old text or all of the new."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+def ended_by(number: int, frame: Any) -> None:
+    """A signal that ends this process: what runs is killed on the way out, which a signal alone would leave behind."""
+    sys.exit(128 + number)
+
+
+def go_through(found: Sequence[Part], report: Report, budget: float) -> None:
+    """Run the parts within ``budget`` seconds, and write the report after each."""
+    began = time.monotonic()
+    logs = report.out / "logs"
+    for at, part in enumerate(found):
+        report.write([each.name for each in found[at:]])
+        left = budget - (time.monotonic() - began)
+        if left < LEAST_S:
+            report.rows.append((part.name, None, []))
+            continue
+        name = part.name.replace(", ", "-")
+        outcome = run(part, min(part.limit, left), logs / f"{name}.txt")
+        # Of a search that was ended before it removed its own.
+        keep_run(report.out / RUNS / "search", logs / name)
+        shutil.rmtree(report.out / RUNS, ignore_errors=True)
+        try:
+            claims = part.judge(outcome)
+        except (KeyError, TypeError, ValueError) as error:
+            claims = [Claim("the figures of this part can be read", False, repr(error)[:300])]
+        report.rows.append((part.name, outcome.seconds, claims))
+        report.figures[part.name] = outcome.figures
+        say(f"{part.name}: {ended(outcome)} after {outcome.seconds:.0f} s")
+
+
 def main() -> None:
     arguments = parser(__doc__.splitlines()[0])
     arguments.add_argument("--rehearse", action="store_true", help="on two cores: measures nothing")
     arguments.add_argument("--out", type=Path, default=Path("gpu-report"), help="the folder for all that is found")
     arguments.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all parts")
     options = arguments.parse_args()
-    gpus = visible_gpus()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, ended_by)
+    gpus = [] if options.rehearse else visible_gpus()
     if not gpus and not options.rehearse:
         sys.exit("no GPU here: NVML finds none; --rehearse goes through the script on two cores")
     out = options.out.resolve()
     shutil.rmtree(out / "logs", ignore_errors=True)
     (out / "logs").mkdir(parents=True)
     (out / "searches.jsonl").unlink(missing_ok=True)
-    began = time.monotonic()
-    rows: list[tuple[str, float | None, list[Claim]]] = []
-    figures: dict[str, Any] = {"rehearsal": options.rehearse, "machine": machine()}
-    figures["gpus"] = [{"name": gpu.name, "driver": gpu.driver, "memory": gpu.memory_total} for gpu in gpus]
-    for part in parts(out, options.rehearse, 0 if options.rehearse else len(gpus)):
-        left = options.budget - (time.monotonic() - began)
-        if left < LEAST_S:
-            rows.append((part.name, None, []))
-            continue
-        outcome = run(part, min(part.limit, left), out / "logs" / f"{part.name.replace(', ', '-')}.txt")
-        shutil.rmtree(out / RUNS, ignore_errors=True)  # of a part that was ended before it removed its own
-        claims = part.judge(outcome)
-        rows.append((part.name, outcome.seconds, claims))
-        figures[part.name] = outcome.figures
-        say(f"{part.name}: {ended(outcome)} after {outcome.seconds:.0f} s")
-    figures["searches"] = searches_of(out)
-    rows.append(("searches", 0.0, judge_searches(figures["searches"], options.rehearse)))
-    where = ", ".join(f"{gpu.name}, driver {gpu.driver}" for gpu in gpus) or "no GPU"
-    title = "Rehearsal on cores: nothing was measured" if options.rehearse else "FluidTune on this GPU"
-    about = [
-        f"{where}. {machine()}.",
-        "",
-        SIDES,
-        "",
-        "`logs` has what each part said; `fluid` and `lanes` have pictures.",
-    ]
-    (out / "README.md").write_text(page(title, about, rows, not_run(options.rehearse, len(gpus))))
-    (out / "gpu.json").write_text(json.dumps(figures, indent=2) + "\n")
+    report = Report(out, options.rehearse, gpus)
+    go_through(parts(out, options.rehearse, len(gpus)), report, options.budget)
+    claims = report.write()
     say(f"see {out / 'README.md'}")
-    failed = [claim for _, _, claims in rows for claim in claims if claim.held is False]
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if any(claim.held is False for claim in claims) else 0)
 
 
 if __name__ == "__main__":

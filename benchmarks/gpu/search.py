@@ -102,6 +102,16 @@ def of_the_log(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {**found, "utilisation": sum(busy) / len(busy) if busy else None, "lost": lost}
 
 
+def keep_run(run: Path, kept: Path) -> None:
+    """Copy the event log, the summary and the pictures of a run under FluidTune, if there is one, to ``kept``."""
+    files = [run / EVENT_LOG_NAME, run / "summary.json", *run.glob("*.png")]
+    if files[0].exists():
+        kept.mkdir(exist_ok=True)
+        for path in files:
+            if path.exists():
+                shutil.copy(path, kept)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="One side of the search of benchmarks.gpu.")
     parser.add_argument("--side", required=True)
@@ -145,10 +155,7 @@ def main() -> None:
     run = storage / "search"
     if (run / EVENT_LOG_NAME).exists():
         found |= of_the_log(read_events(run / EVENT_LOG_NAME))
-        kept = Path(args.out, args.side)
-        kept.mkdir(exist_ok=True)
-        for path in (run / EVENT_LOG_NAME, run / "summary.json", *run.glob("*.png")):
-            shutil.copy(path, kept)
+    keep_run(run, Path(args.out, args.side))
     with open(Path(args.out, "searches.jsonl"), "a") as file:
         file.write(json.dumps(found) + "\n")
     ray.shutdown()

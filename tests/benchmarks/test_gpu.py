@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.gpu.__main__ import (
     Claim,
     Outcome,
+    Part,
+    Report,
+    go_through,
     judge_doctor,
     judge_salus,
     judge_searches,
     judge_tests,
+    last_object,
     not_run,
     page,
     parts,
+    visible_gpus,
 )
+from benchmarks.gpu.salus import PARTS
 from benchmarks.gpu.search import of_the_log
 
 SIDES = {
@@ -64,6 +73,11 @@ def test_what_single_parts_show() -> None:
         "overhead": {"worker": 0.03},
     }
     assert list(held(judge_salus(Outcome(0, 1.0, "", figures))).values()) == [False, True, False]
+    for mps, well in (({"had": False}, None), ({"had": True, "held_to_its_limit": False}, False)):
+        (claim,) = judge_salus(Outcome(0, 1.0, "", {"rehearsal": False, "mps": mps}))
+        assert claim.held is well
+    (claim,) = judge_salus(Outcome(0, 1.0, "", {"sides": {"lanes": {"seconds": 1.234}}}))
+    assert claim.held is None and claim.found == "lanes 1.23 s"
     assert held(judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
 
 
@@ -87,6 +101,8 @@ def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
     one, two = parts(Path("out"), False, 1), parts(Path("out"), False, 2)
     assert sum(part.limit for part in two) < 1800
     assert {part.name for part in two} - {part.name for part in one} == {"resize"}
+    salus = [part.name for part in one if part.name.startswith("salus")]
+    assert salus == [f"salus, {name}" for name in PARTS], "what one of them has measured is not lost with another one"
 
 
 def test_what_an_event_log_shows() -> None:
@@ -97,6 +113,83 @@ def test_what_an_event_log_shows() -> None:
     found = of_the_log([worker, *began, sample, moved, began[0], sample | {"utilisation": None}])
     assert (found["most_at_a_time"], found["samples"], found["memory_used"], found["under_mps"]) == (2, 2, 7, 1)
     assert found["utilisation"] == 0.5 and found["lost"]["worker_lost"] == 0
+
+
+def python(code: str, name: str = "one", limit: float = 60.0) -> Part:
+    """A part that is a line of Python, and whose figures are the JSON that it prints last."""
+    return Part(name, [sys.executable, "-c", code], limit, lambda outcome: [Claim("it ends", True, "")], last_object)
+
+
+def report_in(out: Path) -> Report:
+    (out / "logs").mkdir()
+    return Report(out, True, [])
+
+
+def test_what_a_part_has_found_is_on_disk_before_the_next_one_begins(tmp_path: Path) -> None:
+    look = f"print(__import__('json').dumps(open({str(tmp_path / 'README.md')!r}).read()))"
+    report = report_in(tmp_path)
+    go_through([python("print(7)"), python(look, "two")], report, budget=100.0)
+    page_then = report.figures["two"]
+    assert "| one | it ends | yes | |" in " ".join(page_then.split()) and "To come: two." in page_then
+    report.write()
+    assert "To come" not in (tmp_path / "README.md").read_text()
+    assert json.loads((tmp_path / "gpu.json").read_text())["one"] == 7
+
+
+def test_a_part_that_prints_no_figures_stops_no_other(tmp_path: Path) -> None:
+    def broken(outcome: Outcome) -> list[Claim]:
+        raise KeyError("worker")
+
+    report = report_in(tmp_path)
+    go_through([Part("odd", [sys.executable, "-c", ""], 60.0, broken), python("print(1)")], report, budget=100.0)
+    assert [(name, claims[0].held) for name, _, claims in report.rows] == [("odd", False), ("one", True)]
+
+
+def test_what_a_part_said_before_its_time_was_over_is_kept(tmp_path: Path) -> None:
+    log, kept = tmp_path / "runs" / "search" / "fluid_events.jsonl", tmp_path / "logs" / "stuck"
+    log.parent.mkdir(parents=True)
+    log.write_text("{}\n")
+    said = tmp_path / "said"
+    code = f"print('a test'); open({str(said)!r}, 'w').close(); __import__('time').sleep(600)"
+    seen: list[Outcome] = []
+    stuck = Part("stuck", [sys.executable, "-c", code], 1.0, lambda outcome: seen.append(outcome) or [])
+    go_through([stuck], report_in(tmp_path), budget=100.0)
+    assert seen[0].status is None and (not said.exists() or seen[0].output == "a test\n")
+    assert (kept / "fluid_events.jsonl").exists() and not (tmp_path / "runs").exists()
+
+
+def test_nvml_is_asked_in_a_process_that_may_hang() -> None:
+    assert visible_gpus("print('[]')") == []
+    for ask, seconds, why in (
+        ("import time; time.sleep(600)", 0.1, "had not ended"),
+        ("1 / 0", 60.0, "division by zero"),
+    ):
+        with pytest.raises(SystemExit, match=why):
+            visible_gpus(ask, seconds)
+
+
+@pytest.mark.slow
+def test_whoever_ends_the_run_ends_its_part_and_has_the_page(tmp_path: Path) -> None:
+    pid, beside = tmp_path / "pid", tmp_path / "pid.new"
+    says = f"open({str(beside)!r}, 'w').write(str(os.getpid())); os.replace({str(beside)!r}, {str(pid)!r})"
+    long = f"import os, time; {says}; time.sleep(600)"
+    code = (
+        "import sys; from benchmarks.gpu import __main__ as gpu\n"
+        f"part = gpu.Part('long', [sys.executable, '-c', {long!r}], 600.0, lambda outcome: [])\n"
+        "gpu.parts = lambda *_: [part]; gpu.main()"
+    )
+    command = [sys.executable, "-c", code, "--rehearse", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(200) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert "To come: long." in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.ray

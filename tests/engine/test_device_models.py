@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.engine import (
@@ -89,6 +89,7 @@ def test_a_lost_device_comes_back_with_another_model() -> None:
     assert bench.engine._state.devices.models.mixed
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["A", "B", None])), max_size=30), st.integers(0, 7))
 def test_what_is_known_of_models(notes: list[tuple[int, str | None]], device: int) -> None:
     models, known = DeviceModels(), {}
@@ -133,6 +134,7 @@ def instructions(seed: int, models: str, elastics: int) -> list:
     return out
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["FFFFFF", "FF??F?"]), st.integers(0, 9))
 def test_where_all_devices_are_of_one_model_nothing_changes(seed: int, models: str, elastics: int) -> None:
     assert instructions(seed, models, elastics) == instructions(seed, "??????", elastics)
