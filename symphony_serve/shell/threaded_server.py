@@ -27,6 +27,7 @@ from symphony_serve.messages import (
     Dispatch,
     Event,
     GpuJoined,
+    GpuLeaving,
     GpuLost,
     ProfileChanged,
     Reason,
@@ -106,11 +107,11 @@ class BatchSeen(NamedTuple):
 
 
 class _Device:
-    """A device's thread. token: the scheduler's name for the time since it last joined."""
+    """A device's thread. token: the scheduler's name for the time since it last joined. leaves: it gets no batch."""
 
-    def __init__(self, number: int, functions: Mapping[str, Function]):
-        self.number, self.functions = number, functions
-        self.token = 1
+    def __init__(self, number: int, functions: Mapping[str, Function], token: int):
+        self.number, self.functions, self.token = number, functions, token
+        self.leaves = False
         #: (batch, its answers, when it was sent); None: end.
         self.batches: SimpleQueue[tuple[Dispatch, list[Answer], float] | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
@@ -123,7 +124,8 @@ class ThreadedServer:
 
     models: with profiles and delays, mostly from `measuring.measure_models`. Their jitter is what a thread may wake
         too late; with less, a batch that is deferred to its latest start is given up. devices: for each device the
-        function of every model. A function is called by the thread of its device only.
+        function of every model; a mapping names them by number, as `join` does. A function is called by the thread of
+        its device only.
 
     Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
     longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
@@ -131,28 +133,26 @@ class ThreadedServer:
     returns. A function that raises is its batch's answer: each of the requests gets the error. A function that raises
     `DeviceLost` has lost its device until the error's ``back`` returns True. The batch's requests go to another device,
     or are refused; one that has lost two devices is refused. ``watch`` is called with each batch, by the thread of its
-    device after its requests were answered. Use it as a context manager, or `close` it. Raises ServeError if a device
-    lacks a model, or has one that is not in ``models``.
+    device after its requests were answered. Devices come and go by `join` and `leave`. Use it as a context manager, or
+    `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
+
+    One thing: callers, the thread of the time and those of the devices share the scheduler and one lock.
     """
 
     def __init__(
         self,
         models: Sequence[Model],
-        devices: Sequence[Mapping[str, Function]],
+        devices: Sequence[Mapping[str, Function]] | Mapping[int, Mapping[str, Function]],
         watch: Callable[[BatchSeen], None] | None = None,
     ):
         if not devices:
             raise ServeError("there are 0 devices, expected one mapping from model to function for each device")
-        names = {model.name for model in models}
-        for number, functions in enumerate(devices):
-            if functions.keys() != names:
-                raise ServeError(
-                    f"device {number} has the models {sorted(functions)}, expected {sorted(names)}: "
-                    "every device has a function for each model"
-                )
+        self._slos = {model.name: model.slo for model in models}
+        numbered = dict(devices if isinstance(devices, Mapping) else enumerate(devices))
+        for number, functions in numbered.items():
+            self._check(number, functions)
         self._watch = watch
         self._scheduler = self._decides(models)
-        self._slos = {model.name: model.slo for model in models}
         self._seen = {one.name: SeenTimes(one.profile, TRIED * (one.slo - one.delays.smallest)) for one in models}
         self._jitter = max(model.delays.jitter for model in models)
         self._lock = threading.Lock()
@@ -163,14 +163,19 @@ class ThreadedServer:
         #: By number, what is neither answered nor refused.
         self._open: dict[int, Answer] = {}
         self._closed = False
-        self._devices = [_Device(number, functions) for number, functions in enumerate(devices)]
-        told: _Told = []
-        with self._lock:
-            for device in self._devices:
-                self._handle(GpuJoined(device.number, device.token), told)
+        #: By number, the devices whose threads live; and of each that has left, its last token.
+        self._devices: dict[int, _Device] = {}
+        self._left: dict[int, int] = {}
+        for number, functions in numbered.items():
+            self.join(number, functions)
         self._time_thread = self._start(self._keep_time, "serve-time")
-        for device in self._devices:
-            device.thread = self._start(partial(self._serve, device), f"serve-device-{device.number}")
+
+    def _check(self, number: int, functions: Mapping[str, Function]) -> None:
+        if functions.keys() != self._slos.keys():
+            raise ServeError(
+                f"device {number} has the models {sorted(functions)}, expected {sorted(self._slos)}: "
+                "every device has a function for each model"
+            )
 
     def _decides(self, models: Sequence[Model]) -> Server:
         """Whoever is told the events; benchmarks put a baseline here."""
@@ -200,6 +205,43 @@ class ThreadedServer:
         _tell(told)
         return answer
 
+    def join(self, number: int, functions: Mapping[str, Function]) -> None:
+        """A device comes. Its batches are taken to take the times that are known.
+
+        Raises ServeError if a device of that number is there, also one that leaves and still has a batch, or if it
+        lacks a model.
+        """
+        self._check(number, functions)
+        told: _Told = []
+        with self._lock:
+            if number in self._devices:
+                raise ServeError(f"device {number} is there already; let it leave first")
+            device = self._devices[number] = _Device(number, functions, self._left.pop(number, 0) + 1)
+            if not self._closed:
+                self._handle(GpuJoined(number, device.token), told)
+                device.thread = self._start(partial(self._serve, device), f"serve-device-{number}")
+        _tell(told)
+
+    def leave(self, number: int) -> None:
+        """A device goes: it gets no batch any more, and answers what was sent to it. `devices` says when it has gone.
+
+        Nothing happens if there is no device of that number.
+        """
+        told: _Told = []
+        with self._lock:
+            device = self._devices.get(number)
+            if device is not None and not device.leaves and not self._closed:
+                device.leaves = True
+                self._handle(GpuLeaving(number, time.monotonic()), told)
+                device.batches.put(None)
+        _tell(told)
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """The numbers of the devices that are there, with those that leave and still have a batch."""
+        with self._lock:
+            return frozenset(self._devices)
+
     def profile(self, model: str) -> Profile:
         """The model's profile as it is known now, to be kept by `kept_profiles`."""
         return self._seen[model].profile
@@ -222,7 +264,7 @@ class ThreadedServer:
         """
         until = time.monotonic() + timeout
         self._end(waiting_only=True)
-        for thread in (self._time_thread, *(device.thread for device in self._devices)):
+        for thread in (self._time_thread, *(device.thread for device in list(self._devices.values()))):
             if thread is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         self._end(waiting_only=False)
@@ -297,7 +339,7 @@ class ThreadedServer:
     def _end(self, waiting_only: bool) -> None:
         told: _Told = []
         with self._lock:
-            for device in self._devices if waiting_only else ():
+            for device in self._devices.values() if waiting_only else ():
                 device.batches.put(None)
             self._refuse_all(told, waiting_only)
         _tell(told)
@@ -337,12 +379,23 @@ class ThreadedServer:
         while True:
             item = device.batches.get()
             if item is None:
+                self._gone(device)
                 return
             try:
                 self._work(device, *item)
             except BaseException:
                 logger.exception("The thread of device %d has failed; it begins anew", device.number)
                 self._lose(device, item[1])
+
+    def _gone(self, device: _Device) -> None:
+        """The device has left, or the server is closed."""
+        told: _Told = []
+        with self._lock:
+            if not self._closed:
+                del self._devices[device.number]
+                self._left[device.number] = device.token
+                self._handle(GpuLost(device.number), told)  # What was sent to it since then goes to another one.
+        _tell(told)
 
     def _work(self, device: _Device, batch: Dispatch, answers: list[Answer], sent: float) -> None:
         if batch.token != device.token:
@@ -362,7 +415,7 @@ class ThreadedServer:
                         told.append((answer, output, error))
                 if not self._closed:
                     self._handle(BatchDone(batch.gpu, batch.token, batch.plan), told)
-            elif not self._closed:
+            elif not self._closed and not device.leaves:
                 self._handle(GpuJoined(device.number, device.token), told)
             if error is None and answers and not self._closed:
                 self._correct(batch, seconds, waited, told)
@@ -389,11 +442,11 @@ class ThreadedServer:
             for answer in again:
                 self._handle(Cancelled(answer._model, answer._number), told)
         _tell(told)
-        while not self._closed and not lost.back():
+        while not self._closed and not device.leaves and not lost.back():
             pass
         told = []
         with self._lock:
-            if not self._closed:
+            if not self._closed and not device.leaves:
                 self._handle(GpuJoined(device.number, device.token), told)
         _tell(told)
 
@@ -408,7 +461,8 @@ class ThreadedServer:
             if not self._closed:
                 device.token += 1
                 self._handle(GpuLost(device.number), told)
-                self._handle(GpuJoined(device.number, device.token), told)
+                if not device.leaves:
+                    self._handle(GpuJoined(device.number, device.token), told)
             else:
                 for answer in answers:
                     self._refuse(answer._number, Reason.CLOSED, told)

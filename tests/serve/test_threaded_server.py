@@ -104,6 +104,75 @@ def test_several_devices_work_at_once():
         assert finished([server.submit("m", value) for value in range(4)]) == [0, 1, 2, 3]
 
 
+def until(reached):
+    end = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_device_that_joins_takes_what_waits():
+    gate = Gate()
+    with ThreadedServer([model(max_batch=1)], [{"m": gate}]) as server:
+        first, others = behind_a_gate(server, gate, 3)
+        server.join(7, {"m": doubled})
+        assert finished(others) == [2, 4, 6]
+        gate.open.set()
+        assert finished([first]) == [0]
+    assert gate.batches == [[0]]
+
+
+def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
+    gate, other = Gate(), Gate()
+    with ThreadedServer([model(max_batch=1)], [{"m": gate}]) as server:
+        first, waiting = behind_a_gate(server, gate, 1)
+        server.leave(0)
+        server.leave(0)
+        assert server.devices == {0}
+        with pytest.raises(ServeError, match="device 0 is there already; let it leave first"):
+            server.join(0, {"m": doubled})
+        server.join(1, {"m": other})
+        other.open.set()
+        assert finished([*waiting, server.submit("m", 2)]) == [2, 4]
+        assert not first.done()
+        gate.open.set()
+        assert finished([first]) == [0]
+        until(lambda: server.devices == {1})
+        server.leave(0)
+    assert gate.batches == [[0]] and other.batches == [[1], [2]]
+
+
+def test_without_any_device_requests_wait_until_one_joins():
+    with ThreadedServer([model()], [{"m": doubled}]) as server:
+        for value in range(3):
+            server.leave(0)
+            until(lambda: not server.devices)
+            waiting = server.submit("m", value)
+            server.join(0, {"m": doubled})
+            assert finished([waiting]) == [2 * value]
+
+
+def test_without_any_device_requests_are_refused_in_the_end():
+    with ThreadedServer([model(0.1)], {3: {"m": doubled}}) as server:
+        server.leave(3)
+        until(lambda: not server.devices)
+        assert finished([server.submit("m", 1)]) == ["LATE"]
+
+
+def test_a_device_that_is_lost_while_it_leaves_does_not_come_back():
+    def is_lost(values):
+        raise DeviceLost("gone", lambda: False)
+
+    gate = Gate(is_lost)
+    with ThreadedServer([model(max_batch=1)], [{"m": gate}]) as server:
+        first, _ = behind_a_gate(server, gate, 0)
+        server.leave(0)
+        gate.open.set()
+        until(lambda: not server.devices)
+        server.join(1, {"m": doubled})
+        assert finished([first]) == [0]
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
