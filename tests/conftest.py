@@ -28,6 +28,19 @@ pytest_plugins = ["tests.leftovers"]
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills", type=int, default=5, help="how often tests/faults kills a driver and a node (5), and workers: twice"
+    )
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a test kills a driver or a node."""
+    return int(request.config.getoption("--kills"))
+
+
 # --- tests that need what this machine has not
 
 

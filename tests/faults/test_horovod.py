@@ -15,10 +15,12 @@ from ray import tune
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.faults import horovod_jobs, jobs
-from tests.faults.test_kills import KILLS, busy_workers, reported, undisturbed
+from tests.faults.test_kills import busy_workers, reported, undisturbed
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.horovod]
 
+#: How often a worker is killed.
+KILLS = 20
 #: Workers of the trial, unless the engine finds that one alone is as fast.
 WIDTH = 2
 

@@ -17,7 +17,6 @@ from tests.faults.test_kills import check_reports, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
-NODE_KILLS = 10
 #: Ray notices a dead node after two seconds instead of half a minute.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
@@ -33,14 +32,14 @@ def two_nodes(no_ray):
     cluster.shutdown()
 
 
-def kill_nodes(cluster, node, log: Path, job: Future) -> int:
-    """While the job runs, kill the second node at random moments after progress, and add a new node each time.
+def kill_nodes(cluster, node, log: Path, job: Future, wanted: int) -> int:
+    """While the job runs, kill the second node ``wanted`` times, at random moments after progress, and replace it.
 
     Every other time, all trials must have made progress. Otherwise, on a slow machine, the trial on that node would
     never complete an iteration and would be given up. Ray's Cluster starts nodes in the main thread only.
     """
     rng, kills, seen = random.Random(5), 0, 0
-    while kills < NODE_KILLS and not job.done():
+    while kills < wanted and not job.done():
         time.sleep(0.05)
         events = read_events(log) if log.exists() else []
         active = {e["trial"] for e in events if e["event"] == "trial_started"}
@@ -57,17 +56,17 @@ def kill_nodes(cluster, node, log: Path, job: Future) -> int:
     return kills
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
-def test_a_node_killed_again_and_again(kind, two_nodes, tmp_path):
+def test_a_node_killed_again_and_again(kind, kills, two_nodes, tmp_path):
     cluster, node = two_nodes
-    iterations = 300
+    iterations = 30 * kills
     with ThreadPoolExecutor(1) as thread:
         job = thread.submit(fit, kind, tmp_path, 3, iterations, 0.1)
-        kills = kill_nodes(cluster, node, tmp_path / "job" / EVENT_LOG_NAME, job)
+        done = kill_nodes(cluster, node, tmp_path / "job" / EVENT_LOG_NAME, job, kills)
         grid = job.result()
     assert not grid.errors
-    assert kills == NODE_KILLS
+    assert done == kills
     check_reports(kind, tmp_path, 3, iterations, tmp_path)
     events = read_events(tmp_path / "job" / EVENT_LOG_NAME)
     lost = [e for e in events if e["event"] == "device_lost"]
