@@ -46,10 +46,6 @@ class DeviceModels:
         ours, theirs = self.of.get(device), self.of.get(other)
         return ours is None or theirs is None or ours == theirs
 
-    def like(self, device: int, others: Iterable[int]) -> list[int]:
-        """Those of ``others`` that are like ``device``: first those whose model is known, and else in their order."""
-        return sorted((other for other in others if self.alike(device, other)), key=lambda other: other not in self.of)
-
     def by_model(self, devices: Iterable[int]) -> list[list[int]]:
         """The devices by their models, in their order; those whose model is not known are one more part."""
         parts: dict[str | None, list[int]] = {}

@@ -177,13 +177,12 @@ class DeviceTable:
     def pick_near(self, device: int, count: int, forbid: str | None = None) -> list[int]:
         """Up to ``count`` other idle devices: those on the node of ``device`` first, then by number.
 
-        All are of the model of ``device``, as far as that is known: workers of one trial wait for the slowest.
+        Those of the model of ``device`` go before all others: the workers of a trial wait for the slowest.
         """
         home = self.node[device]
         if self.models.mixed:
-            here = self.models.like(device, (d for d in self.idle_on.get(home, ()) if d != device and home != forbid))
-            away = (d for d in self.idle if self.node[d] not in (home, forbid))
-            return [*here, *self.models.like(device, away)][:count]
+            others = [d for d in self.idle if self.node[d] != forbid and d != device]
+            return sorted(others, key=lambda d: (not self.models.alike(device, d), self.node[d] != home))[:count]
         near = [d for d in self.idle_on.get(home, ()) if d != device and home != forbid][:count]
         if len(near) < count:
             far = (d for d in self.idle if self.node[d] not in (home, forbid) and d != device)

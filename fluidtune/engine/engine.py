@@ -23,7 +23,6 @@ from fluidtune.engine.resizing import (
     shrink_for_waiting,
     shrink_slower_trials,
     shrink_ungrowable_trials,
-    unmix_trials,
 )
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
@@ -91,7 +90,6 @@ class Engine:
         state.drop_stale_claims()
         out += clear_leaving_devices(state, now)
         out += shrink_ungrowable_trials(state)
-        out += unmix_trials(state)
         out += shrink_slower_trials(state)
         out += judge_attempt(state, now)
         out += start_waiting(state, now)

@@ -8,7 +8,6 @@ Nothing here starts a trial, and nothing grows while a trial waits that could us
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
 
 from fluidtune.engine.estimates import (
     current_width,
@@ -57,23 +56,6 @@ def shrink_ungrowable_trials(state: State) -> list[Instruction]:
     """Takes trials that must not have several workers any more back to one."""
     wide = [state.trials[name] for name in state.wide]
     return [_shrink(state, trial, 1) for trial in wide if trial.growth_ended and _at_rest(trial)]
-
-
-def unmix_trials(state: State) -> list[Instruction]:
-    """Takes trials off devices that turned out to be of another model than their first one.
-
-    The workers of a trial wait for each other at every step, so that one over two models has the pace of the slower.
-    """
-    out: list[Instruction] = []
-    models = state.devices.models
-    if not models.mixed:
-        return out
-    for trial in [state.trials[name] for name in state.wide]:
-        kept = tuple(device for device in trial.devices if models.alike(trial.devices[0], device))
-        if kept != trial.devices and _at_rest(trial):
-            state.promise_devices(trial, kept)
-            out.append(Resize(trial.name, kept))
-    return out
 
 
 def shrink_slower_trials(state: State) -> list[Instruction]:
@@ -135,35 +117,14 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
         return out
     heights = {trial: height(state, trial) for trial in movers}
     movers.sort(key=lambda trial: (-heights[trial], trial.number))
-    shrunk: list[Instruction] = []
-    for pool in _pools(state, movers):
-        room = min(spare, len(_idle_like(state, pool[0])))
-        targets, shrinks = _targets(state, pool, [heights[trial] for trial in pool], room)
-        for trial in pool:
-            width, target = len(trial.devices), targets[trial.name]
-            if target > width and _may_grow(state, trial):
-                devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
-                state.promise_devices(trial, devices)
-                out.append(Resize(trial.name, devices))
-        spare -= sum(max(0, targets[trial.name] - len(trial.devices)) for trial in pool)
-        shrunk += [_shrink(state, trial, targets[trial.name]) for trial in shrinks]
-    return out + shrunk
-
-
-def _pools(state: State, movers: list[Trial]) -> Iterable[list[Trial]]:
-    """The movers by the models of their devices, in their order; DynamicFluid divides the devices of one model only."""
-    if not state.devices.models.mixed:
-        return (movers,)
-    pools: dict[str | None, list[Trial]] = {}
+    targets, shrinks = _targets(state, movers, [heights[trial] for trial in movers], spare)
     for trial in movers:
-        pools.setdefault(state.devices.models.of.get(trial.devices[0]), []).append(trial)
-    return pools.values()
-
-
-def _idle_like(state: State, trial: Trial) -> Sequence[int]:
-    """The idle devices to which it may grow."""
-    idle, models = state.devices.idle, state.devices.models
-    return models.like(trial.devices[0], idle) if models.mixed else idle
+        width, target = len(trial.devices), targets[trial.name]
+        if target > width and _may_grow(state, trial):
+            devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
+            state.promise_devices(trial, devices)
+            out.append(Resize(trial.name, devices))
+    return out + [_shrink(state, trial, targets[trial.name]) for trial in shrinks]
 
 
 def _targets(state: State, movers: list[Trial], heights: list[float], spare: int) -> tuple[dict[str, int], list[Trial]]:
@@ -312,9 +273,10 @@ def _may_grow(state: State, trial: Trial) -> bool:
 
 
 def _shrink(state: State, trial: Trial, width: int) -> Resize:
-    """The trial keeps its first worker and, up to ``width``, those nearest to it."""
-    home = state.devices.node[trial.devices[0]]
-    near = sorted(trial.devices[1:], key=lambda device: state.devices.node[device] != home)
-    devices = (trial.devices[0], *near[: width - 1])
+    """The trial keeps its first worker and, up to ``width``, those of its device's model; first those nearest to it."""
+    first, models = trial.devices[0], state.devices.models
+    home = state.devices.node[first]
+    near = sorted(trial.devices[1:], key=lambda d: (not models.alike(first, d), state.devices.node[d] != home))
+    devices = (first, *near[: width - 1])
     state.promise_devices(trial, devices)
     return Resize(trial.name, devices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -71,12 +71,25 @@ class _Progress:
     kind: m.Kind = "plain"
 
 
+@dataclass(frozen=True)
+class Model:
+    """Of what model a device is, and how many times as long an iteration takes there as the profile says.
+
+    ``name``: what the engine is told when the device's first worker is there; None: it is not told.
+    """
+
+    name: str | None = None
+    slowness: float = 1.0
+
+
 @dataclass
 class Twin:
     """One run of ``job`` on ``devices`` devices; `run` does it.
 
     ``stops``: a tuning algorithm that lives: it is told a trial and the iterations that the trial has done in its
     stage, after each one, and says whether the stage ends there. None: every trial does the iterations of the job.
+
+    ``models``: of each device; (): all are alike. The workers of a trial wait for the one on the slowest device.
 
     After the run, ``now`` is its seconds, ``busy`` the device-seconds that trials held, and ``resizes`` and
     ``iterations`` are the numbers of these.
@@ -85,6 +98,7 @@ class Twin:
     job: RecordedJob
     devices: int
     stops: Callable[[str, int], bool] | None = None
+    models: Sequence[Model] = ()
     now: float = 0.0
     resizes: int = 0
     busy: float = 0.0
@@ -237,7 +251,13 @@ class Twin:
             self._idle[device] -= 1
             self._call_after(self.job.costs.warm, then)
         else:
-            self._starts.start_worker(lambda: self._call_after(self.job.costs.first, then))
+            self._starts.start_worker(partial(self._worker_started, device, then))
+
+    def _worker_started(self, device: int, then: Callable[[], None]) -> None:
+        model = self.models[device].name if self.models else None
+        if model is not None:
+            self._events.append(m.ModelFound(device, model))
+        self._call_after(self.job.costs.first, then)
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
         run.wanted = devices
@@ -278,7 +298,8 @@ class Twin:
         """What a whole iteration takes with the neighbours of this moment."""
         nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in run.devices).values()))
         trials = len(self._training[run.devices[0]])
-        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost
+        slowness = max(self.models[device].slowness for device in run.devices) if self.models else 1.0
+        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost * slowness
 
     def _schedule(self, run: _Run) -> None:
         step = run.step

@@ -122,6 +122,15 @@ def test_overheads():
 
 
 @pytest.mark.slow
+def test_two_models():
+    keys = BASE | {"sides", "ratio", "rows", "alike"}
+    figures = _run("benchmarks.two_models", "--seeds", "1", keys=keys, kind="twin")
+    assert figures["alike"] == 0.0
+    for row in figures["rows"]:
+        assert row["ratio"] == row["least"] == row["largest"] == row["as_if_alike"] / row["like_first"]
+
+
+@pytest.mark.slow
 def test_streams():
     figures = _run("benchmarks.streams", "--devices", "4", keys=BASE | {"seeds", "searches", "batches"}, kind="twin")
     searches, batches = figures["searches"], figures["batches"]

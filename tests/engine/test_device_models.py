@@ -1,4 +1,4 @@
-"""Devices of several models in one job: the workers of a trial are all on devices of one model."""
+"""Devices of several models in one job: a trial gets devices of one model before others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fluidtune.engine import (
     GroupAnnounced,
     KindFound,
     ModelFound,
-    Release,
     Resize,
     Resized,
     Result,
@@ -33,43 +32,38 @@ def told(models: str) -> list[ModelFound]:
     return [ModelFound(at, {"F": FAST, "S": SLOW}[model]) for at, model in enumerate(models) if model != "?"]
 
 
-def alone(devices: int, events: list[ModelFound]) -> Bench:
+def alone(devices: int, events: list[ModelFound], **settings: int) -> Bench:
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
-    bench = Bench(devices)
+    bench = Bench(devices, **settings)
     assert bench(*events, plain("a", 1000)) == [Start("a", (0,), 1.0)]
     assert bench(KindFound("a", "elastic")) == []
     return bench
 
 
 @pytest.mark.parametrize("models", ["FSFSFF", "FSFS??", "?SFS??"])
-def test_a_trial_grows_only_to_devices_of_its_own_model(models: str) -> None:
+def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
     bench = alone(6, told(models))
     assert bench(ModelFound(0, FAST), Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
     bench(Resized("a", (0, 2), 0.1))
     (wider,) = bench.results("a", 0.5, 3, width=2)
-    assert wider == Resize("a", (0, 2, 4, 5)), "also to devices whose model nobody knows"
+    # A device whose model nobody knows may be alike. Idle devices are of no use to anybody else.
+    assert wider == Resize("a", (0, 2, 4, 5, 1, 3))
 
 
-def test_a_trial_that_is_over_two_models_goes_back_to_that_of_its_first_device() -> None:
-    bench = alone(4, [])
-    bench(ModelFound(0, FAST))
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
-    # The worker on device 1 tells of its GPU before it is a worker of the trial; the resize is under way.
-    assert bench(ModelFound(1, SLOW)) == []
-    assert bench(Resized("a", (0, 1), 0.1)) == [Resize("a", (0,))]
-    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,)), Resize("a", (0, 2))]
+def test_a_trial_grows_within_its_model_before_it_grows_within_its_node() -> None:
+    bench = alone(4, told("FSSF"), per_node=2)
+    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 3))]
 
 
-def test_each_model_is_divided_among_the_trials_on_it() -> None:
-    bench = Bench(6)
-    trials = [plain("a", 900), plain("b", 300), plain("c"), plain("d"), plain("e"), plain("f")]
-    bench(*told("FFFSSS"), *trials)
-    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench.engine.held_devices()["b"] == (1,)
-    done = [TrialEnded(name, "stopped") for name in "cdef"]
-    out = bench(*done, Result("a", 1.0, 1), Result("b", 1.0, 1))
-    grown = [each for each in out if isinstance(each, Resize)]
-    assert grown == [Resize("a", (0, 2))], "the three slow ones stay idle"
+def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
+    bench = alone(4, told("FSSF"))
+    bench(Result("a", 1.0, 1))
+    bench(Resized("a", (0, 3), 0.1))
+    (wider,) = bench.results("a", 0.5, 3, width=2)
+    bench(Resized("a", wider.devices, 0.1), *(Result("a", 0.3, 4) for _ in range(3)))
+    assert wider.devices == (0, 3, 1, 2)
+    out = bench(plain("b"), plain("c"))
+    assert out == [Resize("a", (0, 3))]
 
 
 def test_a_trial_over_several_devices_of_one_node_gets_them_of_one_model_if_it_can() -> None:
@@ -102,9 +96,8 @@ def test_what_is_known_of_models(notes: list[tuple[int, str | None]], device: in
             known[at] = model
         models.validate()
     assert models.mixed is (len(set(known.values())) > 1)
-    like = models.like(device, range(8))
-    assert set(like) == {at for at in range(8) if known.get(at, known.get(device)) == known.get(device, known.get(at))}
-    assert [other in known for other in like] == sorted((other in known for other in like), reverse=True)
+    alike = [at for at in range(8) if models.alike(device, at)]
+    assert alike == [at for at in range(8) if known.get(at, known.get(device)) == known.get(device, known.get(at))]
     assert sorted(at for part in models.by_model(range(8)) for at in part) == list(range(8))
 
 

@@ -76,7 +76,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.trials: dict[str, Shadow] = {}
         self.groups: dict[str, tuple[bool, int | None]] = {}
         self.nodes: dict[int, str] = {}
-        self.models: dict[int, str] = {}
         self.leaving: set[int] = set()
         #: Trials that once did not do what a resize asked: they are left alone for a while.
         self.refused: set[str] = set()
@@ -155,8 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.nodes[device] = f"node{node}"
         self.send(DeviceGained(device, f"node{node}"))
         if self.mixed:
-            self.models[device] = "slow" if device % 2 else "fast"
-            self.send(ModelFound(device, self.models[device]))
+            self.send(ModelFound(device, "slow" if device % 2 else "fast"))
 
     # Rules
 
@@ -254,7 +252,6 @@ class EngineMachine(RuleBasedStateMachine):
                 self.stop(trial, "waiting")
                 trial.held = tuple(d for d in trial.held if d != device)
         del self.nodes[device]
-        self.models.pop(device, None)
         self.leaving.discard(device)
         self.send(DeviceLost(device))
 
@@ -262,19 +259,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(pick=PICK, model=st.sampled_from(["fast", "slow"]))
     def find_model(self, pick, model):
         device = sorted(self.nodes)[pick % len(self.nodes)]
-        self.models[device] = model
         self.send(ModelFound(device, model))
-
-    @invariant()
-    def a_trial_is_on_devices_of_one_model(self):
-        if not hasattr(self, "trials"):
-            return
-        for name in self.those("running"):
-            trial = self.trials[name]
-            if trial.kind == "elastic" and trial.asked < 2 and trial.asked_devices is None and name not in self.refused:
-                first = self.models.get(trial.on[0])
-                others = {self.models.get(device, first) for device in trial.on}
-                assert first is None or others == {first}, name
 
     @precondition(lambda self: self.nodes.keys() - self.leaving)
     @rule(pick=PICK)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
-from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, forecasts, grid, read_job
+from fluidtune.twin import Costs, Model, RecordedJob, RecordedTrial, Stage, Twin, forecast, forecasts, grid, read_job
 
 ALONE = Profile("alone", {"1": 1.0})
 
@@ -31,6 +31,17 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
     found = forecast(grid(81, 27, profile), 8)
     assert found.packing == (2 if overhead < 2 else 1)
     assert found.makespan < 1.02 * unpacked
+
+
+def test_a_trial_has_the_pace_of_its_slowest_device():
+    models = (Model("fast"), Model("slow", 3.0))
+    apart = Twin(grid(2, 4, ALONE, max_packing=1, kind="plain"), 2, models=models)
+    assert apart.run() == pytest.approx(12.0)
+    assert apart.engine._state.devices.models.of == {0: "fast", 1: "slow"}
+    over_both = RecordedJob((RecordedTrial("a", (Stage("all", 4, 4.0, share=2.0),)),), ALONE, {"all": True})
+    assert Twin(over_both, 2, models=models).run() == pytest.approx(12.0)
+    untold = Twin(over_both, 2, models=[Model(), Model()])
+    assert untold.run() == pytest.approx(4.0) and not untold.engine._state.devices.models.of
 
 
 def test_a_rung_waits_for_all_trials_of_the_rung_before():
