@@ -22,7 +22,7 @@ SAVE_PAUSE = 50
 
 
 class CommitCleanup:
-    """``save`` writes the state of all trials; ``delete`` deletes one trial's commits, or raises OSError."""
+    """``save`` writes the state of all trials; ``delete`` deletes one trial's commits, or raises an error."""
 
     def __init__(
         self, save: Callable[[], None], delete: Callable[[Trial], None], clock: Callable[[], float] = time.monotonic
@@ -65,6 +65,6 @@ class CommitCleanup:
         for trial in self._saved:
             try:
                 self._delete(trial)
-            except OSError as error:
+            except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
                 logger.warning("FluidTune: the commits of ended trial %s stay where they are: %s", trial, error)
         self._saved.clear()

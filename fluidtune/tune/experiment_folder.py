@@ -6,7 +6,6 @@ driver that Tune uploads. Tune uploads it for the last time before the job ends,
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,17 @@ class ExperimentFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._is_local and not (self.path / EVENT_LOG_NAME).exists():
             # A restored experiment goes on with the log of its former driver.
-            with contextlib.suppress(OSError):
+            try:
                 self._copy(self._files, f"{self._remote}/{EVENT_LOG_NAME}", _HERE, str(self.path / EVENT_LOG_NAME))
+            except FileNotFoundError:
+                pass  # a new experiment
+            except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+                logger.warning(
+                    "FluidTune: %s of %s could not be read, so a new one begins: %s",
+                    EVENT_LOG_NAME,
+                    self._remote,
+                    error,
+                )
 
     def upload(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""
@@ -46,7 +54,7 @@ class ExperimentFolder:
             if local.exists():
                 try:
                     self._copy(_HERE, str(local), self._files, f"{self._remote}/{name}")
-                except OSError as error:
+                except Exception as error:
                     logger.warning("FluidTune: %s was not uploaded to %s: %s", local, self._remote, error)
 
     @staticmethod

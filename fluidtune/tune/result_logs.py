@@ -5,19 +5,26 @@ with a checkpoint starts again, they first copy the storage's older file over th
 checkpoint starts under a new driver, they begin an empty file or, on the same Ray, append to all that the dead driver
 wrote. Either way the log loses iterations that were reported, or repeats them. So before Tune starts such a trial, both
 files are made to hold exactly the iterations that Tune knows to be reported.
+
+A storage that cannot be reached does not end the job, as it does not under stock Tune: a warning says what was left
+out. The filesystems of fsspec raise errors of their own kinds then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow.fs
 from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat.trainable import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
+
+logger = logging.getLogger(__name__)
 
 _HERE = pyarrow.fs.LocalFileSystem()
 
@@ -43,22 +50,29 @@ def take_over(trial: Trial, reported: int) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(local)
             continue
-        found = [keep(text.splitlines(keepends=True), reported) for text in _written(trial, name)]
+        # The driver's own folder may have more than the trial's storage.
+        texts, unread = [_read(_HERE, local)], False
+        try:
+            texts.insert(0, _read(trial.storage.storage_filesystem, _remote(trial, name)))
+        except Exception as error:
+            unread = True
+            _warn(trial, f"{name} could not be read from", error)
+        found = [keep(text.splitlines(keepends=True), reported) for text in texts if text is not None]
         if not found:
             continue
         kept = max(found, key=len)
         os.makedirs(trial.local_path, exist_ok=True)
         with open(local, "w") as file:
             file.writelines(kept)
-        _copy_up(trial, name)
+        if not unread:  # what is stored may have more lines
+            _copy_up(trial, name)
 
 
-def _written(trial: Trial, name: str) -> Iterator[str]:
-    """The contents of a log file in the trial's storage and in the driver's own folder, which may have more."""
-    local = os.path.join(trial.local_path, name)
-    for files, path in ((trial.storage.storage_filesystem, _remote(trial, name)), (_HERE, local)):
-        with contextlib.suppress(FileNotFoundError), files.open_input_stream(path) as stream:
-            yield stream.readall().decode(errors="replace")
+def _read(files: Any, path: str) -> str | None:
+    """The content of a file; None: there is none."""
+    with contextlib.suppress(FileNotFoundError), files.open_input_stream(path) as stream:
+        return str(stream.readall().decode(errors="replace"))
+    return None
 
 
 def _json_lines(lines: list[str], reported: int) -> list[str]:
@@ -85,10 +99,18 @@ def _remote(trial: Trial, name: str) -> str:
 
 def _copy_up(trial: Trial, name: str) -> None:
     storage = trial.storage
-    storage.storage_filesystem.create_dir(storage.trial_fs_path)
-    pyarrow.fs.copy_files(
-        os.path.join(trial.local_path, name),
-        _remote(trial, name),
-        source_filesystem=_HERE,
-        destination_filesystem=storage.storage_filesystem,
-    )
+    try:
+        storage.storage_filesystem.create_dir(storage.trial_fs_path)
+        pyarrow.fs.copy_files(
+            os.path.join(trial.local_path, name),
+            _remote(trial, name),
+            source_filesystem=_HERE,
+            destination_filesystem=storage.storage_filesystem,
+        )
+    except Exception as error:
+        _warn(trial, f"{name} was not uploaded to", error)
+
+
+def _warn(trial: Trial, what: str, error: Exception) -> None:
+    line = "FluidTune: %s %s, so the log of trial %s may lack iterations there; check that storage: %s"
+    logger.warning(line, what, trial.storage.trial_fs_path, trial.trial_id, error)

@@ -61,3 +61,22 @@ def test_a_failed_upload_is_a_warning(storage: Any, tmp_path: Path, caplog: pyte
     (tmp_path / "root" / "bucket" / "run").rmdir()
     folder.upload()
     assert "summary.json was not uploaded to bucket/run" in caplog.text
+
+
+def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/bugs.md, 218"""
+
+    class Away:
+        type_name = "py::fsspec+gcs"
+
+        def open_input_stream(self, path: str) -> Any:
+            raise RuntimeError("could not resolve host")
+
+        open_output_stream = open_input_stream
+
+    storage.storage_filesystem = Away()
+    folder = ExperimentFolder(storage)
+    (folder.path / "summary.json").write_text("{}")
+    folder.upload()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and all("bucket/run" in line and "could not resolve host" in line for line in told)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.fs
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from fluidtune.tune import result_logs
 
@@ -73,3 +75,41 @@ def test_the_log_of_a_trial_with_numbers_of_its_own_and_a_retry_keeps_every_resu
     result_logs.take_over(trial, 6)
     kept = Path(trial.local_path, "result.json").read_text().splitlines()
     assert [json.loads(line)["training_iteration"] for line in kept] == numbers[:6]
+
+
+class Away:
+    """A storage that cannot be reached. The filesystems of fsspec raise errors of their own then, as gcsfs does."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("could not resolve host")
+
+
+def test_a_trial_starts_while_the_storage_is_away(trial: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/bugs.md, 218"""
+    trial.trial_id = "t1"
+    write(Path(trial.local_path), 8)
+    trial.storage.storage_filesystem = Away()
+    result_logs.upload(trial)
+    assert logged(trial.local_path) == log(8)
+    result_logs.take_over(trial, 5)
+    assert logged(trial.local_path) == log(5)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 4 and all("could not resolve host" in line and "t1" in line for line in told)
+
+
+def test_a_log_that_could_not_be_read_is_not_written_over(trial: SimpleNamespace) -> None:
+    """The driver's own folder has less than the storage, which can be written again when the log was cut."""
+    write(Path(trial.local_path), 2)
+    write(Path(trial.storage.trial_fs_path), 6)
+    trial.trial_id = "t1"
+
+    class Unreadable(LocalFileSystem):
+        def open(self, path: str, mode: str = "rb", **rest: Any) -> Any:
+            if mode == "rb":
+                raise OSError("connection reset")
+            return super().open(path, mode, **rest)
+
+    trial.storage.storage_filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(Unreadable()))
+    result_logs.take_over(trial, 5)
+    assert logged(trial.local_path) == log(2)
+    assert logged(trial.storage.trial_fs_path) == log(6)
