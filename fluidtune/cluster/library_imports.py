@@ -63,9 +63,9 @@ class Libraries:
         file = getattr(module, "__file__", None) or getattr(spec, "origin", None)
         if file in ("built-in", "frozen"):
             return True
-        if file:
+        if file and os.path.isabs(file):  # a module that code makes, as torch makes torch.ops, may give a name alone
             return self.has_file(file)
-        folders = list(getattr(module, "__path__", ()))
+        folders = [] if file else list(getattr(module, "__path__", ()))
         if folders:
             return all(self.has_file(os.path.join(folder, "")) for folder in folders)
         top = sys.modules.get(module.__name__.partition(".")[0])

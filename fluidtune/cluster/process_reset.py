@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
+from types import FunctionType, ModuleType
 from typing import Any
 
 from fluidtune.cluster.exit_handlers import ExitHandlers
@@ -189,16 +190,27 @@ class ProcessBaseline:
 
     def _forget_modules(self) -> str | None:
         """Have the user's own modules imported anew by the next trial. Returns which of them cannot be."""
-        stuck = []
+        stuck, kept, forgotten = [], [], {}
         for name in [name for name in list(sys.modules) if name not in self._modules]:
             module = sys.modules[name]
             if self._libraries.has_module(module):
                 self._modules.add(name)
+                kept.append(module)
                 continue
+            if getattr(module, "__file__", None):
+                forgotten[name] = module
             if isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader):
                 stuck.append(name)
             del sys.modules[name]
-        return f"modules that cannot be imported anew: {', '.join(stuck)}" if stuck else None
+        if stuck:
+            return f"modules that cannot be imported anew: {', '.join(stuck)}"
+        own = _objects_of(forgotten)
+        for library in kept if forgotten else ():
+            values = list(vars(library).values())
+            if not own.keys().isdisjoint(map(id, values)):
+                name = next(own[id(value)] for value in values if id(value) in own)
+                return f"the module {name}, which would be imported anew, but {library.__name__} holds the old one"
+        return None
 
     def _new_streams(self) -> None:
         random.seed()
@@ -208,6 +220,22 @@ class ProcessBaseline:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.seed()
+
+
+def _objects_of(modules: dict[str, ModuleType]) -> dict[int, str]:
+    """The modules, their classes and functions, and instances of these classes, each as its id and its module's name.
+
+    A library that has a name for one of them would go on with it, beside the module of the next trial. For example, a
+    class of the library may be derived from a class of the user's.
+    """
+    found = {id(module): name for name, module in modules.items()}
+    for module in modules.values():
+        for value in list(vars(module).values()):
+            kind = type(value)  # not its __class__, which may be a proxy's
+            name = value.__module__ if issubclass(kind, (type, FunctionType)) else kind.__module__
+            if isinstance(name, str) and name in modules:
+                found[id(value)] = name
+    return found
 
 
 def _free_gpu() -> None:

@@ -211,6 +211,42 @@ def test_what_the_import_of_a_library_changes_stays(
     del sys.modules["a_library"]
 
 
+@pytest.mark.parametrize(
+    "how", ["from users_base import Base", "from users_base import made", "import users_base", "import its_helper"]
+)
+def test_a_library_that_uses_a_module_of_the_users_own_makes_the_process_dirty(
+    how: str, baseline: ProcessBaseline, tmp_path: Path
+) -> None:
+    """docs/bugs.md, 219: the next trial's module would have another class of that name than the library."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (tmp_path / "users_base.py").write_text("class Base: pass\nmade = Base()\n")
+    (packages / "an_extension.py").write_text(f"{how}\n")
+    (packages / "its_helper.py").write_text("value = 1\n")
+    sys.path[:0] = [str(tmp_path), str(packages)]
+    importlib.import_module("users_base")
+    importlib.import_module("an_extension")
+    found = baseline.restore()
+    if how == "import its_helper":
+        assert found is None
+    else:
+        assert found == "the module users_base, which would be imported anew, but an_extension holds the old one"
+    for name in ("an_extension", "its_helper"):
+        sys.modules.pop(name, None)
+    assert "users_base" not in sys.modules
+
+
+def test_modules_that_are_made_by_code_of_a_library_stay(baseline: ProcessBaseline) -> None:
+    """docs/bugs.md, 220: torch makes these, and they name a file without a folder."""
+    for name in ("torch.ops", "torch.classes"):
+        baseline._modules.discard(name)
+    try:
+        assert baseline.restore() is None
+        assert {"torch.ops", "torch.classes"} <= set(sys.modules)
+    finally:
+        sys.modules.update({"torch.ops": torch.ops, "torch.classes": torch.classes})
+
+
 def test_a_trials_log_handler_is_closed(baseline: ProcessBaseline, tmp_path: Path) -> None:
     handler = logging.handlers.MemoryHandler(100, target=logging.FileHandler(tmp_path / "log"))
     logging.getLogger("of a trial").addHandler(handler)
