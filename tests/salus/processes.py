@@ -44,13 +44,22 @@ def home() -> Iterator[Path]:
     try:
         yield directory
     finally:
-        with contextlib.suppress(OSError):
-            kill_service(directory)
-        for pid in _services(directory):
-            # It was about to start, and would make the directory again.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            until(lambda pid=pid: not _lives(pid))
+        remove(directory)
+
+
+def remove(directory: Path) -> None:
+    """Kill the service of a device, wait until it is gone, and remove its files, which a killed service leaves.
+
+    A service that ends by itself removes its files, and leaves the empty directory to the next one.
+    """
+    with contextlib.suppress(OSError):
+        kill_service(directory)
+    for pid in _services(directory):
+        # It was about to start, and would make the directory again.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda pid=pid: not _lives(pid))
+    if directory.exists():
         shutil.rmtree(directory)
 
 

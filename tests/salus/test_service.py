@@ -15,8 +15,8 @@ import pytest
 
 from salus_share import Need, Refused, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
-from salus_share.seat_table import RESIDENT, Seat, SeatTable
-from tests.salus.processes import Child, home, kill_service, seat, trial, until
+from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
+from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial, until
 
 
 @pytest.fixture
@@ -390,3 +390,15 @@ def test_the_service_is_killed_again_and_again(directory) -> None:
                 child.tell(f"progress {turn} 0")
                 assert child.told() == "noted"
             assert lanes(directory) == before
+
+
+def test_the_files_of_a_killed_service_are_removed_by_the_test_that_killed_it():
+    with home() as directory:
+        client = LaneClient("d", "t", capacity=1, directory=directory)
+        client.admit(Need(0, 0), timeout=PATIENCE_S)
+        client.leave()
+        kill_service(directory)
+        assert (directory / FILE).exists()
+        remove(directory)
+        assert not directory.exists()
+        remove(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import pytest
 from ray import tune
 
@@ -10,17 +9,16 @@ import fluidtune
 from fluidtune.cluster.beside import LANE, Turn
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import INSIDE
+from tests.salus.processes import remove
 
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture
 def lane():
-    """The usual lane; its service is ended, which would else wait for half a minute."""
+    """The usual lane; its service is ended, which would else wait for half a minute, and its files are removed."""
     yield home(LANE)
-    for process in psutil.process_iter(["cmdline"]):
-        if str(home(LANE)) in (process.info["cmdline"] or ()):
-            process.kill()
+    remove(home(LANE))
 
 
 def inside(name):
