@@ -46,6 +46,8 @@ PUBLIC_MODULES = frozenset(
         "ray.serve.deployment",
         "ray.tune",
         "ray.tune.experiment",
+        "ray.tune.integration.lightgbm",
+        "ray.tune.integration.xgboost",
         "ray.tune.schedulers",
         "ray.tune.schedulers.pb2",
         "ray.tune.search",

@@ -2,7 +2,9 @@
 
     python -m tests.idioms.searches_both_ways
     python -m tests.idioms.searches_both_ways --only population fail_fast
+    python -m tests.idioms.searches_both_ways --more
 
+With ``--more`` those of `tune_boosting` run too, which need xgboost and lightgbm.
 It prints a line for each search: equal, or what came of it on both sides. Exit status 0: nothing differs.
 """
 
@@ -21,7 +23,7 @@ import ray
 from ray import tune
 
 import fluidtune
-from tests.idioms import tune_keeping, tune_searching
+from tests.idioms import tune_boosting, tune_keeping, tune_searching
 
 #: Ray Tune's two entry points by side.
 SIDES = {
@@ -43,18 +45,22 @@ def outcome(search: Any, side: str, folder: Path) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = {each.__name__: each for each in (*tune_searching.SEARCHES, *tune_keeping.SEARCHES)}
-    parser.add_argument("--only", nargs="+", choices=list(names), metavar="SEARCH", default=list(names))
+    more = {each.__name__: each for each in tune_boosting.SEARCHES}
+    parser.add_argument("--only", nargs="+", choices=[*names, *more], metavar="SEARCH")
+    parser.add_argument("--more", action="store_true", help="also those that need xgboost and lightgbm")
     options = parser.parse_args()
+    chosen = options.only or [*names, *(more if options.more else ())]
+    names.update(more)
     os.environ.setdefault("PYTHONPATH", os.getcwd())
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     unlike = 0
     with tempfile.TemporaryDirectory() as place:
-        for name in options.only:
+        for name in chosen:
             found = {side: outcome(names[name], side, Path(place, f"{name}-{side}")) for side in SIDES}
             equal = found["stock"] == found["fluid"]
             unlike += not equal
             print(f"{name}:", "equal" if equal else json.dumps(found, indent=1, sort_keys=True), flush=True)
-    print(f"{len(options.only)} searches, {unlike} unlike")
+    print(f"{len(chosen)} searches, {unlike} unlike")
     ray.shutdown()
     sys.exit(1 if unlike else 0)
 
