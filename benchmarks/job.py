@@ -12,6 +12,9 @@ k-th trial in the order of first results takes the place of the (k-N)-th in the 
 long decided which trial is next, and the same Tune callback sees both moments on every side. Launches are measured for
 `grid` only, because a trial that pauses gives its place up unseen, and not on emulated devices, where one place may
 hold several trials.
+
+It also writes down the seconds from the start of its process until Ray was up and until the first result, and what the
+processes had computed by then (first_result.py).
 """
 
 from __future__ import annotations
@@ -28,24 +31,31 @@ from ray import tune
 
 from benchmarks.algorithms import ALGORITHMS, algorithm, budget
 from benchmarks.emulated_task import EmulatedTask, emulated_space
+from benchmarks.first_result import age, spent
 from fluidtune.cluster.emulated import Emulation, paced
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
 
 class Watch(tune.Callback):
-    """Notes when ``fit`` began, when each trial's first result came, and when each trial ended (unix seconds)."""
+    """Notes when ``fit`` began, when each trial's first result came, and when each trial ended (unix seconds).
+
+    ``until_first``: what the job had spent when the first result of all came, see first_result.py.
+    """
 
     def __init__(self) -> None:
         self.begun = time.time()
         self.first: dict[str, float] = {}
         self.complete: list[float] = []
+        self.until_first: dict[str, float] = {}
 
     def setup(self, **info: Any) -> None:
         self.begun = time.time()
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         self.first.setdefault(trial.trial_id, time.time())
+        if not self.until_first:
+            self.until_first = {"first_result_seconds": age(), **spent()}
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.complete.append(time.time())
@@ -138,6 +148,7 @@ def main() -> None:
         os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "120")
     new = {"num_cpus": args.cpus, "num_gpus": args.gpus, "include_dashboard": False} if args.address == "local" else {}
     ray.init(address=args.address, log_to_driver=False, **new)
+    ray_up = age()
     tuner = tune.Tuner(
         trainable,
         param_space=space,
@@ -160,6 +171,8 @@ def main() -> None:
         "trials": len(grid),
         "trial_seconds": sum(found.metrics["time_total_s"] for found in grid),
         "errors": len(grid.errors),
+        "ray_up_seconds": ray_up,
+        **watch.until_first,
     }
     if args.algorithm == "grid" and args.trainable != "emulated":
         measured["launches"] = watch.launches(args.cpus)

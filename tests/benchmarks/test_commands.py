@@ -43,6 +43,9 @@ def test_tune_vs_fluid():
     assert figures["ratios"]["stock"] == sides["stock"]["seconds"] / sides["fluid"]["seconds"]
     assert figures["bound_ratio"] == sides["fluid"]["bound_ratio"] > 0
     for side in sides.values():
+        assert 0 < side["ray_up_seconds"] < side["first_result_seconds"] < side["seconds"]
+        assert side["workers"] >= 1
+        assert min(side[f"{role}_cpu_seconds"] for role in ("driver", "workers", "ray")) > 0
         assert side["errors"] == 0
         assert side["trials"] == sides["stock"]["trials"]
         assert side["iterations"] == sides["stock"]["iterations"]

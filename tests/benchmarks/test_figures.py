@@ -1,6 +1,8 @@
 """The figures that benchmarks compute from recorded runs, without running a benchmark."""
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import pytest
 
 from benchmarks import autoscaling
 from benchmarks.demo import fluid_iterations, stock_iterations
+from benchmarks.first_result import Process, by_role, descendants
 from benchmarks.job import Watch
 from benchmarks.resize import resizes
 
@@ -116,3 +119,35 @@ def test_gpus_that_are_used_by_half_are_not_used():
 def test_a_cluster_that_does_not_get_two_gpus_is_said_to_have_failed():
     with pytest.raises(RuntimeError, match="more work"):
         autoscaling.figures([(10.0, 1.0, 0.0)], {"a": [(10.0, 40.0)]}, began=1.0, ended=80.0)
+
+
+def test_the_processors_seconds_until_the_first_result_by_role():
+    python, ray = "/venv/bin/python", "/venv/lib/ray/"
+    found = by_role(
+        3.0,
+        [
+            # The raylet's own arguments name the script of workers.
+            Process([ray + "raylet", f"--python_worker_command={python} {ray}default_worker.py --node-ip=::1"], 0.5),
+            Process([python, "-u", ray + "dashboard/agent.py", "--node-id=ab"], 1.0),
+            Process([], 0.0),  # a process that has ended and was not waited for
+            Process([python, ray + "default_worker.py", "--worker-type=WORKER"], 0.25),
+            Process(["ray::IDLE"], 0.75),
+            Process(["ray::Worker.train"], 4.0),
+        ],
+    )
+    assert found == {
+        "driver_cpu_seconds": 3.0,
+        "workers_cpu_seconds": 5.0,
+        "ray_cpu_seconds": 1.5,
+        "workers": 3,
+    }
+
+
+def test_what_a_child_has_computed_is_seen():
+    busy = "sum(range(10**6)); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        seen = [each.seconds for each in descendants() if busy in each.command]
+        child.communicate(b"\n")
+    assert len(seen) == 1
+    assert seen[0] > 0
