@@ -4,6 +4,9 @@
 this order it imports ``ray``, FluidTune's ``worker`` with Ray Tune, and the ``script`` of a search on digits with torch
 and scikit-learn (small_task.py), and it makes the first ``optimizer``, which imports torch's compiler. ``whole`` is
 their sum. Stock Ray Tune computes the same in each of its trial processes, except for FluidTune's modules.
+
+``forked`` is what a process that is forked from this one computes, with all of that imported, for a model, its
+optimizer and one batch. Nothing in FluidTune forks so far (docs/workers.md, "Where the first seconds go").
 """
 
 from __future__ import annotations
@@ -22,20 +25,34 @@ PARTS = {
     "script": "from benchmarks.small_task import perceptron",
     "optimizer": "import torch; torch.optim.SGD(perceptron(32).parameters(), lr=0.1, momentum=0.9)",
 }
+_FIRST_BATCH = """
+model = perceptron(32)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.nn.functional.cross_entropy(model(torch.zeros(64, 64)), torch.zeros(64, dtype=torch.long)).backward()
+optimizer.step()
+"""
 _PROGRAM = """
-import json, sys, time
+import json, os, sys, time
 parts, names, found = json.loads(sys.argv[1]), {}, {}
 for name, code in parts.items():
     before = time.process_time()
     exec(code, names)
     found[name] = time.process_time() - before
+reading, writing = os.pipe()
+if os.fork() == 0:
+    exec(sys.argv[2], names)
+    os.write(writing, str(time.process_time()).encode())
+    os._exit(0)
+os.close(writing)  # so that a child that fails is seen as one that wrote nothing
+found["forked"] = float(os.read(reading, 100))
+os.wait()
 print(json.dumps(found))
 """
 
 
 def one_process() -> dict[str, float]:
-    """Seconds by part in a new process."""
-    command = [sys.executable, "-c", _PROGRAM, json.dumps(PARTS)]
+    """Seconds by part in a new process, and those of its child, ``forked``."""
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(PARTS), _FIRST_BATCH]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -47,8 +64,9 @@ def main() -> None:
     runs = [one_process() for _ in range(1 if options.quick else 5 * options.repeats)]
     seconds = {name: median(run[name] for run in runs) for name in PARTS}
     seconds["whole"] = sum(seconds.values())
-    say(", ".join(f"{name} {value:.2f} s" for name, value in seconds.items()))
-    finish(result("imports", "cpu:1", "real", seconds=seconds), options.json)
+    forked = median(run["forked"] for run in runs)
+    say(", ".join(f"{name} {value:.2f} s" for name, value in {**seconds, "forked": forked}.items()))
+    finish(result("imports", "cpu:1", "real", seconds=seconds, forked=forked), options.json)
 
 
 if __name__ == "__main__":
