@@ -16,6 +16,8 @@ import psutil
 
 #: The scripts by which Ray starts a worker process. Later the process calls itself ``ray::`` and what it does.
 _STARTERS = ("default_worker.py", "setup_worker.py")
+#: Processes of Ray's own that call themselves so, too: ``AGENT_PROCESS_LIST`` in ``ray._private.ray_constants``.
+_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class Process(NamedTuple):
@@ -27,7 +29,9 @@ class Process(NamedTuple):
 
 def is_worker(command: Sequence[str]) -> bool:
     """Whether Ray started the process to run tasks or actors, as trials are. The others are Ray's own."""
-    return any(part.startswith("ray::") for part in command[:1]) or any(part.endswith(_STARTERS) for part in command)
+    title = command[0] if command else ""
+    named = title.startswith("ray::") and not title.startswith(_AGENTS)
+    return named or any(part.endswith(_STARTERS) for part in command)
 
 
 def by_role(driver: float, others: Iterable[Process]) -> dict[str, float]:

@@ -128,7 +128,9 @@ def test_the_processors_seconds_until_the_first_result_by_role():
         [
             # The raylet's own arguments name the script of workers.
             Process([ray + "raylet", f"--python_worker_command={python} {ray}default_worker.py --node-ip=::1"], 0.5),
-            Process([python, "-u", ray + "dashboard/agent.py", "--node-id=ab"], 1.0),
+            Process([python, "-u", ray + "dashboard/dashboard.py", "--host=::1"], 0.25),
+            Process(["ray::DashboardAgent"], 0.5),
+            Process(["ray::RuntimeEnvAgent"], 0.25),
             Process([], 0.0),  # a process that has ended and was not waited for
             Process([python, ray + "default_worker.py", "--worker-type=WORKER"], 0.25),
             Process(["ray::IDLE"], 0.75),
