@@ -25,6 +25,18 @@ BUSY = "busy or unavailable"
 HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
 
 
+#: What torch raises when CUDA has no memory for the context of a process: cudaErrorMemoryAllocation in CUDA's
+#: documentation. Of an allocation for a tensor torch's own allocator says more.
+NO_CONTEXT = "CUDA error: out of memory"
+
+
+def _squeezed_by(others: int) -> Lack | None:
+    """What to tell the driver where memory ran out while other processes held ``others`` bytes; None: too few."""
+    if others < NEIGHBOUR:
+        return None
+    return Lack(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
+
+
 def torch_on_gpu(torch: Any = None) -> Any | None:
     """torch, if this process computes on a GPU with it, else None. ``torch``: None is the module that is imported."""
     torch = torch or sys.modules.get("torch")
@@ -97,11 +109,16 @@ class GpuProbe:
 
     def kind(self) -> str | None:
         """The product name of this process' GPU; None: it has none, several, or NVML does not know it."""
+        gpu = self._only_gpu()
+        return None if gpu is None else gpu.name
+
+    def _only_gpu(self) -> DeviceSample | None:
+        """What NVML says of this process' GPU; None: it has none, several, or NVML does not know it."""
         if len(self._gpus) != 1:
             return None
         wanted = self._gpus[0].removeprefix("GPU-")
         found = self._nvml().sample()
-        return next((gpu.name for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
+        return next((gpu for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
 
     def lost(self) -> Lack | None:
         """What to tell the driver if NVML says that a GPU of this process is lost; None: it says no such thing."""
@@ -139,14 +156,15 @@ class GpuProbe:
             return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
         torch = torch_on_gpu(torch)
         memory = memory_left(torch)
+        if memory is None and any(NO_CONTEXT in str(each) for each in causes(error)):
+            # Without room for a context CUDA cannot say what is free, and this process holds nothing.
+            gpu = self._only_gpu()
+            return None if gpu is None else _squeezed_by(gpu.memory_used)
         if memory is None or not any(is_out_of_memory(each, memory[0]) for each in causes(error)):
             return None
         free, total = memory
         own = torch.cuda.memory_reserved() + (self._look_at_context(torch, now=True) or 0)
-        others = total - free - own
-        if others < NEIGHBOUR:
-            return None
-        return Lack(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
+        return _squeezed_by(total - free - own)
 
     def _look_at_context(self, torch: Any, now: bool = False) -> int | None:
         """The most that the process held beside torch's allocator, by NVML, which is asked every `SAMPLE_S` or now."""

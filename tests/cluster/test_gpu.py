@@ -10,7 +10,7 @@ import pytest
 
 from fluidtune.cluster.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
 from salus_share.memory import CONTEXT
-from salus_share.telemetry import Telemetry
+from salus_share.telemetry import DeviceSample, Telemetry
 from tests.salus.test_telemetry import standin
 
 
@@ -112,6 +112,27 @@ def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, erro
     if lack is not None:
         assert lack.need == (1.0, 0.0) and not lack.between
         assert f"of which others held {others >> 20} MiB" in lack.reason
+
+
+@pytest.mark.parametrize("used", [15 * GIB, GIB // 8])
+@pytest.mark.parametrize("started", [True, False])
+def test_where_others_leave_no_memory_for_a_context_it_is_not_the_trials_fault(
+    used: int, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> tuple[int, int]:
+        raise RuntimeError("CUDA error: out of memory")  # it makes the context first
+
+    here = torch(there=started)
+    here.cuda.mem_get_info = refuse
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-abc")
+    samples = [DeviceSample(0, "GPU-abc", "A100", None, used, 16 * GIB, False)]
+    probe = GpuProbe(SimpleNamespace(sample=lambda: samples))  # type: ignore[arg-type]
+    lack = probe.squeezed(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), here)
+    assert (lack is not None) is (used == 15 * GIB)
+    assert lack is None or (lack.need == (1.0, 0.0) and "others held 15360 MiB" in lack.reason)
+    assert probe.squeezed(MemoryError(), here) is None, "the machine's memory"
+    samples.clear()
+    assert probe.squeezed(RuntimeError("CUDA error: out of memory"), here) is None, "nobody knows"
 
 
 def test_a_gpu_that_admits_one_process_is_no_fault_of_the_second_trial() -> None:
