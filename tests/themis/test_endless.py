@@ -39,6 +39,7 @@ def test_rho_is_what_its_share_could_do_over_what_it_does():
     assert endless_rho(6, 4.0, 0) == UNSERVED
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 64), st.floats(0.1, 64), st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 64), st.integers(0, 64)
 )
