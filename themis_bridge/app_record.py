@@ -23,6 +23,8 @@ from themis_bridge.winner_determination import EQUAL
 WORK_SLACK = 1.05
 #: rho is divided by this power of the factor beyond WORK_SLACK. Source: as for WORK_SLACK.
 WORK_POWER = 3
+#: Each check finds an app wrong by at most this factor. Judgement: its rho then counts for less than that of any other.
+MOST_WRONG = 1e3
 #: On GPUs that an app says hold it up, its estimated finish may approach by this factor faster than time passes before
 #: its rho counts for less. Judgement: the same tolerance as for work; `benchmarks.fairness --sweeps` measures lies.
 PLACEMENT_SLACK = 1.05
@@ -107,7 +109,8 @@ class AppRecord:
         shows the same ratio on both. Work that vanished because trials stopped early is no progress: pairs of reports
         between which the claimed work changed are not compared.
 
-        An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`.
+        An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`. Any
+        other report without work is of an app that could use no GPU (`Round.take_report` refuses the others).
 
         Args:
             report: the app's answer.
@@ -118,7 +121,9 @@ class AppRecord:
         """
         self.endless = report.endless
         if report.endless:
-            self.useful, self.tokens, self.whole, self.spent = min(report.useful, max(1, gpus)), [], 0.0, 0.0
+            # It may have claimed work before, and do so again.
+            self._count_served(self.speed)
+            self.useful, self.tokens = min(report.useful, max(1, gpus)), []
             share = gpus / contention
             self.rho = endless_rho(self.useful, share, len(held))
             self.best = endless_rho(self.useful, share, self.useful)
@@ -138,12 +143,17 @@ class AppRecord:
         if held and ends > 0:
             self.speed = min(1.0, report.left / ends * useful / len(held))
         # Its leases may have changed since the last report, so its speed was one of these two; the smaller one counts.
-        self.served += self.spent / self.useful * min(speed or self.speed, self.speed)
-        self.spent, self.useful = 0.0, useful
+        self._count_served(min(speed or self.speed, self.speed))
+        self.useful = useful
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         self.doubt = self._work_doubt(grown) * self._placement_overstatement() ** PLACEMENT_POWER
         self._compute_rho(report, ends, len(held), gpus, elapsed, contention)
+
+    def _count_served(self, speed: float) -> None:
+        """Its leases since its last report have worked at this ``speed``."""
+        self.served += self.spent / self.useful * speed
+        self.spent = 0.0
 
     @property
     def distrust(self) -> float:
@@ -164,13 +174,15 @@ class AppRecord:
         also if the app ended before it reported again. If it has gained GPUs since, nobody knows how fast they were.
         """
         done = self.served + (self.spent / self.useful * self.speed if self.tokens else 0.0)
-        if self.whole and self.least and self.least < math.inf:
+        if self.whole and self.least < math.inf:
             self.doubt = max(self.doubt, self._work_doubt(done / self.whole))
         return self.doubt, done * self.useful
 
     def _work_doubt(self, grown: float) -> float:
         """The doubt about an app of which (work done + work left) / (work claimed) is ``grown`` now."""
-        return max(1.0, grown / self.least / WORK_SLACK) ** WORK_POWER if self.least else 1.0
+        # A claim of nearly nothing may be 0 as a float.
+        factor = grown / self.least / WORK_SLACK if self.least else math.inf if grown else 1.0
+        return min(max(1.0, factor), MOST_WRONG) ** WORK_POWER
 
     def gain_gpu(self) -> None:
         """It was granted one more GPU."""
@@ -248,7 +260,7 @@ class AppRecord:
         if not passed:
             return 1.0
         factor = approached / passed / max(1.0, usual / there if there else 1.0)
-        return factor if factor > PLACEMENT_SLACK else 1.0
+        return min(factor, MOST_WRONG) if factor > PLACEMENT_SLACK else 1.0
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:

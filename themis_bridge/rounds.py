@@ -72,6 +72,11 @@ class Round:
                 f"endless={report.endless!r}, useful={report.useful}, gang={report.gang}; expected True or False, and "
                 "of an app that never ends at least one GPU and no gang"
             )
+        if report.useful and not report.endless and not (report.left and report.whole):
+            raise ThemisError(
+                f"useful={report.useful}, left={report.left!r}, whole={report.whole!r}; expected work where GPUs are "
+                "of use: seconds > 0"
+            )
         self.reports[app] = report
 
     def take_bid(self, app: str, bid: Bid) -> None:

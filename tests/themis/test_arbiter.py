@@ -53,7 +53,7 @@ def test_a_policy_that_fails_ends_only_its_round(caplog, monkeypatch):
     arbiter, out = cluster.arbiter, []
     for second in range(200):
         out += arbiter.handle(m.Tick(), float(second))
-        out += arbiter.handle(m.RhoAnswer("a", "s", arbiter.state.rounds, m.Report(1.0, 1)), float(second))
+        out += arbiter.handle(m.RhoAnswer("a", "s", arbiter.state.rounds, m.Report(1.0, 1, left=9.0, whole=9.0)), float(second))
     assert arbiter.auctioneer.failed > 1 and "ZeroDivisionError" in caplog.text
     assert m.Remove("g0", "a", 1) in out, "leases end as ever"
 
@@ -74,7 +74,12 @@ def test_late_agents_are_skipped(caplog):
 
 @pytest.mark.parametrize(
     "report",
-    [*(m.Report(rho, 4) for rho in (math.nan, math.inf, -1.0, None)), m.Report(1.0, 2.5), m.Report(1.0, 4, 1.5), None],
+    [
+        *(m.Report(rho, 4) for rho in (math.nan, math.inf, -1.0, None)),
+        *(m.Report(1.0, 2.5), m.Report(1.0, 4, 1.5), None),
+        # GPUs are of use to it, and it has no work for them: nothing of its rho could be checked.
+        *(m.Report(1e6, 4, best=1e6, left=left, whole=whole) for left, whole in ((0.0, 0.0), (0.0, 9.0), (9.0, 0.0))),
+    ],
 )
 def test_a_report_that_cannot_be_true_is_refused_and_harms_nobody(report, caplog):
     cluster = Cluster(4)
@@ -108,7 +113,7 @@ def test_a_bid_that_cannot_be_true_is_refused_and_harms_nobody(bid):
     while not (cluster.arbiter.auctioneer.round and "good" in cluster.arbiter.auctioneer.round.asked):
         cluster.wait(1)
     round_ = cluster.arbiter.auctioneer.round
-    cluster.send(m.RhoAnswer("evil", "s", round_.number, m.Report(1e6, 1, best=1e6)))
+    cluster.send(m.RhoAnswer("evil", "s", round_.number, m.Report(1e6, 1, best=1e6, left=1e6, whole=1e6)))
     assert round_.bidders == ["evil", "good"]
     cluster.send(m.BidAnswer("evil", "s", round_.number, bid))
     refused = [s.why for s in cluster.said if isinstance(s, m.Refused)]

@@ -8,7 +8,7 @@ import pytest
 
 from themis_bridge import Bid, JobInfo
 from themis_bridge import messages as m
-from themis_bridge.app_record import MOST_SLOWDOWN, AppRecord
+from themis_bridge.app_record import MOST_SLOWDOWN, MOST_WRONG, PLACEMENT_POWER, WORK_POWER, AppRecord
 from themis_bridge.locality import Gpu
 from themis_bridge.twin.apps import Spec, TwinApp
 from themis_bridge.twin.liars import TRUTH, Liar, Lie, come_back, split
@@ -85,6 +85,29 @@ def test_a_bid_is_believed_row_by_row_as_far_as_a_report() -> None:
     shorter, longer = replace(report, rho=6.0, fair=50.0), replace(report, rho=3.0)
     for told, rows in ((shorter, {none: 6.0, one: 4.0}), (longer, {none: 3.0, one: 2.5})):
         assert book.own_bid(Bid("a", rows), told, 1, 4, 100.0, 2.0).rho == pytest.approx({none: 3.0, one: 2.0})
+
+
+@pytest.mark.parametrize("least", [1e-300, 1e-20, 5e-324])
+@pytest.mark.parametrize("whole", [1.0, 1e308])
+def test_who_claims_next_to_no_work_is_doubted_most(least: float, whole: float) -> None:
+    book, ends = AppRecord("s", 0.0, 0.0), 1e308
+    for minute in range(6):
+        report = m.Report(1e308, 2, left=least, whole=whole, leases=(1, 2), ends=ends, fair=least, demand=2)
+        book.take_report(report, [1, 2], 2, 60.0 * minute, 1.0)
+        book.serve(60.0, 2)
+        ends = least if minute > 3 else ends
+    assert MOST_WRONG**WORK_POWER <= book.distrust <= MOST_WRONG ** (WORK_POWER + PLACEMENT_POWER)
+    book.leave()
+
+
+def test_who_says_now_and_then_that_it_never_ends_is_doubted_all_the_same() -> None:
+    book = AppRecord("s", 0.0, 0.0)
+    claim = m.Report(1.0, 2, left=60.0, whole=60.0, leases=(1, 2), ends=60.0, fair=60.0, demand=2)
+    for minute in range(8):  # It has always a minute of work left, and claims each time that this is all.
+        report = m.Report(1.0, 2, endless=True) if minute % 2 else claim
+        book.take_report(report, [1, 2], 2, 60.0 * minute, 1.0)
+        book.serve(60.0, 2)
+    assert book.served == 420.0 and book.leave()[0] > 100
 
 
 def test_gpus_that_change_hands_raise_no_doubt() -> None:
