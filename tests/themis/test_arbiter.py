@@ -51,9 +51,10 @@ def test_a_policy_that_fails_ends_only_its_round(caplog, monkeypatch):
     cluster.join("a")
     monkeypatch.setattr(Themis, "decide", lambda *args: 1 / 0)
     arbiter, out = cluster.arbiter, []
+    report = m.Report(1.0, 1, left=9.0, whole=9.0)
     for second in range(200):
         out += arbiter.handle(m.Tick(), float(second))
-        out += arbiter.handle(m.RhoAnswer("a", "s", arbiter.state.rounds, m.Report(1.0, 1, left=9.0, whole=9.0)), float(second))
+        out += arbiter.handle(m.RhoAnswer("a", "s", arbiter.state.rounds, report), float(second))
     assert arbiter.auctioneer.failed > 1 and "ZeroDivisionError" in caplog.text
     assert m.Remove("g0", "a", 1) in out, "leases end as ever"
 
