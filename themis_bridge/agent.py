@@ -96,11 +96,16 @@ class Agent:
                 return [m.AppJoined(self.app, self.session, self.user)], []
         return [], []
 
-    def vacated(self, gpu: str) -> list[m.AppEvent]:
-        """The executor has left the GPU for good. Returns what to send to the arbiter, which does not answer it."""
-        view = self.leases.pop(gpu, None)
-        if view is None:
+    def vacated(self, gpu: str, token: int | None = None) -> list[m.AppEvent]:
+        """The executor has left the GPU for good. Returns what to send to the arbiter, which does not answer it.
+
+        token: of the lease that it has left; None: of the present one. A newer lease of the GPU, of which the executor
+        may not have heard yet, is kept.
+        """
+        view = self.leases.get(gpu)
+        if view is None or token not in (None, view.token):
             return []
+        del self.leases[gpu]
         self._left[gpu] = view.token
         return [m.Release(self.app, self.session, gpu, view.token)]
 

@@ -266,8 +266,7 @@ class LeasedDevices:
             else:
                 self._drop(device, came, gone)
         for device in sorted(self._revoked):
-            self._tenant.vacated(self._leases[device].gpu.id)
-            self._drop(device, came, gone)
+            self._leave(device, came, gone)
 
     def _give_back(self, came: dict[int, str], gone: list[int]) -> None:
         """Give back devices that end and are empty, and devices that the job has had no use for."""
@@ -278,9 +277,13 @@ class LeasedDevices:
         for device in reversed(idle):
             over = surplus > 0 and now - self._spare.get(device, now) >= SPARE_S
             if over or self._ending.get(device):
-                self._tenant.vacated(self._leases[device].gpu.id)
-                self._drop(device, came, gone)
+                self._leave(device, came, gone)
                 surplus -= 1
+
+    def _leave(self, device: int, came: dict[int, str], gone: list[int]) -> None:
+        lease = self._leases[device]
+        self._tenant.vacated(lease.gpu.id, lease.token)
+        self._drop(device, came, gone)
 
     def _drop(self, device: int, came: dict[int, str], gone: list[int]) -> None:
         if came.pop(device, None) is None:

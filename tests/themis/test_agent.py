@@ -49,6 +49,16 @@ def test_a_gpu_that_was_left_stays_left():
     assert agent.handle(m.Leases("a", "s", (0, 3), (m.LeaseView(gpu, 6, 60.0),)))[1] == [Gained(gpu, 6)]
 
 
+def test_who_leaves_a_lease_keeps_the_next_one_of_that_gpu():
+    # docs/bugs.md, 293
+    agent = Agent("a", "s", Job())
+    gpu = Gpu("g", "m")
+    agent.handle(m.Leases("a", "s", (0, 1), (m.LeaseView(gpu, 5, 60.0),)))
+    assert agent.handle(m.Leases("a", "s", (0, 2), (m.LeaseView(gpu, 6, 60.0),)))[1] == [Lost(gpu, 5), Gained(gpu, 6)]
+    assert agent.vacated("g", 5) == []
+    assert agent.vacated("g", 6) == [m.Release("a", "s", "g", 6)]
+
+
 def test_leftovers_keep_the_cached_table():
     job = Job(4)
     agent = Agent("a", "s", job)

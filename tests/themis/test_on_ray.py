@@ -99,7 +99,7 @@ def test_leases_of_one_tenant(control):
     assert {gpu: lease["token"] for gpu, lease in after["apps"]["a"]["leases"].items()} == tokens
     assert not [notice for notice in tenant.poll() if isinstance(notice, Lost)]
     # A GPU that was left is leased again under a newer token. In its old group nothing can run.
-    tenant.vacated(first.gpu.id)
+    tenant.vacated(first.gpu.id, first.token)
     (third,) = gained(tenant, 1)
     assert third.gpu == first.gpu and third.token > second.token
     assert where(tenant, third) != os.getpid()

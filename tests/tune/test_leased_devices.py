@@ -34,7 +34,7 @@ class FakeTenant:
         notices, self.notices = self.notices, []
         return notices
 
-    def vacated(self, name):
+    def vacated(self, name, token):
         self.left.append(name)
 
     def group(self, name, token):

@@ -85,10 +85,10 @@ class Tenant:
         """The placement group of a lease. When the lease is over, Ray refuses to start anything in it."""
         return next(group for known, group in self._groups[gpu] if known == token)
 
-    def vacated(self, gpu: str) -> None:
-        """Nothing of this job runs on the GPU any more, so another job may have it."""
+    def vacated(self, gpu: str, token: int) -> None:
+        """Nothing of this job runs under that lease of the GPU any more, so another job may have the GPU."""
         with self._lock:
-            self._outbox += self._agent.vacated(gpu)
+            self._outbox += self._agent.vacated(gpu, token)
 
     def close(self) -> None:
         """The job is done: give all its GPUs back."""
