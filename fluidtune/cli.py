@@ -272,22 +272,23 @@ def _connect(address: str) -> None:
 @click.option("--load", required=True, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
 @click.option("--slo", type=float, required=True, help="Seconds within which a request is answered, or refused.")
 @click.option("--top", type=int, default=1, show_default=True, help="How many trials, the best ones.")
-@click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes with all models.  [one]')
+@click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes, N at most if --shared.  [one; any]')
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--max-body", type=int, default=16 << 20, show_default=True, help="Bytes of a request's body.")
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
+@click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
 @click.option("--port", type=int, default=8000, show_default=True)
 @click.pass_obj
-def serve_start(address: str, run_dir: str, load: str, **settings: Any) -> None:
+def serve_start(address: str, run_dir: str, load: str, shared: bool, **settings: Any) -> None:
     """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`."""
     _connect(address)
     from fluidtune.serving.service import loader, serve
 
-    served = serve(run_dir, loader(load), **settings)
+    served = serve(run_dir, loader(load), arbiter="auto" if shared else None, **settings)
     click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
     log = served.status()["log"]
     click.echo(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ray._private.worker import global_worker
 
+#: The key in a Ray job's metadata that says whose job it is. Judgement: Ray gives no key a meaning.
+USER_KEY = "user"
+
 
 def job_metadata() -> dict[str, str]:
     """The metadata of the Ray job of this driver; empty without any, and in a client of Ray Client.

@@ -18,7 +18,8 @@ SERVING: dict[str, EventSchema] = {
             "python": "Python's version",
             "machine": "the machine in words",
             "kind": '"gpu" or "cpu"',
-            "devices": "number of devices, each with a model process",
+            "devices": "number of devices, each with a model process; 0 if they are leases, of which `device_gained`"
+            " tells",
             "slo": "seconds from a request to its answer",
             "starts": '"eager" or "deferred"',
             "trials": 'the trials that are served, a list of {"trial": id, "value": number or null}',
@@ -44,7 +45,8 @@ SERVING: dict[str, EventSchema] = {
         },
     ),
     "devices_wanted": EventSchema(
-        "From now on the load wants another number of devices. Nobody carries that out.",
+        "From now on the load wants another number of devices. A service with leases asks the arbiter for so many;"
+        " otherwise nobody carries that out.",
         {"devices": "number of devices", "wanted": "how many the load wants"},
     ),
     "serving_failed": EventSchema(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: What the upper panel of the picture shows, from below: its colour, and the beginning of the outcomes. A request that
 #: failed or was bad says nothing about the service.
 SHOWN = {"answered": PALETTE[0], "late": PALETTE[1], "refused": LOSS}
+#: What an event of a lease adds to the devices that are there.
+CHANGES = {"device_gained": 1, "device_returned": -1, "device_lost": -1}
 #: Most batches that get the number of their requests written on them. Judgement: more would not be readable.
 NUMBERED = 150
 #: Most bars of the picture of load. Judgement: a day has 8,640 spans, and drawing as many takes a minute.
@@ -146,7 +148,9 @@ def _draw_devices(axes: Any, events: Sequence[EventDict], first: float, unit: fl
         at = max(0.0, event["t"] - first) / unit
         if event["event"] == "serving_started":
             there.append((at, event["devices"]))
-            wanted.append((at, event["devices"]))
+            wanted.append((at, max(1, event["devices"])))
+        elif event["event"] in CHANGES and there:
+            there.append((at, there[-1][1] + CHANGES[event["event"]]))
         elif event["event"] == "devices_wanted":
             wanted.append((at, event["wanted"]))
     end = max(0.0, events[-1]["t"] - first) / unit

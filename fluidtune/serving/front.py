@@ -16,9 +16,10 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,6 +29,7 @@ from fluidtune.serving.books import MINUTE_S, Books
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.model_process import Loading, Outcome
 from fluidtune.serving.remote_devices import RemoteDevice
+from fluidtune.serving.served_devices import OwnDevices, ServedDevices
 from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.batching.start_times import StartPolicy
@@ -37,6 +39,9 @@ from symphony_serve.kept_profiles import profiles_to_json
 from symphony_serve.model_side import Model
 from symphony_serve.shell.measuring import high_delay, measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
+
+if TYPE_CHECKING:
+    from fluidtune.serving.model_leases import Leasing
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +60,9 @@ MOST_OPEN = 10_000
 class Setting:
     """What is served, and how.
 
-    run: the directory of the run. max_body: bytes of a request's body. url_host, port: where the front door is reached
-    from this node.
+    run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
+    are leases. leasing: how these are leased. max_body: bytes of a request's body. url_host, port: where the front door
+    is reached from this node.
     """
 
     run: str
@@ -69,6 +75,7 @@ class Setting:
     policy: StartPolicy
     url_host: str
     port: int
+    leasing: Leasing | None = None
 
 
 class Front:
@@ -89,7 +96,7 @@ class Front:
         self._server: ThreadedServer | None = None
         self._models: dict[str, Model] = {}
         self._forms: dict[str, Form] = {}
-        self._devices: list[RemoteDevice] = []
+        self._devices: ServedDevices | None = None
         #: Requests that are being read or wait for their answer.
         self._asked = 0
         self._books = Books(self._names)
@@ -135,12 +142,16 @@ class Front:
         """Raises RuntimeError if the server can answer nothing any more; Ray Serve then starts another front."""
         if self._server is not None and self._server.closed and not self._ends.is_set():
             raise RuntimeError("the server was closed by an error")
+        if self._devices is not None and self._devices.trouble:
+            raise RuntimeError(self._devices.trouble)
 
     def __del__(self) -> None:
         self._ends.set()
         if self._server is not None:
             self._server.close(timeout=1.0)
             self._keep_profiles()
+        if self._devices is not None:
+            self._devices.close()
         if self._watch is not None:
             self._watch.stop()
         self._log.write("serving_ended", seconds=time.monotonic() - self._began)
@@ -185,9 +196,12 @@ class Front:
 
     async def _answer(self, name: str, value: Any, arrival: float) -> Outcome:
         """Ask a model, and count what became of it. Raises Refused, `_NotThere`, and ServeError for a bad input."""
-        if self._server is None:
+        if self._server is None or self._devices is None:
             self._books.count(name, f"refused: {self._state}")
-            raise _NotThere(f"the models are not there yet: {self._state}")
+            raise _NotThere(f"the models are not there yet: {self._doing}")
+        if not self._devices.count:
+            self._books.count(name, "refused: no_lease")
+            raise _NotThere(f"the service has no device now: {self._devices.waits or 'the models load'}")
         trouble = self._forms[name].trouble(value)
         if trouble is not None:
             self._books.count(name, "bad")
@@ -213,7 +227,13 @@ class Front:
 
     def _shown(self) -> dict[str, Any]:
         trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
-        return {"state": self._state, "slo_s": self._setting.slo, "trials": trials}
+        return {"state": self._doing, "slo_s": self._setting.slo, "trials": trials}
+
+    @property
+    def _doing(self) -> str:
+        """What it does now, with what it waits for."""
+        waits = self._devices.waits if self._devices is not None else ""
+        return waits if waits and self._state in ("loading", "serving") else self._state
 
     def _status(self) -> dict[str, Any]:
         trials = []
@@ -229,16 +249,17 @@ class Front:
                 }
             )
         return {
-            "state": self._state,
+            "state": self._doing,
             "why": self._why,
             "slo_s": self._setting.slo,
             "delays_s": next((model.delays.smallest for model in self._models.values()), None),
             "seconds": time.monotonic() - self._began,
-            "devices": self._setting.devices,
+            "devices": self._devices.count if self._devices is not None else self._setting.devices,
             "devices_wanted": self._watch.wanted if self._watch is not None else None,
+            "app": self._setting.leasing.app if self._setting.leasing is not None else None,
             "log": str(self._log.directory) if self._log.directory is not None else None,
             "pid": os.getpid(),
-            "device_pids": [device.pid for device in self._devices if device.pid is not None],
+            "device_pids": self._devices.pids if self._devices is not None else [],
             "unanswered": self._server.unanswered if self._server is not None else 0,
             "trials": trials,
         }
@@ -251,32 +272,31 @@ class Front:
                 self._load_and_measure()
                 return
             except Exception as error:
+                if self._devices is not None and self._devices.interrupted():
+                    continue
                 logger.exception("The models cannot be served")
                 self._why = str(error) if isinstance(error, ServeError) else repr(error)
                 self._state = "failed"
                 self._log.write("serving_failed", reason=self._why)
-            for device in self._devices:
-                device.stop()
-            self._devices = []
+            if self._devices is not None:
+                self._devices.anew()
             self._ends.wait(AGAIN_S)
 
     def _load_and_measure(self) -> None:
         setting = self._setting
         self._state = "loading"
-        for number in range(setting.devices):
-            self._devices.append(RemoteDevice(number, setting.loading, setting.resources, self._log.write))
-        samples: dict[str, list[Any]] = {}
-        for device in self._devices:
-            while (found := device.look()) is None:
-                if self._ends.is_set():
-                    return
-            samples = found
+        held = self._devices = self._devices or self._get_devices()
+        found = held.first(self._ends)
+        if found is None:
+            held.close()
+            return
+        devices, samples = found
         self._state = "measuring"
         forms = {name: Form.of(some) for name, some in samples.items()}
         way = self._measure_way(json.dumps(samples[self._names[0]][0]))
         slos = dict.fromkeys(self._names, setting.slo)
         found_models = measure_models(
-            [device.measured() for device in self._devices], samples, slos, setting.max_batch, None, setting.policy
+            [device.measured() for device in devices.values()], samples, slos, setting.max_batch, None, setting.policy
         )
         models = [replace(one, delays=replace(one.delays, response=one.delays.response + way)) for one in found_models]
         self._forms, self._models = forms, {model.name: model for model in models}
@@ -284,12 +304,30 @@ class Front:
             seconds = model.profile.table[1:-1]
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
         served = {one.name: (one.profile, one.slo - one.delays.smallest) for one in models}
-        self._watch = Watch(self._books, self._log, ServingGauges(), setting.devices, Autoscaler(served))
-        functions = [device.functions() for device in self._devices]
-        self._server = ThreadedServer(models, functions, self._books.batch)
+        functions = {number: device.functions() for number, device in devices.items()}
+        server = ThreadedServer(models, functions, self._books.batch)
+        held.serve(server, lambda: self._watch.wanted if self._watch is not None else 1)
+        self._server = server
         self._keep_profiles()
+        self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, Autoscaler(served))
         self._watch.start()
         self._state, self._why = "serving", ""
+
+    def _get_devices(self) -> ServedDevices:
+        setting = self._setting
+        if setting.leasing is None:
+            return OwnDevices(setting.devices, self._start_device)
+        # Here and not above: a service with devices of its own needs neither Themis nor its solver.
+        from fluidtune.serving.model_leases import ModelLeases
+
+        return ModelLeases(setting.leasing, self._start_device, self._log.write)
+
+    def _start_device(self, number: int, group: Any = None) -> RemoteDevice:
+        """A process for a device. ``group``: the placement group of its lease, if it is one."""
+        options = dict(self._setting.resources)
+        if group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        return RemoteDevice(number, self._setting.loading, options, self._log.write)
 
     def _tell_start(self) -> None:
         setting = self._setting
@@ -343,7 +381,7 @@ class Front:
 
 
 class _NotThere(Exception):
-    """Nothing is loaded and measured yet."""
+    """Nothing is loaded and measured yet, or there is no device."""
 
 
 class _TooLarge(Exception):

@@ -41,6 +41,8 @@ class RemoteDevice:
         self._processes = 0
         #: The id of its process; None: it is not there.
         self.pid: int | None = None
+        #: Whether there is to be no process any more.
+        self._over = False
         self._start()
 
     def _start(self) -> None:
@@ -50,10 +52,13 @@ class RemoteDevice:
         self._until = self._began + LOAD_S
         self._processes += 1
 
-    def look(self) -> dict[str, list[Any]] | None:
-        """The samples of each model, if the process is there by now. Raises ServeError if a model cannot be loaded."""
+    def look(self, wait_s: float = LOOK_S) -> dict[str, list[Any]] | None:
+        """The samples of each model, if the process is there within ``wait_s`` seconds.
+
+        Raises ServeError if a model cannot be loaded.
+        """
         try:
-            pid, samples = ray.get(self._told, timeout=LOOK_S)
+            pid, samples = ray.get(self._told, timeout=wait_s)
         except GetTimeoutError:
             if time.monotonic() > self._until:
                 said = f"no process has loaded the models within {LOAD_S:.0f} s"
@@ -79,9 +84,16 @@ class RemoteDevice:
         return {name: self._measure(name) for name in self._names}
 
     def stop(self) -> None:
-        """End the process."""
+        """End the process. The batch that it runs is lost."""
+        self._over = True
         self.pid = None
         ray.kill(self._actor)
+
+    def again(self) -> None:
+        """End the process and start another one."""
+        self.pid = None
+        ray.kill(self._actor)
+        self._start()
 
     def _function(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
         def run(inputs: list[Any]) -> list[Outcome]:
@@ -91,10 +103,9 @@ class RemoteDevice:
                 raise
             except RayError as error:  # the process died, or cannot be reached, or hangs
                 said = _said(error)
-                self.pid = None
-                self._tell("worker_lost", worker=self._worker, device=self._number, reason=said)
-                ray.kill(self._actor)
-                self._start()
+                if not self._over:
+                    self._tell("worker_lost", worker=self._worker, device=self._number, reason=said)
+                    self.again()
                 raise DeviceLost(said, self._back) from None
             return AfterWaiting(outcomes, waited)
 
@@ -108,8 +119,7 @@ class RemoteDevice:
             return self.look() is not None
         except ServeError:
             time.sleep(PAUSE_S)
-            ray.kill(self._actor)
-            self._start()
+            self.again()
             return False
 
 

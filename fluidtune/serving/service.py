@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices import DeviceSpec
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.winners import run_directory, winners
@@ -22,6 +24,9 @@ from symphony_serve.batching.start_times import StartPolicy
 
 if TYPE_CHECKING:
     from fluidtune.serving.front import Setting
+    from fluidtune.serving.model_leases import Leasing
+
+logger = logging.getLogger(__name__)
 
 #: The name of our application and its one deployment in Ray Serve.
 APP = "fluidtune"
@@ -36,6 +41,8 @@ ONGOING = 100_000
 HEALTH_S, GRACE_S = 1.0, 5.0
 #: Seconds between two looks at a front that starts, and for Ray Serve itself to answer.
 LOOK_S, ANSWER_S = 0.2, 30.0
+#: Seconds after which a start that waits for a lease says so. Judgement: a free device is leased within two or three.
+PATIENT_S = 5.0
 #: The resource of the cluster's head node, and a part of it. Source: Ray's documentation of `ray.nodes`; the front is
 #: put beside the front door, which is there.
 HEAD = {"node:__internal_head__": 0.001}
@@ -43,6 +50,8 @@ HEAD = {"node:__internal_head__": 0.001}
 NAMESPACE = "serve"
 #: One process, whose core is the search's in Ray's books.
 BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
+#: By what the arbiter leases, Ray's options for a model process.
+OPTIONS: dict[str, dict[str, float]] = {"CPU": {"num_cpus": 1.0}, "GPU": {"num_cpus": 0.0, "num_gpus": 1.0}}
 #: Ray Serve writes no line for each request. Judgement: `status` counts them, and a line costs more than a decision.
 LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
@@ -84,6 +93,7 @@ def serve(
     max_batch: int = MAX_BATCH,
     max_body: int = MAX_BODY,
     beside: bool = False,
+    arbiter: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> Served:
@@ -97,13 +107,17 @@ def serve(
             directory may be gone when ``load`` has returned.
         slo: seconds from a request to its answer. Requests that cannot be answered in time get 503 before that.
         top: how many trials are served, the best ones.
-        devices: "cpu:N" or "gpu:N": N processes of one core or one GPU, each with all models. Default: one.
+        devices: "cpu:N" or "gpu:N": N processes of one core or one GPU, each with all models. Default: one. With an
+            arbiter, N at most, and by default any number.
         metric, mode: by which trials are ranked. Default: those of the run, if FluidTune ran it.
         starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.
         max_body: bytes of a request's body. A larger one gets 413, and most of it is not read.
         beside: the models take turns on one core of this machine with the trials of a search whose executor has
             ``beside`` as well. A batch waits for one iteration of a trial at most, and counts that against the SLO.
+        arbiter: "auto": the service leases as many devices as its load wants from the cluster's arbiter, which is
+            started if there is none, beside tuning jobs that do the same. While it holds none, requests get 503. None:
+            the devices are the service's own.
         host, port: where HTTP is served. Whoever reaches this address may ask.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
@@ -115,14 +129,15 @@ def serve(
     rays_serve = _import()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
-    count, resources = _resources(devices, beside)
+    run = run_directory(results)
+    leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
+    count, resources = _resources(devices, beside) if leasing is None else (0, OPTIONS[leasing.unit])
     _check_free(rays_serve, host, port)
 
     from fluidtune.serving.front import Setting
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    run = run_directory(results)
-    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port)
+    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port, leasing)
     try:
         _start(rays_serve, setting, host)
     except BaseException as error:
@@ -160,9 +175,13 @@ def _start(rays_serve: Any, setting: Setting, host: str) -> None:
     door = rays_serve.HTTPOptions(host=host, port=setting.port)
     rays_serve.start(proxy_location="HeadOnly", http_options=door, logging_config=LOGS)
     handle = rays_serve.run(deployment.bind(setting), name=APP, route_prefix="/")
+    told = False
     while (found := handle.status.remote().result(timeout_s=ANSWER_S))["state"] != "serving":
         if found["state"] == "failed":
             raise FluidTuneError(found["why"])
+        if found["state"].startswith("waiting") and found["seconds"] > PATIENT_S and not told:
+            logger.warning("FluidTune: the service is %s; fluidtune arbiter status says who has them", found["state"])
+            told = True
         time.sleep(LOOK_S)
 
 
@@ -179,8 +198,8 @@ def picture(path: str) -> Path:
     from fluidtune.report.serving_report import Batch, batches_png
     from fluidtune.serving.books import MINUTE_S
 
-    devices = status()["devices"]
     batches = [Batch(*one) for one in _told(_import(), "minute")]
+    devices = max(status()["devices"], *(one.device + 1 for one in batches), 1)
     return batches_png(batches, devices, MINUTE_S, path)
 
 
@@ -204,9 +223,10 @@ def stop() -> bool:
 def status_text(found: dict[str, Any]) -> str:
     """The status in words."""
     why = f" ({found['why']})" if found["why"] else ""
+    leased = " leased" if found["app"] else ""
     lines = [
-        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {found['devices']} "
-        f"devices, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
+        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {found['devices']}"
+        f"{leased} devices, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
     ]
     if found["devices_wanted"] not in (None, found["devices"]):
         lines.append(f"  the load wants {found['devices_wanted']} devices")
@@ -267,6 +287,14 @@ def _runs() -> bool:
     return any(one["namespace"] == NAMESPACE for one in ray.util.list_named_actors(all_namespaces=True))
 
 
+def _spec(devices: str | None, cluster: Mapping[str, float]) -> DeviceSpec:
+    """What ``devices`` says. By default GPUs, if there are any. Raises FluidTuneError if they cannot answer."""
+    spec = DeviceSpec.parse(devices) or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
+    if spec.kind == "emulated":
+        raise FluidTuneError(f'devices={devices!r} compute nothing, so they cannot answer; use "cpu:N" or "gpu:N"')
+    return spec
+
+
 def _resources(devices: str | None, beside: bool) -> tuple[int, dict[str, float]]:
     """How many processes, and Ray's options of each. Raises FluidTuneError if the cluster cannot have them."""
     if beside:
@@ -274,14 +302,37 @@ def _resources(devices: str | None, beside: bool) -> tuple[int, dict[str, float]
             raise FluidTuneError(f'beside=True is for devices="cpu:1", not {devices!r}; leave one of the two out')
         return BESIDE
     cluster = ray.cluster_resources()
-    spec = DeviceSpec.parse(devices) or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
-    if spec.kind == "emulated":
-        raise FluidTuneError(f'devices={devices!r} compute nothing, so they cannot answer; use "cpu:N" or "gpu:N"')
+    spec = _spec(devices, cluster)
     count, name = spec.count or 1, spec.kind.upper()
     if cluster.get(name, 0) < count:
         has = f"{cluster.get(name, 0):g} {name}s"
         raise FluidTuneError(f"devices={devices!r} are {count} {name}s, and this Ray cluster has {has}; ask for fewer")
-    return count, {"num_cpus": 1.0} if spec.kind == "cpu" else {"num_cpus": 0.0, "num_gpus": 1.0}
+    return count, OPTIONS[name]
+
+
+def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasing:
+    """How the service leases devices. Raises FluidTuneError if this cluster's arbiter cannot lease such ones."""
+    from fluidtune.serving.model_leases import Leasing
+    from themis_bridge import ThemisError
+    from themis_bridge.shell import control
+
+    if arbiter != "auto":
+        raise FluidTuneError(f'arbiter={arbiter!r} is not known; use "auto", or None for devices of its own')
+    if beside:
+        raise FluidTuneError('beside=True shares one core by turns, and arbiter="auto" leases whole ones: choose one')
+    try:
+        leased = control.status()["unit"] if control.find() is not None else None
+    except ThemisError:
+        leased = None  # It was stopped in between.
+    cluster = ray.cluster_resources()
+    spec = _spec(devices, cluster) if devices is not None or leased is None else DeviceSpec(leased.lower())
+    unit = spec.kind.upper()
+    if leased not in (None, unit):
+        said = f"devices={devices!r} are {unit}s, and the arbiter of this Ray cluster leases {leased}s"
+        raise FluidTuneError(f"{said}; ask for these, or stop the arbiter first: fluidtune arbiter stop")
+    if not cluster.get(unit):
+        raise FluidTuneError(f"devices={devices!r} are {unit}s, and this Ray cluster has none")
+    return Leasing(f"{Path(run).name}-served", job_metadata().get(USER_KEY, ""), unit, spec.count)
 
 
 def _check_free(rays_serve: Any, host: str, port: int) -> None:

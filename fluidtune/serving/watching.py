@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 #: or more (Prometheus' usual interval is 15 s) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
 LOOK_S, LOOKS = 1.0, 10
 #: What became of requests for which a device came too late: more devices would have helped.
-TOO_LATE = ("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost")
+TOO_LATE = (
+    *("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost"),
+    "refused: no_lease",
+)
 
 
 class ServingLog:
@@ -100,12 +103,16 @@ class ServingGauges:
 class Watch:
     """Looks at the books, publishes gauges, writes the log, and asks for advice on the number of devices.
 
-    devices: how many there are. scaler: advises; it knows the profiles.
+    devices: says how many there are. scaler: advises; it knows the profiles.
     """
 
-    def __init__(self, books: Books, log: ServingLog, gauges: ServingGauges, devices: int, scaler: Autoscaler):
+    def __init__(
+        self, books: Books, log: ServingLog, gauges: ServingGauges, devices: Callable[[], int], scaler: Autoscaler
+    ):
         self._books, self._log, self._gauges, self._devices, self._scaler = books, log, gauges, devices, scaler
-        self.wanted = devices
+        #: Devices at the last line of the log, and how many the load has wanted since.
+        self._there = devices()
+        self.wanted = max(1, self._there)
         self._last = self._logged = books.total()
         self._looks = 0
         self._ends = threading.Event()
@@ -147,6 +154,7 @@ class Watch:
         self._logged = now
         if span.seconds <= 0:
             return
+        devices = self._devices()
         if not span.empty:
             self._log.write(
                 "served",
@@ -155,13 +163,17 @@ class Watch:
                 batches=_filled(span.batches),
                 waited=span.waited,
                 busy=span.busy,
-                devices=self._devices,
+                devices=devices,
             )
-        want = self._scaler.add(sample(span, self._devices))
-        wanted = self._devices if want is None else want.gpus
+        if devices != self._there:
+            # What was seen while the number changed tells nothing about either number.
+            self._there = devices
+            return
+        want = self._scaler.add(sample(span, devices))
+        wanted = max(1, devices) if want is None else want.gpus
         if wanted != self.wanted:
             self.wanted = wanted
-            self._log.write("devices_wanted", devices=self._devices, wanted=wanted)
+            self._log.write("devices_wanted", devices=devices, wanted=wanted)
 
 
 def sample(span: Span, devices: int) -> Sample:

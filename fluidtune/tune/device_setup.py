@@ -28,7 +28,7 @@ from fluidtune.cluster.sound_devices import SoundDevices
 from fluidtune.engine import DeviceDemand, Engine, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.profiles import DEVICES_PER_NODE
-from fluidtune.ray_compat.job_metadata import job_metadata
+from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from salus_share.seat_table import home
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The key in a Ray job's metadata that says whose job it is. Judgement: Ray gives no key a meaning.
-USER_KEY = "user"
 #: The most placement groups of a job that wait at a time, unless TUNE_MAX_PENDING_TRIALS_PG or the size of the cluster
 #: says otherwise: the least that Ray Tune's TuneController lets wait (``min_autoscaling_rate``, Ray 2.44 to 2.60).
 PENDING_GROUPS = 200

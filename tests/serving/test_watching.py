@@ -60,7 +60,7 @@ def watched(tmp_path):
     clock, advice, published = Clock(), Advice(), Published()
     books = Books(["a", "b"], clock)
     log = ServingLog(tmp_path / "serving")
-    return clock, books, Watch(books, log, published, 2, advice), published, advice, log
+    return clock, books, Watch(books, log, published, lambda: 2, advice), published, advice, log
 
 
 def test_gauges_have_what_happened_since_the_last_look(watched):

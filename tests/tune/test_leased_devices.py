@@ -12,36 +12,11 @@ from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, Trial
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune import leased_devices
+from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
-from themis_bridge.locality import Gpu
 
 CLUSTER = {"CPU": 4.0, "GPU": 4.0}
-
-
-def gpu(number: int) -> Gpu:
-    return Gpu(f"m-{number}", "m")
-
-
-class FakeTenant:
-    """What the arbiter's side says is put into ``notices``; what was left is in ``left``."""
-
-    def __init__(self, app, work, bundle, unit, user=""):
-        self.user = user
-        self.notices, self.left, self.closed = [], [], False
-
-    def poll(self):
-        notices, self.notices = self.notices, []
-        return notices
-
-    def vacated(self, name, token):
-        self.left.append(name)
-
-    def group(self, name, token):
-        return name, token
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.fixture
@@ -111,7 +86,7 @@ def test_a_device_that_ends_is_given_back_when_it_is_empty(leased):
     assert leased.devices.poll() == ({}, []) and not leased.tenant.left
     leased.used.clear()
     assert leased.devices.poll() == ({}, [0])
-    assert leased.tenant.left == ["m-0"]
+    assert leased.tenant.left == [("m-0", 1)]
 
 
 def test_the_engine_hears_that_a_device_ends_before_it_is_gone(leased):
@@ -141,7 +116,7 @@ def test_devices_of_no_use_except_one_are_given_back_after_a_while(leased):
     assert leased.devices.poll() == ({}, [])
     leased.clock.now += leased_devices.SPARE_S
     assert leased.devices.poll() == ({}, [2, 1])
-    assert leased.tenant.left == ["m-2", "m-1"]
+    assert leased.tenant.left == [("m-2", 3), ("m-1", 2)]
 
 
 def test_a_group_that_a_worker_found_removed_is_over(leased):

@@ -1,0 +1,329 @@
+"""A service on leases, without Ray: stand-ins of the tenant and of model processes, and a real server over threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fluidtune.serving import model_leases
+from fluidtune.serving.model_leases import Leasing, ModelLeases
+from symphony_serve.batching.start_times import EAGER
+from symphony_serve.delays import Delays
+from symphony_serve.errors import DeviceLost, Refused, ServeError
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.shell.threaded_server import ThreadedServer
+from tests.themis.fake_tenant import FakeTenant, gpu
+from themis_bridge import ThemisError
+from themis_bridge.agent import Gained, Leave, Lost
+
+#: Seconds until a test gives up, and of the SLO.
+PATIENCE_S, SLO_S = 60.0, 60.0
+
+
+class Device:
+    """Stands for a model process, which doubles numbers. found: the samples; None: it loads; or why it cannot load.
+
+    A batch waits until `go` is set. group: of its lease. starts: how many processes it has had.
+    """
+
+    def __init__(self, number, group, found):
+        self.number, self.group, self.found = number, group, found
+        self.pid, self.starts, self.stopped = number, 1, False
+        self.go, self.entered, self.killed = threading.Event(), threading.Event(), False
+        self.go.set()
+
+    def look(self, wait_s):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def functions(self):
+        return {"t": self.run}
+
+    def run(self, values):
+        self.entered.set()
+        assert self.go.wait(PATIENCE_S)
+        if self.killed:
+            raise DeviceLost("killed", lambda: False)
+        return [2 * value for value in values]
+
+    def kill(self):
+        """The lease is over, and Ray ends the process with the batch that it runs."""
+        self.killed = True
+        self.go.set()
+
+    def stop(self):
+        self.stopped = True
+        self.kill()
+
+    def again(self):
+        self.starts += 1
+
+
+class Service:
+    """Leases with stand-ins; ``wanted`` is what the load wants. Its thread is the test's, which calls `step`.
+
+    found: what a process finds that begins to load, see `Device`.
+    """
+
+    def __init__(self, monkeypatch, most=None):
+        monkeypatch.setattr(model_leases, "POLL_S", 0.001)
+        monkeypatch.setattr(model_leases, "PAUSE_S", 0.001)
+        self.now, self.wanted, self.started, self.told, self.found = 0.0, 1, [], [], {"t": [1]}
+        self.leases = ModelLeases(
+            Leasing("run-served", "anna", "GPU", most), self.start, self.tell, FakeTenant, lambda: self.now
+        )
+        self.leases._thread = SimpleNamespace(is_alive=lambda: True, join=lambda: None)
+        self.tenant = self.leases._tenant
+        self.server = None
+
+    def start(self, number, group):
+        self.started.append(Device(number, group, self.found))
+        return self.started[-1]
+
+    def tell(self, event, **fields):
+        self.told.append((event, fields["device"]))
+
+    def step(self, *notices, later=0.0):
+        self.now += later
+        self.tenant.notices += notices
+        self.leases.step()
+
+    def until(self, reached):
+        """Step until it is so: a device's thread leaves the server when it has answered."""
+        end = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert time.monotonic() < end
+            self.step()
+            time.sleep(0.001)
+
+    def serve(self):
+        """Gain a lease and begin to serve with it."""
+        self.step(Gained(gpu(0), 1))
+        self.step()
+        found = self.leases.first(threading.Event())
+        model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=Delays(jitter=SLO_S / 2))
+        self.server = ThreadedServer([model], {number: one.functions() for number, one in found.devices.items()})
+        self.leases.serve(self.server, lambda: self.wanted)
+        return self
+
+    def ask(self, value):
+        return self.server.submit("t", value)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    made = Service(monkeypatch)
+    yield made
+    for device in made.started:
+        device.go.set()
+    if made.server is not None:
+        made.server.close()
+    made.leases.close()
+    assert made.tenant.closed and all(device.stopped for device in made.started)
+
+
+@pytest.fixture
+def served(service):
+    return service.serve()
+
+
+def test_the_first_lease_is_waited_for_and_its_models(service):
+    service.step()
+    assert (service.leases.waits, service.leases.count) == ("waiting for a lease of a GPU", 0)
+    service.found = None
+    service.step(Gained(gpu(3), 7))
+    assert service.leases.waits == "" and service.started[0].group == ("m-3", 7)
+    ends = threading.Event()
+    ends.set()
+    assert service.leases.first(ends) is None
+    service.started[0].found = {"t": [5]}
+    service.step()
+    assert service.leases.first(threading.Event()) == ({0: service.started[0]}, {"t": [5]})
+    assert service.leases.count == 0, "it is measured first"
+    assert service.told == [("device_gained", 0)]
+    assert (service.tenant.app, service.tenant.user) == ("run-served", "anna")
+
+
+def test_its_agent_says_that_it_never_ends_and_what_the_load_wants(served):
+    served.wanted = 3
+    value = served.leases.valuation(2.0, 8)
+    assert (value.useful, value.share) == (3, 4.0)
+    served.wanted = 0
+    assert served.leases.valuation(2.0, 8).useful == 1
+    assert served.leases.facts() is None
+
+
+def test_no_more_devices_are_wanted_than_the_user_allows(monkeypatch):
+    service = Service(monkeypatch, most=2)
+    service.serve().wanted = 5
+    assert service.leases.wanted == 2
+    service.server.close()
+    service.leases.close()
+
+
+def test_a_lease_that_comes_while_requests_wait_takes_them(served):
+    served.wanted = 2
+    served.started[0].go.clear()
+    behind = [served.ask(value) for value in range(6)]
+    assert served.started[0].entered.wait(PATIENCE_S)
+    served.step(Gained(gpu(1), 2))
+    served.until(lambda: served.leases.count == 2)
+    assert [one.result(PATIENCE_S) for one in behind[4:]] == [8, 10]
+
+
+def test_a_device_that_leaves_answers_its_batch_before_it_is_given_back(served):
+    served.started[0].go.clear()
+    running = served.ask(1)
+    assert served.started[0].entered.wait(PATIENCE_S)
+    served.step(Leave(gpu(0), 1, 30.0))
+    served.step(later=20.0)
+    assert (served.leases.count, served.tenant.left) == (0, [])
+    assert not served.started[0].stopped
+    served.started[0].go.set()
+    assert running.result(PATIENCE_S) == 2
+    served.until(lambda: served.tenant.left)
+    assert served.tenant.left == [("m-0", 1)] and served.started[0].stopped
+    assert served.told == [("device_gained", 0), ("device_returned", 0)]
+
+
+def test_a_batch_that_outlasts_its_lease_runs_on_the_next_device(served):
+    served.started[0].go.clear()
+    running = served.ask(1)
+    assert served.started[0].entered.wait(PATIENCE_S)
+    served.step(Leave(gpu(0), 1, 30.0), Gained(gpu(1), 2))
+    served.step()
+    assert served.leases.count == 1
+    served.step(later=31.0)
+    assert served.started[0].stopped and served.tenant.left == [("m-0", 1)]
+    assert running.result(PATIENCE_S) == 2
+
+
+def test_the_last_lease_is_lost_and_another_one_comes(served):
+    served.started[0].go.clear()
+    running = served.ask(1)
+    assert served.started[0].entered.wait(PATIENCE_S)
+    served.started[0].kill()
+    served.step(Lost(gpu(0), 1))
+    assert (served.leases.count, served.leases.waits) == (0, "waiting for a lease of a GPU")
+    assert served.tenant.left == [], "the arbiter knows"
+    served.step(Gained(gpu(0), 2))
+    served.until(lambda: served.leases.count == 1)
+    assert running.result(PATIENCE_S) == 2
+    assert served.told == [("device_gained", 0), ("device_lost", 0), ("device_gained", served.started[1].number)]
+
+
+def test_a_lease_that_came_and_went_at_once_leaves_nothing(served):
+    served.step(Gained(gpu(1), 2), Lost(gpu(1), 2), Lost(gpu(1), 1), Leave(gpu(1), 2, 30.0))
+    assert served.started[1].stopped and served.leases.count == 1
+
+
+def test_a_lease_that_is_recalled_while_its_models_load_is_given_back_at_once(served):
+    served.wanted = 2
+    served.step(Gained(gpu(1), 2), Leave(gpu(1), 2, 30.0))
+    assert served.tenant.left == [("m-1", 2)] and served.started[1].stopped
+
+
+def test_devices_that_the_load_does_not_want_go_by_their_numbers_except_the_last(served):
+    served.wanted = 3
+    served.step(Gained(gpu(1), 2), Gained(gpu(2), 3))
+    served.until(lambda: served.leases.count == 3)
+    served.wanted = 1
+    served.step()
+    served.step(later=model_leases.SPARE_S / 2)
+    served.wanted = 3
+    served.step(later=model_leases.SPARE_S)
+    served.wanted = 0
+    served.step()
+    assert served.leases.count == 3, "it wanted three in between"
+    served.step(later=model_leases.SPARE_S)
+    assert served.leases.count == 1
+    served.until(lambda: len(served.tenant.left) == 2)
+    assert sorted(served.tenant.left) == [("m-1", 2), ("m-2", 3)]
+    assert served.ask(4).result(PATIENCE_S) == 8
+    served.wanted = 2
+    served.step(Gained(gpu(2), 4))
+    served.until(lambda: served.leases.count == 2)
+    assert served.started[-1].number == 1, "the smallest number that is free"
+
+
+def test_models_that_do_not_load_are_told_once_and_tried_again(service):
+    service.found = ServeError("no such file")
+    service.step(Gained(gpu(0), 1))
+    service.step(later=0.01)
+    with pytest.raises(ServeError, match="no such file"):
+        service.leases.first(threading.Event())
+    assert not service.leases.interrupted(), "it is the models' fault"
+    service.started[0].found = {"t": [1]}
+    service.leases.anew()
+    service.step()
+    assert service.leases.first(threading.Event()).samples == {"t": [1]}
+    assert service.started[0].starts > 1
+
+
+def test_a_process_that_ends_with_its_lease_says_nothing_about_the_models(service):
+    service.found = ServeError("the placement group is removed")
+    service.step(Gained(gpu(0), 1))
+    service.found = {"t": [1]}
+    service.step(Lost(gpu(0), 1), Gained(gpu(0), 2), later=0.01)
+    service.step()
+    assert service.leases.first(threading.Event()).devices == {0: service.started[1]}
+
+
+def test_a_lease_that_goes_while_it_is_measured_interrupts_only(service):
+    service.step(Gained(gpu(0), 1))
+    service.step()
+    service.leases.first(threading.Event())
+    assert not service.leases.interrupted()
+    service.step(Leave(gpu(0), 1, 30.0))
+    assert service.leases.interrupted()
+    service.step(Gained(gpu(1), 2))
+    service.step()
+    assert list(service.leases.first(threading.Event()).devices.values()) == [service.started[1]]
+    assert not service.leases.interrupted()
+
+
+def test_a_lease_that_goes_when_it_was_just_measured_answers_nothing(service):
+    service.step(Gained(gpu(0), 1))
+    service.step()
+    service.leases.first(threading.Event())
+    service.step(Lost(gpu(0), 1), Gained(gpu(1), 2))
+    model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER)
+    service.server = ThreadedServer([model], {0: service.started[0].functions()})
+    service.leases.serve(service.server, lambda: 1)
+    assert service.leases.count == 0
+    service.until(lambda: service.leases.count == 1)
+    assert service.ask(3).result(PATIENCE_S) == 6
+
+
+def test_a_service_that_the_arbiter_refuses_for_good_says_why(served):
+    def refuse():
+        raise ThemisError("another app of that name")
+
+    served.tenant.poll = refuse
+    served.leases._run()
+    assert (served.leases.count, served.leases.trouble) == (0, "another app of that name")
+    assert served.started[0].stopped
+    with pytest.raises(ServeError, match="another app"):
+        served.leases.first(threading.Event())
+    assert not served.leases.interrupted()
+
+
+def test_a_service_that_the_arbiter_never_lets_in_says_why():
+    def refuse(*given):
+        raise ThemisError("the arbiter leases single CPUs")
+
+    with pytest.raises(ServeError, match="leases single CPUs"):
+        ModelLeases(Leasing("a", "", "GPU", None), None, None, refuse)
+
+
+def test_what_waits_is_refused_when_the_service_ends(served):
+    served.step(Lost(gpu(0), 1))
+    waits = served.ask(1)
+    served.server.close()
+    with pytest.raises(Refused):
+        waits.result(PATIENCE_S)
