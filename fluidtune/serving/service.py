@@ -331,7 +331,7 @@ def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasi
         said = f"devices={devices!r} are {unit}s, and the arbiter of this Ray cluster leases {leased}s"
         raise FluidTuneError(f"{said}; ask for these, or stop the arbiter first: fluidtune arbiter stop")
     if not cluster.get(unit):
-        raise FluidTuneError(f"devices={devices!r} are {unit}s, and this Ray cluster has none")
+        raise FluidTuneError(f"with devices={devices!r} the service leases {unit}s, and this Ray cluster has none")
     return Leasing(f"{Path(run).name}-served", job_metadata().get(USER_KEY, ""), unit, spec.count)
 
 

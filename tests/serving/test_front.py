@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +44,33 @@ def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_kept(length, read
     said, chunks = read([b"123456", b"789012", b"345678"], length)
     assert said == "the body has more than 10 bytes; send less, or serve with a larger max_body"
     assert chunks == read_chunks
+
+
+def test_without_a_lease_requests_are_refused_at_once(monkeypatch):
+    from starlette.requests import Request
+
+    from fluidtune.serving import front
+    from fluidtune.serving.books import Books
+
+    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
+    asked = object.__new__(front.Front)
+    asked._names, asked._books, asked._asked, asked._state = ["t"], Books(["t"]), 0, "serving"
+    asked._server = SimpleNamespace()
+    asked._devices = SimpleNamespace(count=0, waits="waiting for a lease of a GPU", trouble="")
+    asked._setting = SimpleNamespace(max_body=MOST)
+
+    async def receive():
+        return {"type": "http.request", "body": b"1", "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "server": ("h", 80)}
+    answer = asyncio.run(asked(Request(scope, receive)))
+    said = "the service has no device now: waiting for a lease of a GPU"
+    assert (answer.status_code, json.loads(answer.body)) == (503, {"error": "refused", "reason": said})
+    assert asked._books.requests("t") == {"refused: no_lease": 1}
+    asked._devices.trouble = "another app of that name"
+    asked._server.closed, asked._ends = False, threading.Event()
+    with pytest.raises(RuntimeError, match="another app of that name"):
+        asked.check_health()
 
 
 def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch):

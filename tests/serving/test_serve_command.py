@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import ray
+from click.testing import CliRunner
 
+from fluidtune import cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import service
 from fluidtune.serving.service import loader, serve, status_text
 from tests.serving import runs
+from themis_bridge.shell import control
 
 HERE = "tests.serving.runs"
 
@@ -73,12 +77,73 @@ def test_the_status_in_words():
         "devices": 2,
         "unanswered": 1,
         "devices_wanted": 3,
+        "app": None,
     }
     assert status_text({**found, "seconds": 9.0, "trials": [trial]}).splitlines() == [
         "serving: SLO 200 ms, 1 of 2 devices, 1 requests wait, 9 s",
         "  the load wants 3 devices",
         "  a: 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
     ]
+    leased = {**found, "app": "run-served", "devices_wanted": 2, "seconds": 9.0, "trials": []}
+    assert status_text(leased) == "serving: SLO 200 ms, 1 of 2 leased devices, 1 requests wait, 9 s"
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster of four CPUs and two GPUs. ``unit``: what its arbiter leases; None: there is none."""
+    found = SimpleNamespace(unit=None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
+    monkeypatch.setattr(control, "find", lambda: found.unit)
+    monkeypatch.setattr(control, "status", lambda: {"unit": found.unit})
+    monkeypatch.setattr(service, "job_metadata", lambda: {"user": "anna", "team": "x"})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("unit", "devices", "leased"),
+    [
+        (None, None, ("GPU", None)),
+        (None, "cpu", ("CPU", None)),
+        (None, "cpu:9", ("CPU", 9)),
+        ("CPU", None, ("CPU", None)),
+        ("GPU", "gpu:2", ("GPU", 2)),
+    ],
+)
+def test_a_service_leases_what_the_arbiter_leases(cluster, unit, devices, leased):
+    cluster.unit = unit
+    found = service._leasing(devices, False, "auto", "/results/digits")
+    assert (found.app, found.user, found.unit, found.most) == ("digits-served", "anna", *leased)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("cpu:2", False, "auto"), "devices='cpu:2' are CPUs, and the arbiter of this Ray cluster leases GPUs; ask for"),
+        (("emulated:2", False, "auto"), "devices='emulated:2' compute nothing"),
+        ((None, True, "auto"), "beside=True shares one core by turns, and arbiter=\"auto\" leases whole ones: choose one"),
+        ((None, False, "always"), "arbiter='always' is not known; use \"auto\", or None"),
+    ],
+)
+def test_leases_that_there_cannot_be(cluster, given, said):
+    cluster.unit = "GPU"
+    with pytest.raises(FluidTuneError, match=said):
+        service._leasing(*given, "/results/digits")
+
+
+def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
+    with pytest.raises(FluidTuneError, match="the service leases GPUs, and this Ray cluster has none"):
+        service._leasing("gpu", False, "auto", "/results/digits")
+
+
+def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
+    monkeypatch.setattr(cli, "_connect", lambda address: None)
+    monkeypatch.setattr(service, "_import", lambda: None)
+    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    words = ["serve", "start", ".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"]
+    found = CliRunner().invoke(cli.cli, words)
+    assert isinstance(found.exception, FluidTuneError) and "choose one" in str(found.exception)
 
 
 def test_what_takes_turns_has_one_core():

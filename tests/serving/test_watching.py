@@ -101,6 +101,27 @@ def test_each_line_of_the_log_counts_everything_once(watched, tmp_path):
     assert set(published.wanted[LOOKS : 2 * LOOKS - 1]) == {3}
 
 
+def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(tmp_path):
+    clock, advice, there = Clock(), Advice(), [2]
+    books, log = Books(["a"], clock), ServingLog(tmp_path / "serving")
+    watch = Watch(books, log, Published(), lambda: there[0], advice)
+    seen = []
+    for devices in (2, 3, 3, 0, 0):
+        there[0] = devices
+        for _ in range(LOOKS):
+            books.count("a", "refused: no_lease")
+            clock.now += 1.0
+            watch.look()
+        seen.append(watch.wanted)
+    # What was seen while the number changed is no sample. None of the others but the first wants another number.
+    assert seen == [3, 3, 3, 3, 1]
+    assert [one.gpus for one in advice.samples] == [2, 3, 0]
+    assert advice.samples[0].offered == {"a": LOOKS} and advice.samples[0].good == 0
+    served = [event for event in read_events(log.directory / "fluid_events.jsonl") if event["event"] == "served"]
+    assert [event["devices"] for event in served] == [2, 3, 3, 0, 0]
+    log.close()
+
+
 def test_nothing_is_logged_where_nothing_happens(watched):
     clock, _, watch, _, _, log = watched
     for _ in range(5 * LOOKS):
@@ -154,6 +175,8 @@ def test_the_report_of_a_service(watched, tmp_path):
     clock.now += 4.0
     watch.stop()
     log.write("worker_lost", worker="w", device=0, reason="killed")
+    log.write("device_gained", device=2, node="m")
+    log.write("device_returned", device=2)
     events = read_events(log.directory / "fluid_events.jsonl")
     assert is_serving(events)
     found = summarise_serving(events)
