@@ -1,0 +1,137 @@
+"""A service and other jobs that share a real Ray cluster of two CPUs through the real arbiter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from ray import tune
+
+import fluidtune
+from benchmarks.common import free_ports
+from fluidtune.report import read_events
+from tests.faults.serving import Clients, until
+from tests.serving.runs import load
+from tests.serving.test_service import ask
+from themis_bridge import JobInfo
+from themis_bridge.bids import Valuation
+
+pytestmark = [pytest.mark.ray, pytest.mark.serve]
+
+#: Seconds: of the SLO; and after which the arbiter forgets an app that is silent, so that a front comes back soon.
+SLO_S, FORGETS_S = 200.0, 4.0
+APP = "factors-served"
+
+
+@pytest.fixture(scope="module")
+def served(finished):
+    """A service with one of two CPUs, under leases that are long beside the tests."""
+    from themis_bridge.shell import control
+
+    control.start("CPU", lease_s=300.0, notice_s=4.0, pace_s=0.5, patience_s=FORGETS_S)
+    try:
+        with fluidtune.serve(finished, load, SLO_S, arbiter="auto", port=free_ports(1)[0]) as served:
+            yield served
+        until(lambda: APP not in control.status()["apps"], "a service that has left the arbiter")
+        assert [event["event"] for event in logged(finished)][-1] == "serving_ended"
+    finally:
+        control.stop()
+
+
+@pytest.fixture
+def clients(served):
+    asking = Clients(int(served.url.rsplit(":", 1)[1].strip("/")))
+    yield asking
+    asking.end()
+
+
+def logged(finished):
+    return read_events(finished / "serving" / "fluid_events.jsonl")
+
+
+def held(app):
+    """How many leases an app holds by the arbiter's word."""
+    from themis_bridge.shell import control
+
+    return len(control.status()["apps"].get(app, {"leases": ()})["leases"])
+
+
+def train(config):
+    for _ in range(5):
+        time.sleep(0.2)
+        tune.report({"score": config["number"]})
+
+
+def test_a_search_and_a_service_get_devices_and_requests_are_answered(served, clients, tmp_path):
+    seen = []
+
+    class Look(tune.Callback):
+        def on_trial_result(self, *given, **more):
+            seen.append((held(APP), held("search")))
+
+    results = fluidtune.Tuner(
+        train,
+        param_space={"number": tune.grid_search([1, 2, 3, 4])},
+        run_config=tune.RunConfig(name="search", storage_path=str(tmp_path), callbacks=[Look()], verbose=0),
+        executor=fluidtune.FluidExecutor(arbiter="auto"),
+    ).fit()
+    assert sorted(one.metrics["score"] for one in results) == [1, 2, 3, 4]
+    assert set(seen) == {(1, 1)}
+    became = clients.end()
+    assert became["answered"] > 0 and set(became) == {"answered"}
+    found = served.status()
+    assert (found["app"], found["devices"], found["devices_wanted"], len(found["device_pids"])) == (APP, 1, 1, 1)
+
+
+class Greedy:
+    """A job that wants both CPUs, and has hours of work."""
+
+    def valuation(self, contention, cluster_gpus):
+        return Valuation([[JobInfo(1, 1e4)] * 2], 10.0, 1e4 * contention)
+
+    def facts(self):
+        return None
+
+
+def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
+    from themis_bridge.shell import control
+    from themis_bridge.shell.tenant import Tenant
+
+    until(lambda: clients.became["answered"] > 0, "an answer")
+    control.change(None, {"reserves": {"other": 2}})
+    other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
+    try:
+        until(lambda: held("other") == 2, "a job that has its reserve")
+        until(lambda: clients.became["refused"] > 0, "a request that is refused")
+        status, said = ask(served, 5)
+        assert (status, said["reason"]) == (503, "the service has no device now: waiting for a lease of a CPU")
+        assert served.status()["state"] == "waiting for a lease of a CPU"
+    finally:
+        other.close()
+    before = clients.became["answered"]
+    until(lambda: clients.became["answered"] > before, "an answer from the next lease")
+    became = clients.end()
+    assert set(became) == {"answered", "refused"}
+    leases = [event["event"] for event in logged(finished) if event["event"].startswith("device_")]
+    assert leases[-3:] == ["device_gained", "device_returned", "device_gained"]
+
+
+def test_a_killed_front_comes_back_under_its_name(served, clients):
+    until(lambda: clients.became["answered"] > 0, "an answer")
+    pid = served.status()["pid"]
+    os.kill(pid, signal.SIGKILL)
+
+    def again():
+        try:
+            return served.status()["pid"] != pid
+        except fluidtune.FluidTuneError:  # the front is starting anew
+            return False
+
+    until(again, "another front")
+    before = clients.became["answered"]
+    until(lambda: clients.became["answered"] > before, "an answer of the new front")
+    assert held(APP) == 1
+    became = clients.end()
+    assert set(became) <= {"answered", "refused", "error"}
