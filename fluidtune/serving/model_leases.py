@@ -146,7 +146,7 @@ class ModelLeases:
         """See `ServedDevices`. The arbiter's word may come a little later than the end of a process."""
         self._ends.wait(PAUSE_S)
         with self._lock:
-            return not self.trouble and self._first is not None and not self._stays(self._first)
+            return self._first is not None and not self._stays(self._first)
 
     def anew(self) -> None:
         """See `ServedDevices`."""

@@ -138,13 +138,7 @@ def serve(
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port, leasing)
-    try:
-        _start(rays_serve, setting, host)
-    except BaseException as error:
-        _end(rays_serve)
-        if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
-            raise
-        raise FluidTuneError(f"Ray Serve did not start: {_remedy(error)}") from error
+    _start(rays_serve, setting, host)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
@@ -160,7 +154,20 @@ def _checked(slo: float, max_batch: int, max_body: int, starts: str) -> StartPol
 
 
 def _start(rays_serve: Any, setting: Setting, host: str) -> None:
-    """Start Ray Serve with the front, and wait until it serves. Raises FluidTuneError if it says that it cannot."""
+    """Start Ray Serve with the front, and wait until it serves.
+
+    Raises FluidTuneError if it says that it cannot; nothing is left then.
+    """
+    try:
+        _run(rays_serve, setting, host)
+    except BaseException as error:
+        _end(rays_serve)
+        if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
+            raise
+        raise FluidTuneError(f"Ray Serve did not start: {_remedy(error)}") from error
+
+
+def _run(rays_serve: Any, setting: Setting, host: str) -> None:
     from fluidtune.serving.front import Front
 
     deployment = rays_serve.deployment(

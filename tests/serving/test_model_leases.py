@@ -217,6 +217,17 @@ def test_the_last_lease_is_lost_and_another_one_comes(served):
     assert served.told == [("device_gained", 0), ("device_lost", 0), ("device_gained", served.started[1].number)]
 
 
+def test_a_device_whose_end_takes_long_keeps_nobody_waiting(served):
+    served.started[0].go.clear()
+    running = served.ask(1)
+    assert served.started[0].entered.wait(PATIENCE_S)
+    served.started[0].kill = lambda: None
+    served.step(Lost(gpu(0), 1), Gained(gpu(0), 2))
+    served.until(lambda: served.leases.count == 1)
+    assert served.ask(4).result(PATIENCE_S) == 8
+    assert served.started[1].number == 1 and not running.done()
+
+
 def test_a_lease_that_came_and_went_at_once_leaves_nothing(served):
     served.step(Gained(gpu(1), 2), Lost(gpu(1), 2), Lost(gpu(1), 1), Leave(gpu(1), 2, 30.0))
     assert served.started[1].stopped and served.leases.count == 1
