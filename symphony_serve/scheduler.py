@@ -75,7 +75,10 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take in what happened at ``now``. A clock that goes back stands still here until it is right again."""
+        """Take in what happened at ``now``. A clock that goes back stands still here until it is right again.
+
+        Raises ServeError for a request whose deadline or cost is none. Nothing has happened then.
+        """
         if now > self._now:
             self._now = now
         else:
@@ -97,8 +100,8 @@ class Scheduler:
         if side is None:
             out.append(Refuse(request, Reason.UNKNOWN_MODEL))
             return
+        side.add(request, now)  # First: it raises ServeError for a request that cannot be.
         self._open.add(request.id)
-        side.add(request, now)
         self._matching.offer(request.model, side.offer(now), now)
         self._tell_refused(side, out, frozenset((request.id,)), Reason.LATE_ON_ARRIVAL)
 

@@ -51,7 +51,10 @@ class BatchFormer(Protocol):
     """
 
     def add(self, request: Request) -> None:
-        """A request came, or came back from a GPU that was lost. Its id is not the id of another one that waits."""
+        """A request came, or came back from a GPU that was lost. Its id is not the id of another one that waits.
+
+        Raises ServeError if its deadline is not finite; it does not wait then.
+        """
 
     def remove(self, request_id: int) -> Request | None:
         """Take out a request that waits, because it was cancelled. None: no such request waits."""

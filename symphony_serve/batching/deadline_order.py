@@ -9,6 +9,7 @@ from bisect import insort_right
 
 from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.delays import Delays
+from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Refuse, Request
 from symphony_serve.profiles import Profile
 
@@ -48,6 +49,8 @@ class DeadlineOrder(BatchFormer, ABC):
         """Does nothing: see the subclasses."""
 
     def add(self, request: Request) -> None:
+        if not math.isfinite(request.deadline):
+            raise ServeError(f"request {request.id} has the deadline {request.deadline} s: give a finite time")
         queue = self._queue
         entry = (request.deadline - self._delays.margin, request.id, request)
         if not queue or entry > queue[-1]:

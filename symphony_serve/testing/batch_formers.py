@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from symphony_serve.batching import BatchFormer
+from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Request
 
 #: Makes a former of a model whose batches of 1, 2, 3 and so on always take these seconds. The requests of the tests
@@ -129,6 +130,22 @@ class BatchFormerContract:
         assert [waiting.id for waiting in former.waiting()] == [1, 2]
         assert former.form(5.0) is not None
         former.validate()
+
+    @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
+    def test_a_deadline_that_is_no_time_is_refused(self, make: MakeFormer, deadline: float) -> None:
+        former = make(SECONDS)
+        former.add(request(1, 30.0))
+        with pytest.raises(ServeError, match=f"request 2 has the deadline {deadline} s"):
+            former.add(request(2, deadline))
+        assert [waiting.id for waiting in former.waiting()] == [1]
+        former.validate()
+
+    def test_a_deadline_before_the_arrival_is_too_near_or_late(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        former.add(request(1, 5.0, arrival=10.0))
+        assert former.form(10.0) is None
+        (told,) = former.refused()
+        assert told.request.id == 1 and told.reason in (Reason.LATE, Reason.LATE_ON_ARRIVAL)
 
     def test_a_batch_is_never_larger_than_was_measured(self, make: MakeFormer) -> None:
         former = make(SECONDS[:3])

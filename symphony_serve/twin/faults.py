@@ -24,7 +24,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.orloj import Orloj
+from symphony_serve.batching.orloj_histograms import Histogram
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -59,6 +63,12 @@ SLO_S = 14.0
 LATE_S = 0.3
 #: How long a dead scheduler needs to come back, and a dead GPU until the scheduler is told, s at most.
 RESTART_S, DETECTION_S = 4.0, 3.0
+
+
+def orloj(profile: Profile, slo: float, delays: Delays) -> BatchFormer:
+    """The former for times that vary, here with requests that all take one second alone and so do not vary."""
+    by_size = {size: (profile.seconds(size) - 1.0, 1.0) for size in range(1, profile.max_batch + 1)}
+    return Orloj(VaryingProfile(BatchMap(by_size), {"": Histogram.point(1.0)}), delays)
 
 
 class Violation(AssertionError):
@@ -96,7 +106,7 @@ class World:
         policy = rng.choice([DEFERRED, DEFERRED, EAGER, StartPolicy("timeout", 2.0)])
         profile = Profile.linear(1.0, 5.0, 8)
         self._models = [
-            Model(name, profile, SLO_S, rng.choice([Fifo, Window]), policy, self._delays)
+            Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
             for name in "abc"[: rng.randint(1, 3)]
         ]
         #: Which faults this schedule has.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from symphony_serve.batching.fifo import Fifo
+from symphony_serve.batching.orloj import Orloj
+from symphony_serve.batching.orloj_histograms import Histogram
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -39,6 +43,11 @@ SLO = 12.0
 
 def figure(gathering=Fifo, policy=DEFERRED, name="m", **options):
     return Model(name, FIGURE, SLO, gathering, policy, **options)
+
+
+def orloj(profile, slo, delays):
+    """A former for times that vary; here a batch of one always takes what figure 4 says."""
+    return Orloj(VaryingProfile(BatchMap({1: (0.0, 1.0)}), {"": Histogram.point(profile.seconds(1))}), delays)
 
 
 def driver(*models, order="consolidate", **options):
@@ -311,6 +320,24 @@ class TestRequests:
         run.at(1.0, RequestArrived(again))
         run.at(5.5, RequestArrived(again))
         assert run.run().batches == [(5.0, 1, [1])]
+
+    @pytest.mark.parametrize(
+        ("gathering", "wrong"),
+        [
+            (Fifo, Request(2, "m", 0.0, math.nan)),
+            (Window, Request(2, "m", 0.0, math.inf)),
+            (orloj, Request(2, "m", 0.0, math.nan)),
+            (orloj, Request(2, "m", 0.0, 12.0, cost=0.0)),
+        ],
+    )
+    def test_a_request_that_cannot_be_changes_nothing(self, gathering, wrong):
+        scheduler = Scheduler([figure(gathering)])
+        scheduler.handle(GpuJoined(1, 1), 0.0)
+        scheduler.handle(RequestArrived(Request(1, "m", 0.0, 12.0)), 0.0)
+        with pytest.raises(ServeError):
+            scheduler.handle(RequestArrived(wrong), 0.0)
+        scheduler.validate()
+        assert scheduler.unanswered == {1}
 
     def test_a_clock_that_goes_back_stands_still(self):
         scheduler = Scheduler([figure()])
