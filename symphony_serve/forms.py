@@ -54,7 +54,7 @@ class Form:
         if word == "list":
             if self.length not in (None, len(value)):
                 return f"{place} is a list of length {len(value)}, expected length {self.length}"
-            if self.items is not None:
+            if self.items is not None and not self.items._plain.issuperset(map(type, value)):
                 found = (self.items.trouble(item, f"{place}[{at}]") for at, item in enumerate(value))
                 return next((said for said in found if said is not None), None)
         if word == "object":
@@ -63,6 +63,12 @@ class Form:
             inside = (self.keys[key].trouble(value[key], f"{place}.{key}") for key in value)
             return next((said for said in inside if said is not None), None)
         return None
+
+
+    @property
+    def _plain(self) -> frozenset[type]:
+        """The Python types of what may be here and has nothing inside. A long list is looked at by types first."""
+        return frozenset(kind for kind, word in _WORDS.items() if word in self.words)
 
 
 def _word(value: Any) -> str:

@@ -85,12 +85,14 @@ class Profile:
 
 
 def check_slo(model: str, profile: Profile, slo: float, delay: float = 0.0) -> None:
-    """Raise ServeError if a batch of 1 cannot be answered within ``slo`` seconds.
+    """Raise ServeError if a batch of 1 cannot be answered within ``slo`` seconds, or if these are not finite.
 
     ``delay``: seconds of the network on the way to the GPU and back.
     """
+    if not slo < math.inf:
+        raise ServeError(f"model {model} has an SLO of {slo} s, expected finite seconds")
     needed = profile.table[1] + delay
-    if not needed <= slo < math.inf:
+    if needed > slo:
         raise ServeError(
             f"model {model} has an SLO of {slo} s, but a batch of 1 takes {profile.table[1]:.4g} s "
             f"and the network {delay:.4g} s; give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"

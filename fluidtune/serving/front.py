@@ -121,7 +121,8 @@ class Front:
         if asked.url.path != WAY and name not in self._names:
             return _json(404, {"error": self._unknown(name)})
         if self._asked >= MOST_OPEN:
-            self._books.count(name, "refused: too_many")
+            if name in self._names:
+                self._books.count(name, "refused: too_many")
             return _json(503, {"error": "refused", "reason": f"{MOST_OPEN} requests are open already"})
         self._asked += 1
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,8 @@ APP = "fluidtune"
 MAX_BATCH = 64
 #: Bytes of a request's body, unless the caller says otherwise. Judgement: the pixels of a large photo as JSON numbers.
 MAX_BODY = 16 << 20
+#: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to the front.)
+MOST_PORT = 65535
 #: Requests that Ray Serve may hand to the front at once. Judgement: never the limit; the front refuses by deadlines.
 ONGOING = 100_000
 #: Seconds. How often Ray Serve looks whether the front lives (its default: 10): so long, at most, a dead one is not
@@ -125,7 +129,7 @@ def serve(
     """
     trials = winners(results, top, metric, mode)
     loading = Loading.of(load, trials, beside)
-    policy = _checked(slo, max_batch, max_body, starts)
+    policy = _checked(slo, max_batch, max_body, port, starts)
     rays_serve = _import()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
@@ -142,14 +146,16 @@ def serve(
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
-def _checked(slo: float, max_batch: int, max_body: int, starts: str) -> StartPolicy:
+def _checked(slo: float, max_batch: int, max_body: int, port: int, starts: str) -> StartPolicy:
     """The policy called ``starts``. Raises FluidTuneError if one of the settings is impossible."""
-    if not slo > 0:
-        raise FluidTuneError(f"slo is {slo}, expected seconds above 0")
-    if max_batch < 1:
-        raise FluidTuneError(f"max_batch is {max_batch}, expected 1 or more")
-    if max_body < 1:
-        raise FluidTuneError(f"max_body is {max_body}, expected bytes, 1 or more")
+    if not isinstance(slo, Real) or not 0 < slo < math.inf:
+        raise FluidTuneError(f"slo is {slo!r}, expected seconds above 0")
+    if not isinstance(max_batch, Integral) or max_batch < 1:
+        raise FluidTuneError(f"max_batch is {max_batch!r}, expected 1 or more")
+    if not isinstance(max_body, Integral) or max_body < 1:
+        raise FluidTuneError(f"max_body is {max_body!r}, expected bytes, 1 or more")
+    if not isinstance(port, Integral) or not 1 <= port <= MOST_PORT:
+        raise FluidTuneError(f"port is {port!r}, expected one of 1 to {MOST_PORT}")
     return start_policy(starts)
 
 

@@ -33,6 +33,15 @@ def test_lists_have_any_length_if_samples_differ_in_it():
     assert words.trouble(["a"]) == "the input[0] is a text, expected number"
 
 
+def test_a_long_list_costs_no_call_for_each_item(monkeypatch):
+    """A body of 16 MiB has millions of numbers, and meanwhile the front answers nobody else."""
+    form, asked, trouble = Form.of([[1, 2.5, None], [4]]), [], Form.trouble
+    monkeypatch.setattr(Form, "trouble", lambda self, *given: asked.append(given) or trouble(self, *given))
+    assert form.trouble([1, 2.5, None] * 1000) is None
+    assert len(asked) == 1
+    assert form.trouble([[1]]) == "the input[0] is a list, expected null or number"
+
+
 def test_of_objects():
     form = Form.of([{"text": "a", "top": 1}, {"text": "b", "top": None}])
     assert form.trouble({"text": "c", "top": None}) is None

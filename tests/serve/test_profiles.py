@@ -53,6 +53,7 @@ def test_a_stretched_profile_keeps_its_sizes():
         (lambda: Profile.from_seconds([1.0]).scaled(0.0), "stretched by 0.0"),
         (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), 6.5, delay=1.0), "an SLO of at least 7.0 s"),
         (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), math.nan), "SLO of nan s"),
+        (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), math.inf), "SLO of inf s, expected finite seconds"),
     ],
 )
 def test_what_is_refused_names_the_value(make, said):

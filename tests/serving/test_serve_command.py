@@ -50,8 +50,14 @@ def test_without_ray_serve_one_line_says_what_to_install(monkeypatch):
     [
         ({"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
         ({"slo": float("nan")}, "slo is nan"),
+        ({"slo": float("inf")}, "slo is inf, expected seconds above 0"),
+        ({"slo": "0.2"}, "slo is '0.2', expected seconds above 0"),
         ({"slo": 1.0, "max_batch": 0}, "max_batch is 0, expected 1 or more"),
+        ({"slo": 1.0, "max_batch": 2.5}, "max_batch is 2.5, expected 1 or more"),
         ({"slo": 1.0, "max_body": 0}, "max_body is 0, expected bytes, 1 or more"),
+        ({"slo": 1.0, "port": 0}, "port is 0, expected one of 1 to 65535"),
+        ({"slo": 1.0, "port": 70000}, "port is 70000, expected"),
+        ({"slo": 1.0, "port": "8000"}, "port is '8000', expected"),
         ({"slo": 1.0, "starts": "soon"}, "starts is 'soon', expected deferred or eager"),
     ],
 )
