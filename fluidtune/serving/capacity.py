@@ -90,10 +90,11 @@ def devices_for(models: Sequence[Model], rate: float) -> int:
     if not 0 < rate < float("inf"):
         raise FluidTuneError(f"rate is {rate}, expected requests per second above 0")
     low, high = 0, max(1, round(gpus_for((one.profile, _budget(one), rate / len(models)) for one in models)))
-    while simulated(models, high, rate).worst_bad_rate > BAD_RATE:
+    while high <= MOST_DEVICES and simulated(models, high, rate).worst_bad_rate > BAD_RATE:
         low, high = high, 2 * high
-        if high > MOST_DEVICES:
-            raise FluidTuneError(f"{low} devices do not bear {rate:g} requests/s; ask about a smaller rate")
+    if high > MOST_DEVICES:
+        said = f"{low} devices do not bear" if low else f"about {high} devices are needed for"
+        raise FluidTuneError(f"{said} {rate:g} requests/s; ask about a smaller rate")
     while high - low > 1:
         middle = (low + high) // 2
         if simulated(models, middle, rate).worst_bad_rate > BAD_RATE:

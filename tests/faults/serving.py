@@ -1,10 +1,12 @@
 """Trials are served over HTTP under load while processes are killed.
 
 ``python -m tests.faults.serving --rounds 30``. Each round kills one process by SIGKILL, in this order: the driver that
-has started the service, a model process, the front. After each kill the service must answer again. Every request must
-get one response: the right output, or a refusal with its reason; only requests that were on their way when a front died
-may also get Ray Serve's own error. What the front has counted as answered is what the clients got, once each. In the
-end nothing is left.
+has started the service, a model process, the front, Ray Serve's proxy, Ray Serve's controller. After each kill the
+service must answer again. Every request must get one response: the right output, or a refusal with its reason; only
+requests that were on their way when a front or the proxy died may also get Ray Serve's own error, or a closed
+connection. What the front has counted as answered is what the clients got, once each. In the end nothing is left.
+
+Each line has how long, in seconds, the slowest response took, and the longest time in which nobody was answered.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,11 @@ import fluidtune
 from tests.conftest import assert_nothing_left
 from tests.serving import runs
 
-KINDS = ("driver", "model process", "front")
+KINDS = ("driver", "model process", "front", "proxy", "controller")
+#: Whose requests on the way are lost with it.
+CARRIERS = ("front", "proxy")
+#: How the processes of Ray Serve's own actors are called. Source: Ray names a process after its actor's class.
+ACTORS = {"proxy": "ray::ProxyActor", "controller": "ray::ServeController"}
 CLIENTS, FACTOR = 4, 3
 #: Seconds: of the SLO; and until a request without a response counts as lost, or a service that does not answer as
 #: dead. Judgement: a front loads torch and the models on a busy machine.
@@ -47,6 +53,9 @@ class Clients:
         self._port, self._numbers, self._ends = port, itertools.count(runs.KILLS + 1), threading.Event()
         #: What became of requests: "answered", "refused", "error", and what is a fault of ours.
         self.became: Counter[str] = Counter()
+        #: Seconds: the slowest response, and the longest time between two answers.
+        self.slowest = self.gap = 0.0
+        self._answered = time.monotonic()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
         for thread in self._threads:
@@ -56,9 +65,14 @@ class Clients:
         while not self._ends.is_set():
             with self._lock:
                 number = next(self._numbers)
+            begin = time.monotonic()
             what = self._ask(number)
             with self._lock:
                 self.became[what] += 1
+                now = time.monotonic()
+                self.slowest = max(self.slowest, now - begin)
+                if what == "answered":
+                    self.gap, self._answered = max(self.gap, now - self._answered), now
             if what != "answered":
                 self._ends.wait(0.02)
 
@@ -121,12 +135,15 @@ def one_round(kind: str, port: int, process: subprocess.Popen[str]) -> Counter[s
     clients = Clients(port)
     try:
         until(lambda: clients.became["answered"] > 20, "an answer")
-        pid = {"driver": process.pid, "model process": before["device_pids"][0], "front": before["pid"]}[kind]
+        pids = {"driver": process.pid, "model process": before["device_pids"][0], "front": before["pid"]}
+        pid = pids.get(kind) or pid_of(ACTORS[kind])
         os.kill(pid, signal.SIGKILL)
         if kind == "driver":
             process.wait()
         elif kind == "front":
             until(lambda: status()["pid"] != pid, "another front")
+        elif kind in ACTORS:
+            until(lambda: pid_of(ACTORS[kind]) not in (None, pid), f"another {kind}")
         else:
             until(lambda: status()["device_pids"] not in ([], [pid]), "another model process")
         # Whoever was on the way at the kill has its response by then.
@@ -136,12 +153,22 @@ def one_round(kind: str, port: int, process: subprocess.Popen[str]) -> Counter[s
         became = clients.end()
     faults = [what for what in became if what not in ("answered", "refused", "error")]
     assert not faults, faults
-    if kind != "front":
+    if kind not in CARRIERS:
         assert not became["error"], became
         after = status()["trials"][0]["requests"]
         answered = sum(after.get(what, 0) - counted.get(what, 0) for what in ("answered", "late"))
         assert answered == became["answered"], (counted, after, became)
+    print(f"{kind}: slowest response {clients.slowest:.1f} s, nobody answered for {clients.gap:.1f} s", flush=True)
     return became
+
+
+def pid_of(name: str) -> int | None:
+    """The process of this cluster that is called so; None: there is none."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(name):
+                return process.pid
+    return None
 
 
 @contextmanager

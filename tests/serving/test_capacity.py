@@ -81,3 +81,10 @@ def test_a_file_that_is_none(tmp_path, text):
 def test_a_rate_that_is_none(profiles, rate):
     with pytest.raises(FluidTuneError, match=f"rate is {rate}, expected requests per second above 0"):
         capacity.devices_for(capacity.models_of(str(profiles), 0.05, "eager"), rate)
+
+
+def test_a_rate_that_needs_too_many_devices_is_refused_before_anything_is_simulated(profiles, monkeypatch):
+    models = capacity.models_of(str(profiles), 0.05, "eager")
+    monkeypatch.setattr(capacity, "simulated", None)
+    with pytest.raises(FluidTuneError, match=r"about \d+ devices are needed for 1e\+09 requests/s; ask about a smaller"):
+        capacity.devices_for(models, 1e9)

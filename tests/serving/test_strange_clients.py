@@ -1,0 +1,138 @@
+"""Clients that ask too much at once, hang up, or send large inputs, with a real Ray Serve."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import socket
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import pytest
+
+from benchmarks.common import free_ports
+
+pytestmark = [pytest.mark.ray, pytest.mark.serve]
+
+#: Seconds: that each input takes, the SLO, and until a test gives up. Many more requests come at once than an SLO has
+#: place for.
+EACH_S, SLO_S, PATIENCE_S = 0.2, 5.0, 100.0
+CLIENTS = 100
+
+
+def load(directory, config):
+    """Takes `EACH_S` for each input, and answers its name, how many values it has, and all names that were run."""
+    ran = []
+
+    def slow(inputs):
+        time.sleep(EACH_S * len(inputs))
+        ran.extend(one["name"] for one in inputs)
+        return [[one["name"], len(one["values"]), ran] for one in inputs]
+
+    slow.samples = [{"name": "", "values": []}, {"name": "", "values": [0.5]}]
+    return slow
+
+
+@pytest.fixture(scope="module")
+def served(finished):
+    import fluidtune
+
+    with fluidtune.serve(finished, load, SLO_S, max_batch=2, port=free_ports(1)[0]) as served:
+        yield served
+
+
+def body(name, values=()):
+    return json.dumps({"name": name, "values": list(values)})
+
+
+def connection(served):
+    url = urlsplit(served.url)
+    return contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S))
+
+
+def ask(connected, name, values=()):
+    connected.request("POST", "/", body(name, values))
+    answer = connected.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def counted(served):
+    """What became of the requests, when none waits any more."""
+    until = time.monotonic() + PATIENCE_S
+    while (found := served.status())["unanswered"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return Counter(found["trials"][0]["requests"])
+
+
+def test_whoever_asks_too_much_is_answered_or_refused_once_with_a_reason(served):
+    before = counted(served)
+
+    def one(number):
+        with connection(served) as connected:
+            status, said = ask(connected, f"many-{number}")
+        assert said[0] == f"many-{number}" if status == 200 else said["error"] == "refused" and said["reason"], said
+        return status
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        became = Counter(threads.map(one, range(CLIENTS)))
+    assert became.keys() == {200, 503}
+    after = counted(served) - before
+    assert after["answered"] + after["late"] == became[200]
+    assert sum(count for what, count in after.items() if what.startswith("refused")) == became[503]
+    with connection(served) as connected:
+        assert ask(connected, "after")[0] == 200
+
+
+def test_what_a_client_that_has_hung_up_asked_for_is_not_run(served):
+    """Some of its requests may have been sent to the device before, so that it hangs up again and again."""
+    before, host = counted(served), urlsplit(served.url)
+    asked = []
+    for number in itertools.count():
+        clients = [socket.create_connection((host.hostname, host.port)) for _ in range(6)]
+        for place, client in enumerate(clients):
+            asked.append(f"gone-{number}-{place}")
+            text = body(asked[-1])
+            client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        time.sleep(EACH_S)
+        for client in clients:
+            client.close()
+        after = counted(served) - before
+        if after["cancelled"]:
+            break
+        assert number < 20
+    with connection(served) as connected:
+        status, (_, _, ran) = ask(connected, "still")
+    assert status == 200
+    assert len(set(asked) & set(ran)) <= len(asked) - after["cancelled"]
+
+
+def test_a_client_that_hangs_up_within_its_request_harms_nobody(served):
+    before, host = counted(served), urlsplit(served.url)
+    for head in ("Content-Length: 1000\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n5\r\n{", "Content-Le", ""):
+        with socket.create_connection((host.hostname, host.port)) as client:
+            client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\n{head}".encode())
+    with connection(served) as connected:
+        assert ask(connected, "whole")[0] == 200
+    assert (counted(served) - before).keys() <= {"answered", "late"}
+
+
+def test_one_connection_carries_many_requests_in_order(served):
+    with connection(served) as connected:
+        for number in range(10):
+            status, said = ask(connected, f"kept-{number}")
+            assert (status, said[0]) == (200, f"kept-{number}")
+        assert connected.sock is not None, "the server has closed the connection"
+
+
+def test_inputs_of_a_megabyte(served):
+    values = [0.1234] * 160_000
+    with connection(served) as connected:
+        assert ask(connected, "large", values)[1][1] == len(values)
+        values[-1] = "0.1234"
+        status, said = ask(connected, "wrong", values)
+    assert (status, said["error"]) == (400, "the input.values[159999] is a text, expected number")
