@@ -158,6 +158,15 @@ def test_late_on_arrival_is_told_apart() -> None:
     ]
 
 
+def test_a_request_of_a_source_that_nobody_knows_has_the_times_of_all() -> None:
+    former = Orloj(constant({1: 6.0, 2: 8.0}))
+    former.add(request(1, 12.0))
+    former.add(Request(2, "m", 0.0, 12.0, source="nobody"))
+    candidate = former.form(0.0)
+    assert candidate is not None and (candidate.size, candidate.seconds) == (2, 8.0)
+    assert [one.source for one in former.take()] == ["", "nobody"]
+
+
 def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
     former = Orloj(constant({1: 6.0, 2: 8.0}), Delays(control=9.0, data=0.5, response=0.25, jitter=0.25))
     former.add(request(1, 12.0))
