@@ -64,7 +64,6 @@ class Form:
             return next((said for said in inside if said is not None), None)
         return None
 
-
     @property
     def _plain(self) -> frozenset[type]:
         """The Python types of what may be here and has nothing inside. A long list is looked at by types first."""
