@@ -109,7 +109,11 @@ def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Se
 
 
 def _samples(name: str, model: Any) -> list[Any]:
-    samples = list(getattr(model, "samples", None) or ())
+    samples = getattr(model, "samples", None)
+    if not isinstance(samples, list | tuple | None):
+        said = f"the samples of trial {name} are a {type(samples).__name__}, expected a list of inputs"
+        raise ServeError(f"{said}; make it one, for example by .tolist()")
+    samples = list(samples or ())
     if not samples:
         said = f"the model that load returned for trial {name} has no samples"
         raise ServeError(f"{said}; set its attribute samples to a list of inputs, with which it is measured")

@@ -65,7 +65,8 @@ class RemoteDevice:
                 raise ServeError(f"{said}; is there a free device, and does load end?")
             return None
         except RayError as error:
-            raise ServeError(_said(error)) from None
+            ended = f"a process has ended before it had loaded the models ({_said(error)})"
+            raise ServeError(_own(error) or f"{ended}; does load end it, or need more memory than there is?") from None
         self.pid = pid
         seconds = time.monotonic() - self._began
         self._tell("worker_started", worker=self._worker, device=self._number, pid=pid, seconds=seconds)
@@ -123,11 +124,15 @@ class RemoteDevice:
             return False
 
 
+def _own(error: Exception) -> str | None:
+    """What the model's own process has said of the error; None: it has said nothing."""
+    cause: BaseException = getattr(error, "cause", None) or error
+    own = [line for line in str(cause).splitlines() if "ServeError: " in line]
+    return own[-1].split("ServeError: ", 1)[1] if own else None
+
+
 def _said(error: Exception) -> str:
     """The error in one line. An error of the model's own process is told by its own text."""
     cause: BaseException = getattr(error, "cause", None) or error
     text = str(cause).strip()
-    own = [line for line in text.splitlines() if "ServeError: " in line]
-    if own:
-        return own[-1].split("ServeError: ", 1)[1]
-    return text.splitlines()[-1] if text else type(cause).__name__
+    return _own(error) or (text.splitlines()[-1] if text else type(cause).__name__)

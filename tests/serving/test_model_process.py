@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 
+import numpy as np
 import pytest
 from ray.tune import Checkpoint
 
@@ -30,7 +31,7 @@ def outcomes(load, winner, inputs):
 def made(function, samples=(1,)):
     """A ``load`` whose model is this function."""
     if samples is not None:
-        function.samples = list(samples)
+        function.samples = samples
     return lambda directory, config: function
 
 
@@ -57,6 +58,10 @@ def test_a_measurement_fails_where_the_model_fails(winner):
         (made(lambda values: [float("nan")]), "no JSON value"),
         (made(lambda values: 1 / 0), "fails with its own samples: ZeroDivisionError"),
         (made(lambda values: values, samples=[object()]), "has a value of type object"),
+        (made(lambda values: values, samples=np.zeros((2, 3))), "samples of trial t are a ndarray, expected a list of"),
+        (made(lambda values: values, samples=[np.zeros(3)]), "has a value of type ndarray, expected what JSON has"),
+        (made(lambda values: values, samples=7), "samples of trial t are a int, expected a list"),
+        (made(lambda values: values, samples="text"), "samples of trial t are a str, expected a list"),
         (lambda directory, config: 7, "load returned int for trial t, expected a function"),
         (lambda directory, config: config["missing"], "trial t does not load: KeyError.*; check load"),
     ],

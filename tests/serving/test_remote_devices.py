@@ -74,6 +74,19 @@ def test_a_load_that_takes_its_time_is_waited_for(device):
     assert (made.pid, told) == (7, [("worker_started", "models-1-1")])
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RayActorError(), r"a process has ended before it had loaded the models \(.*\); does load end it, or need more"),
+        (RayActorError(error_msg="Traceback ...\nServeError: check load\n"), "^check load$"),
+    ],
+)
+def test_a_process_that_ends_while_it_loads_is_told(device, error, said):
+    made, _, _ = device(ready=[error])
+    with pytest.raises(ServeError, match=said):
+        made.look()
+
+
 def test_a_batch_says_how_long_it_has_waited_for_its_turn(device):
     made, _, _ = device(run=[([(200, "2")], 0.5)], measure=[([(200, "2")], 0.25)])
     outcomes, measured = made.functions()["t"]([1]), made.measured()["t"]([1])
