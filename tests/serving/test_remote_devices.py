@@ -77,7 +77,10 @@ def test_a_load_that_takes_its_time_is_waited_for(device):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RayActorError(), r"a process has ended before it had loaded the models \(.*\); does load end it, or need more"),
+        (
+            RayActorError(),
+            r"a process has ended before it had loaded the models \(.*\); does load end it, or need more",
+        ),
         (RayActorError(error_msg="Traceback ...\nServeError: check load\n"), "^check load$"),
     ],
 )
