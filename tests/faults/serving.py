@@ -1,10 +1,11 @@
 """Trials are served over HTTP under load while processes are killed.
 
-``python -m tests.faults.serving --rounds 30``. Each round kills one process by SIGKILL, in this order: the driver that
-has started the service, a model process, the front, Ray Serve's proxy, Ray Serve's controller. After each kill the
-service must answer again. Every request must get one response: the right output, or a refusal with its reason; only
-requests that were on their way when a front or the proxy died may also get Ray Serve's own error, or a closed
-connection. What the front has counted as answered is what the clients got, once each. In the end nothing is left.
+``python -m tests.faults.serving --rounds 50``. Each round kills one process by SIGKILL, in this order: the driver that
+has started the service (each time another service), a model process, the front, Ray Serve's proxy, Ray Serve's
+controller. After each kill the service must answer again. Every request must get one response: the right output, or a
+refusal with its reason; only requests that were on their way when a front or the proxy died may also get Ray Serve's
+own error, or a closed connection. What the front has counted as answered is what the clients got, once each. In the end
+nothing is left.
 
 Each line has how long, in seconds, the slowest response took, and the longest time in which nobody was answered.
 """
@@ -23,8 +24,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,8 @@ def pid_of(name: str) -> int | None:
 
 
 @contextmanager
-def served(directory: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def served(run: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """A service that a process of its own has started, in this process' cluster."""
-    run = runs.run(directory)
     words = [sys.executable, "-m", "tests.faults.serving", "--driver", ray.get_runtime_context().gcs_address]
     process = subprocess.Popen([*words, str(run), str(port)], stdout=subprocess.PIPE, text=True)
     try:
@@ -185,18 +185,21 @@ def served(directory: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def rounds(count: int, directory: Path, port: int) -> Counter[str]:
-    """``count`` rounds in a cluster of two CPUs. What became of all requests."""
+def rounds(count: int, directory: Path, port: int, kinds: Sequence[str] = KINDS) -> Counter[str]:
+    """``count`` rounds in a cluster of two CPUs, which kill these kinds in turn. What became of all requests."""
     from fluidtune.serving import service
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         total: Counter[str] = Counter()
-        with served(directory, port) as process:
+        run = runs.run(directory)
+        with ExitStack() as drivers:
+            process = drivers.enter_context(served(run, port))
             for number in range(count):
-                kind = KINDS[number % len(KINDS)]
-                if kind == "driver" and process.poll() is not None:
-                    kind = "model process"  # It was killed in the first round, and nobody has missed it.
+                kind = kinds[number % len(kinds)]
+                if kind == "driver" and process.poll() is not None:  # It was killed, and nobody has missed it.
+                    assert service.stop()
+                    process = drivers.enter_context(served(run, port))
                 became = one_round(kind, port, process)
                 print(f"round {number}: {kind}: {dict(became)}", flush=True)
                 total += became
@@ -212,7 +215,8 @@ def rounds(count: int, directory: Path, port: int) -> Counter[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--driver", nargs=3, metavar=("ADDRESS", "RUN", "PORT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -220,7 +224,7 @@ def main() -> None:
         driver(args.driver[0], args.driver[1], int(args.driver[2]))
         return
     with tempfile.TemporaryDirectory() as directory:
-        print(dict(rounds(args.rounds, Path(directory), args.port)))
+        print(dict(rounds(args.rounds, Path(directory), args.port, args.only)))
 
 
 if __name__ == "__main__":
