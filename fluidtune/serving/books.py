@@ -59,8 +59,9 @@ class Books:
         self._lock = threading.Lock()
 
     def count(self, trial: str, became: str) -> None:
-        """A request of this trial got this outcome."""
-        self._counts[trial][became] += 1
+        """A request of this trial got this outcome. One of a name that is no trial does not count."""
+        if trial in self._counts:
+            self._counts[trial][became] += 1
 
     def batch(self, seen: BatchSeen) -> None:
         """A device has run this batch."""

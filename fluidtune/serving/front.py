@@ -121,8 +121,7 @@ class Front:
         if asked.url.path != WAY and name not in self._names:
             return _json(404, {"error": self._unknown(name)})
         if self._asked >= MOST_OPEN:
-            if name in self._names:
-                self._books.count(name, "refused: too_many")
+            self._books.count(name, "refused: too_many")
             return _json(503, {"error": "refused", "reason": f"{MOST_OPEN} requests are open already"})
         self._asked += 1
         try:
@@ -222,8 +221,7 @@ class Front:
         return status, text
 
     def _bad(self, name: str, said: str, status: int = 400) -> Response:
-        if name in self._names:
-            self._books.count(name, "bad")
+        self._books.count(name, "bad")
         return _json(status, {"error": said})
 
     def _shown(self) -> dict[str, Any]:
