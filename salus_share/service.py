@@ -5,7 +5,7 @@ No trial asks the service anything between two iterations. All that it knows is 
 killed the trials go on, and the next service finds them in the same lanes. The first trial that needs a service starts
 it (`start`). It ends by itself when no trial has been there for a while.
 
-    python -m salus_share.service --home DIR --capacity BYTES --policy FAIR
+    python -m salus_share.service --home DIR --capacity BYTES --policy FAIR    # DIR must exist
 """
 
 from __future__ import annotations
@@ -448,6 +448,9 @@ def main() -> None:
     parser.add_argument("--policy", default="FAIR", help=f"{', '.join(POLICIES)} or module:Class")
     parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays when nobody is there")
     options = parser.parse_args()
+    if not options.home.exists():
+        # It was removed since `_spawn` made it: nobody needs this service any more, and it would leave files behind.
+        return
     only = open_own(own_directory(options.home) / "service.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(only, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -402,3 +402,10 @@ def test_the_files_of_a_killed_service_are_removed_by_the_test_that_killed_it():
         remove(directory)
         assert not directory.exists()
         remove(directory)
+
+
+def test_a_service_whose_directory_was_removed_while_it_began_ends_and_leaves_nothing(tmp_path):
+    removed = tmp_path / "device"
+    command = [sys.executable, "-m", "salus_share.service", "--home", str(removed), "--capacity", "1"]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    assert not removed.exists()
