@@ -48,7 +48,10 @@ class Form:
 
     def trouble(self, value: Any, place: str = "the input") -> str | None:
         """What of ``value`` is not of this form, in words; None if nothing is."""
-        word = _word(value)
+        try:
+            word = _word(value)
+        except ServeError as error:
+            return str(error)
         if word not in self.words:
             return f"{place} is a {word}, expected {' or '.join(sorted(self.words))}"
         if word == "list":

@@ -21,6 +21,10 @@ IMAGES = Form.of([[[0.0, 1], [2, 3.5]]])
         ([[1, 2], [3, None]], "the input[1][1] is a null, expected number"),
         ({"a": 1}, "the input is a object, expected list"),
         (7, "the input is a number, expected list"),
+        (
+            [(1, 2), [3, 4]],
+            "a sample or an input has a value of type tuple, expected what JSON has: numbers, text, lists, objects",
+        ),
     ],
 )
 def test_of_lists(value, said):
