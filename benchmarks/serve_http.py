@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -279,7 +280,8 @@ def run_all(given: Sequence[str], seconds: float, seed: int, quick: bool) -> dic
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as storage:
-            tune.Tuner(train, run_config=tune.RunConfig(name="digits", storage_path=storage, verbose=0)).fit()
+            with contextlib.redirect_stdout(sys.stderr):  # Tune prints a table even so.
+                tune.Tuner(train, run_config=tune.RunConfig(name="digits", storage_path=storage, verbose=0)).fit()
             run = str(Path(storage) / "digits")
             rate, of_batching = side_of_batching(run, expected, seconds, seed, quick)
             sides = {"serve_batch": of_batching}
