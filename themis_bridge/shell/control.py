@@ -80,7 +80,8 @@ def change(unit: str | None, changes: Mapping[str, Any]) -> None:
             f"the arbiter of this Ray cluster leases {leased}s; to lease {unit}s stop it first: fluidtune arbiter stop"
         )
     if changes:
-        ray.get(ray.get_actor(NAME, namespace=NAMESPACE).configure.remote(changes))
+        arbiter = ray.get_actor(NAME, namespace=NAMESPACE)  # Ray 2.44's methods do not keep their handle
+        ray.get(arbiter.configure.remote(changes))
 
 
 def stop(patience: float = 20.0) -> bool:
