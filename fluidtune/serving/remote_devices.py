@@ -91,10 +91,11 @@ class RemoteDevice:
         ray.kill(self._actor)
 
     def again(self) -> None:
-        """End the process and start another one."""
+        """End the process and start another one, unless the device was stopped."""
         self.pid = None
         ray.kill(self._actor)
-        self._start()
+        if not self._over:
+            self._start()
 
     def _function(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
         def run(inputs: list[Any]) -> list[Outcome]:

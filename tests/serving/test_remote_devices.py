@@ -106,3 +106,14 @@ def test_a_process_that_dies_or_hangs_is_told_and_replaced(device, error):
     assert lost.value.back()
     assert made.pid == 8
     assert told == [("worker_started", "models-1-1"), ("worker_lost", "models-1-1"), ("worker_started", "models-1-2")]
+
+
+def test_a_device_that_was_stopped_while_it_came_back_gets_no_process_any_more(device, monkeypatch):
+    monkeypatch.setattr(remote_devices, "PAUSE_S", 0.0)
+    made, cluster, told = device(ready=[RayActorError()], run=[RayActorError()])
+    with pytest.raises(DeviceLost) as lost:
+        made.functions()["t"]([1])
+    made.stop()
+    assert not lost.value.back()
+    assert (made.pid, cluster.started) == (None, 2)
+    assert told == [("worker_lost", "models-1-1")]
