@@ -14,9 +14,9 @@ from collections import deque
 
 from symphony_serve.profiles import Profile
 
-#: The profile is exceeded by one batch in ten. Judgement: a batch that takes longer makes its requests late, and a
+#: The profile is exceeded by one batch in fifty. Judgement: a batch that takes longer makes its requests late, and a
 #: profile that is too long makes batches small. `python -m benchmarks.serve_real --only quantiles` compares some.
-QUANTILE = 0.9
+QUANTILE = 0.98
 #: So many of the latest batches count. Judgement: some seconds under load, and a quantile of 0.9 is known from them.
 RECENT = 256
 #: The wait is exceeded by one batch in a hundred. Source: of a model's requests, 1 % may be late (section 5.1).
@@ -31,7 +31,7 @@ EVERY, EVERY_S = 16, 0.05
 CHANGE = 0.02
 
 
-def high_quantile(values: list[float], quantile: float = QUANTILE) -> float:
+def high_quantile(values: list[float], quantile: float) -> float:
     """The value that the part 1 - ``quantile`` exceeds."""
     return sorted(values)[min(len(values) - 1, int(quantile * len(values)))]
 
@@ -76,8 +76,8 @@ class SeenTimes:
         ranges: dict[int, list[float]] = {}
         for size, stretch in self._seen:
             ranges.setdefault(size.bit_length(), []).append(stretch)
-        of_all = high_quantile([stretch for _, stretch in self._seen])
-        known = {bits: high_quantile(some) for bits, some in ranges.items() if len(some) >= ENOUGH}
+        of_all = high_quantile([stretch for _, stretch in self._seen], QUANTILE)
+        known = {bits: high_quantile(some, QUANTILE) for bits, some in ranges.items() if len(some) >= ENOUGH}
         wait = high_quantile(list(self._waits), WAIT_QUANTILE)
         table = [0.0]
         for size in range(1, self._first.max_batch + 1):

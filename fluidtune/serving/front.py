@@ -7,14 +7,13 @@ request is refused. All times are seconds.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import logging
 import os
 import platform
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +30,16 @@ from fluidtune.serving.model_process import Loading, Outcome
 from fluidtune.serving.remote_devices import RemoteDevice
 from fluidtune.serving.served_devices import OwnDevices, ServedDevices
 from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
+from fluidtune.serving.way import PATH as WAY
+from fluidtune.serving.way import Way
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.batching.start_times import StartPolicy
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.kept_profiles import profiles_to_json
 from symphony_serve.model_side import Model
-from symphony_serve.shell.measuring import high_delay, measure_models
+from symphony_serve.profiles import check_slo
+from symphony_serve.shell.measuring import measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
 
 if TYPE_CHECKING:
@@ -45,12 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Where the way through Ray Serve is measured: the request is read and answered, and no model is asked.
-WAY = "/-/way"
-#: So many requests measure it. Judgement: its 99th percentile is then known, in less than a second.
-WAYS = 100
-#: Seconds between two attempts to begin, and between two looks for the front door. Judgement: nobody is served then.
-AGAIN_S, LOOK_S = 5.0, 0.1
+#: Seconds between two attempts to begin. Judgement: nobody is served then.
+AGAIN_S = 5.0
 #: Requests that are being read or wait for their answer. Judgement: far more than a front answers within any SLO; each
 #: holds its input, so without a limit a flood under a long SLO ends the process for want of memory.
 MOST_OPEN = 10_000
@@ -97,6 +95,7 @@ class Front:
         self._models: dict[str, Model] = {}
         self._forms: dict[str, Form] = {}
         self._devices: ServedDevices | None = None
+        self._way: Way | None = None
         #: Requests that are being read or wait for their answer.
         self._asked = 0
         self._books = Books(self._names)
@@ -117,6 +116,8 @@ class Front:
             return _json(200, self._shown())
         if asked.method != "POST":
             return _json(405, {"error": f"{asked.method} {asked.url.path} is not served; POST an input, or GET /"})
+        if asked.url.path != WAY and self._way is not None:
+            self._way.passed()
         name = asked.url.path.strip("/") or self._names[0]
         if asked.url.path != WAY and name not in self._names:
             return _json(404, {"error": self._unknown(name)})
@@ -169,7 +170,7 @@ class Front:
         if request.url.path == WAY:
             return _json(200, None)
         try:
-            status, text = await self._answer(name, value, arrival)
+            status, text = await self._answer(name, value, arrival, self._way.seconds if self._way is not None else 0.0)
         except _NotThere as error:
             return _json(503, {"error": "refused", "reason": str(error)})
         except Refused as refused:
@@ -184,7 +185,7 @@ class Front:
         if name not in self._names:
             raise ServeError(self._unknown(name))
         try:
-            status, text = await self._answer(name, value, arrival)
+            status, text = await self._answer(name, value, arrival, self._way.least if self._way is not None else 0.0)
         except _NotThere as error:
             raise ServeError(f"{error}; call again") from None
         if status != 200:
@@ -194,8 +195,11 @@ class Front:
     def _unknown(self, name: str) -> str:
         return f"no trial {name!r} is served; there are {', '.join(self._names)}"
 
-    async def _answer(self, name: str, value: Any, arrival: float) -> Outcome:
-        """Ask a model, and count what became of it. Raises Refused, `_NotThere`, and ServeError for a bad input."""
+    async def _answer(self, name: str, value: Any, arrival: float, way: float) -> Outcome:
+        """Ask a model, and count what became of it. Raises Refused, `_NotThere`, and ServeError for a bad input.
+
+        way: seconds that the request spends on its way here and back.
+        """
         if self._server is None or self._devices is None:
             self._books.count(name, f"refused: {self._state}")
             raise _NotThere(f"the models are not there yet: {self._doing}")
@@ -207,7 +211,7 @@ class Front:
             self._books.count(name, "bad")
             raise ServeError(trouble)
         try:
-            status, text = await asyncio.wrap_future(self._server.submit(name, value))
+            status, text = await asyncio.wrap_future(self._server.submit(name, value, self._left(name, way)))
         except Refused as refused:
             self._books.count(name, f"refused: {refused.reason.name.lower()}")
             raise
@@ -219,6 +223,15 @@ class Front:
         late = time.monotonic() - arrival > self._setting.slo
         self._books.count(name, "failed" if status != 200 else "late" if late else "answered")
         return status, text
+
+    def _left(self, name: str, way: float) -> float:
+        """Seconds of the SLO that are left for the server after the way."""
+        server, left = self._server, self._setting.slo - way
+        assert server is not None
+        if server.unanswered == 0 and left < server.profile(name).seconds(1) + self._models[name].delays.smallest:
+            # Else nothing would ever tell that batches of 1 have become shorter again.
+            return self._setting.slo
+        return left
 
     def _bad(self, name: str, said: str, status: int = 400) -> Response:
         self._books.count(name, "bad")
@@ -251,7 +264,7 @@ class Front:
             "state": self._doing,
             "why": self._why,
             "slo_s": self._setting.slo,
-            "delays_s": next((model.delays.smallest for model in self._models.values()), None),
+            "delays_s": next(iter(self._delays().values()), None),
             "seconds": time.monotonic() - self._began,
             "devices": self._devices.count if self._devices is not None else self._setting.devices,
             "devices_wanted": self._watch.wanted if self._watch is not None else None,
@@ -292,21 +305,24 @@ class Front:
         devices, samples = found
         self._state = "measuring"
         forms = {name: Form.of(some) for name, some in samples.items()}
-        way = self._measure_way(json.dumps(samples[self._names[0]][0]))
+        way = Way(setting.url_host, setting.port, json.dumps(samples[self._names[0]][0]), self._ends)
+        way.first()
         slos = dict.fromkeys(self._names, setting.slo)
-        found_models = measure_models(
+        models = measure_models(
             [device.measured() for device in devices.values()], samples, slos, setting.max_batch, None, setting.policy
         )
-        models = [replace(one, delays=replace(one.delays, response=one.delays.response + way)) for one in found_models]
-        self._forms, self._models = forms, {model.name: model for model in models}
         for model in models:
             seconds = model.profile.table[1:-1]
-            self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
-        served = {one.name: (one.profile, one.slo - one.delays.smallest) for one in models}
+            delays = model.delays.smallest + way.seconds
+            check_slo(model.name, model.profile, model.slo, delays)
+            self._log.write("model_measured", trial=model.name, seconds=seconds, delays=delays)
+        self._forms, self._models, self._way = forms, {model.name: model for model in models}, way
+        served = {one.name: (one.profile, one.slo - one.delays.smallest - way.seconds) for one in models}
         functions = {number: device.functions() for number, device in devices.items()}
         server = ThreadedServer(models, functions, self._books.batch)
         held.serve(server, lambda: self._watch.wanted if self._watch is not None else 1)
         self._server = server
+        way.watch()
         self._keep_profiles()
         self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, Autoscaler(served))
         self._watch.start()
@@ -348,35 +364,12 @@ class Front:
         """Write the profiles as they are known now, for `fluidtune serve plan`."""
         if self._server is not None:
             known = {name: self._server.profile(name) for name in self._names}
-            delays = {name: model.delays.smallest for name, model in self._models.items()}
-            self._log.keep(PROFILES, profiles_to_json(known, this_machine(), delays))
+            self._log.keep(PROFILES, profiles_to_json(known, this_machine(), self._delays()))
 
-    def _measure_way(self, body: str) -> float:
-        """Seconds from a client through Ray Serve to this process and back."""
-        self._wait_for_door(body)
-        connection = self._connection()
-        ways = []
-        for _ in range(WAYS):
-            begin = time.monotonic()
-            _post(connection, body)
-            ways.append(time.monotonic() - begin)
-        connection.close()
-        return high_delay(ways)
-
-    def _wait_for_door(self, body: str) -> None:
-        """Until this process is reached through Ray Serve: its first answers may be those of nobody."""
-        while not self._ends.wait(LOOK_S):
-            connection = self._connection()
-            try:
-                if _post(connection, body) == 200:
-                    return
-            except (OSError, http.client.HTTPException):
-                pass
-            finally:
-                connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._setting.url_host, self._setting.port, timeout=30)
+    def _delays(self) -> dict[str, float]:
+        """By trial, the seconds that an answer takes besides its batch."""
+        way = self._way.seconds if self._way is not None else 0.0
+        return {name: model.delays.smallest + way for name, model in self._models.items()}
 
 
 class _NotThere(Exception):
@@ -399,13 +392,6 @@ async def _body(request: Request, most: int) -> bytes:
         else:
             return bytes(read)
     raise _TooLarge(f"the body has more than {most} bytes; send less, or serve with a larger max_body")
-
-
-def _post(connection: http.client.HTTPConnection, body: str) -> int:
-    connection.request("POST", WAY, body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    answer.read()
-    return answer.status
 
 
 def _json(status: int, value: Any) -> Response:

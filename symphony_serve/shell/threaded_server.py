@@ -190,8 +190,11 @@ class ThreadedServer:
 
     # What users call.
 
-    def submit(self, model: str, value: Any) -> Answer:
-        """Ask ``model`` about one input. Never waits; nothing is raised, what is refused is told by the answer."""
+    def submit(self, model: str, value: Any, within: float = math.inf) -> Answer:
+        """Ask ``model`` about one input. Never waits; nothing is raised, what is refused is told by the answer.
+
+        within: seconds that are left for the request, if fewer than the model's SLO; the others were spent elsewhere.
+        """
         arrival = time.monotonic()
         told: _Told = []
         with self._lock:
@@ -200,7 +203,7 @@ class ThreadedServer:
             if self._closed:
                 self._refuse(number, Reason.CLOSED, told)
             else:
-                deadline = arrival + self._slos.get(model, 0.0)
+                deadline = arrival + min(within, self._slos.get(model, 0.0))
                 self._handle(RequestArrived(Request(number, model, arrival, deadline)), told)
         _tell(told)
         return answer

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from symphony_serve import seen_times
 from symphony_serve.errors import ServeError
 from symphony_serve.kept_profiles import profiles_from_json, profiles_to_json
 from symphony_serve.profiles import Profile
@@ -104,11 +105,14 @@ class TestSeenTimes:
         profile = self.feed(seen, [(1, 2.0), (4, 6.0)] * EVERY)
         assert profile.table[1:-1] == pytest.approx([2.0, 4.0, 6.0, 6.0, 7.5, 9.0, 10.5, 16.0])
 
-    def test_one_batch_in_ten_takes_longer(self):
-        seen = SeenTimes(Profile.linear(0.0, 1.0, 1), 100.0)
-        profile = self.feed(seen, [(1, float(1 + number % 20)) for number in range(5 * 20 * EVERY)])
-        longer = sum(1 + number % 20 > profile.seconds(1) for number in range(20))
-        assert longer in (1, 2)
+    @pytest.mark.parametrize(("part", "longest"), [(None, (1, 2)), (0.9, (9, 10)), (0.5, (49, 50))])
+    def test_the_part_of_the_batches_that_the_quantile_leaves_takes_longer(self, monkeypatch, part, longest):
+        if part is not None:
+            monkeypatch.setattr(seen_times, "QUANTILE", part)
+        monkeypatch.setattr(seen_times, "RECENT", 300)
+        seen = SeenTimes(Profile.linear(0.0, 1.0, 1), 1000.0)
+        profile = self.feed(seen, [(1, float(1 + number % 100)) for number in range(100 * EVERY)])
+        assert sum(second > profile.seconds(1) for second in range(1, 101)) in longest
 
     def test_nothing_changes_while_it_is_right(self):
         seen = SeenTimes(Profile.linear(1.0, 5.0, 8), 100.0)

@@ -93,6 +93,22 @@ def test_a_full_batch_starts_at_once_and_what_is_deferred_starts_by_its_deadline
         assert finished([server.submit("m", 4)]) == [8]
 
 
+def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
+    """Half of the SLO is the margin of a batch."""
+    gate = Gate()
+    with ThreadedServer([model()], [{"m": gate}]) as server:
+        first = server.submit("m", 0)
+        assert gate.entered.wait(PATIENCE_S)
+        spent, ample = server.submit("m", 1, within=1.0), server.submit("m", 2, within=1e9)
+        with pytest.raises(Refused):
+            spent.result(PATIENCE_S)
+        assert not ample.done()
+        with pytest.raises(Refused):
+            server.submit("m", 3, within=-1.0).result(PATIENCE_S)
+        gate.open.set()
+        assert finished([first, ample]) == [0, 4]
+
+
 def test_several_devices_work_at_once():
     both = threading.Barrier(2)
 

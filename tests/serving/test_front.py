@@ -55,7 +55,7 @@ def test_without_a_lease_requests_are_refused_at_once(monkeypatch):
     monkeypatch.setattr(front.Front, "__del__", lambda self: None)
     asked = object.__new__(front.Front)
     asked._names, asked._books, asked._asked, asked._state = ["t"], Books(["t"]), 0, "serving"
-    asked._server = SimpleNamespace()
+    asked._server, asked._way = SimpleNamespace(), None
     asked._devices = SimpleNamespace(count=0, waits="waiting for a lease of a GPU", trouble="")
     asked._setting = SimpleNamespace(max_body=MOST)
 
@@ -82,7 +82,7 @@ def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch, path)
 
     asked = object.__new__(front.Front)
     monkeypatch.setattr(front.Front, "__del__", lambda self: None)
-    asked._names, asked._books, asked._asked = ["t"], Books(["t"]), front.MOST_OPEN
+    asked._names, asked._books, asked._asked, asked._way = ["t"], Books(["t"]), front.MOST_OPEN, None
 
     async def receive():
         raise AssertionError("nothing is to be read")
@@ -92,3 +92,20 @@ def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch, path)
     assert (answer.status_code, json.loads(answer.body)["reason"]) == (503, "10000 requests are open already")
     assert asked._books.requests("t") == ({"refused: too_many": 1} if path == "/" else {})
     assert asked._asked == front.MOST_OPEN
+
+
+@pytest.mark.parametrize(
+    ("way", "unanswered", "left"),
+    [(0.1, 0, 0.4), (0.1, 5, 0.4), (0.35, 0, 0.5), (0.35, 1, 0.15), (0.6, 3, -0.1)],
+)
+def test_the_way_counts_unless_nothing_would_be_tried_any_more(monkeypatch, way, unanswered, left):
+    from fluidtune.serving import front
+    from symphony_serve.delays import Delays
+    from symphony_serve.profiles import Profile
+
+    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
+    asked = object.__new__(front.Front)
+    asked._setting = SimpleNamespace(slo=0.5)
+    asked._models = {"t": SimpleNamespace(delays=Delays(jitter=0.01))}
+    asked._server = SimpleNamespace(unanswered=unanswered, profile=lambda name: Profile.linear(0.0, 0.2, 4))
+    assert asked._left("t", way) == pytest.approx(left)
