@@ -1,6 +1,6 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
-Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report),
+Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report, top),
 plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
@@ -96,6 +96,21 @@ def report(run_dir: str) -> None:
     console.print(render(summarise(events)))
     for picture in (paths.timeline, paths.utilisation):
         console.print(f"wrote {picture}", soft_wrap=True)
+
+
+@cli.command()
+@click.argument("run_dir", required=False)
+def top(run_dir: str | None) -> None:
+    """Watch a run, or a service, while it goes on: its devices, its trials, and what went wrong.
+
+    RUN_DIR is its directory, or one above; the newest run below is shown. Without it: the newest in ~/ray_results.
+    """
+    from rich.console import Console
+
+    from fluidtune.report.live import newest_log
+    from fluidtune.report.top import watch
+
+    watch(newest_log(run_dir), Console())
 
 
 @cli.command()

@@ -5,8 +5,8 @@ Decides which events exist (events.py), which trial held which device when (occu
 write.py puts all of that into files; stock.py turns results of stock Ray Tune into events, so that both can be drawn
 together. Everything follows from the events: the report works on a log alone, without Ray and torch.
 
-Start with events.py, then occupancy.py. This room does not decide when an event is written (fluidtune/tune does) and
-has no influence on a run.
+live.py and top.py follow a run that goes on. Start with events.py, then occupancy.py. This room does not decide when an
+event is written (fluidtune/tune does) and has no influence on a run.
 """
 
 from fluidtune.report.events import (

@@ -345,6 +345,16 @@ class Events(list[EventDict]):
         self.dropped = dropped
 
 
+def record_of(line: bytes) -> EventDict | None:
+    """The event in a line of a log. None: the line is broken; an empty one: it is JSON, and no event."""
+    try:
+        record = json.loads(line)
+    except ValueError:  # not JSON, or not UTF-8
+        return None
+    named = isinstance(record, dict) and isinstance(record.get("event"), str)
+    return record if named and isinstance(record.get("t"), (int, float)) else {}
+
+
 def read_events(path: str | os.PathLike[str]) -> Events:
     """The events of the log at ``path``; none if the file is empty.
 
@@ -360,19 +370,12 @@ def read_events(path: str | os.PathLike[str]) -> Events:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                record = json.loads(line)
-            except ValueError:  # not JSON, or not UTF-8
-                # If a killed driver left this first line, it is the beginning of a line as `write` writes it.
-                if not events and not (line.startswith(b'{"t": ') or b'{"t": '.startswith(line)):
-                    raise _not_a_log(path, number) from None
+            record = record_of(line)
+            # If a killed driver left this first line, it is the beginning of a line as `write` writes it.
+            if record is None and (events or line.startswith(b'{"t": ') or b'{"t": '.startswith(line)):
                 dropped += 1
                 continue
-            if not (
-                isinstance(record, dict)
-                and isinstance(record.get("event"), str)
-                and isinstance(record.get("t"), (int, float))
-            ):
+            if not record:
                 raise _not_a_log(path, number)
             events.append(record)
     return Events(events, dropped)

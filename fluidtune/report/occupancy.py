@@ -58,7 +58,7 @@ class Occupancy:
         return sum(end - start for start, end in self.drivers)
 
 
-class _Replay:
+class Replay:
     """The state after some of the events: which devices are there, and which trial holds which of them."""
 
     def __init__(self) -> None:
@@ -174,6 +174,28 @@ class _Replay:
             self.finish_driver(self.now)
             self.over = True
 
+    def latest(self, now: float, seconds: float) -> Occupancy:
+        """The use of the devices in the ``seconds`` before ``now`` (unix seconds), with what is held at this moment.
+
+        Earlier intervals are left out, which takes no more time in a long run than in a short one.
+        """
+        began = now - seconds
+        intervals = [
+            Interval(trial, device, share, since, now, share * len(devices))
+            for trial, (devices, share, since) in self.held.items()
+            for device in devices
+        ]
+        for interval in reversed(self.intervals):  # they are in the order of their ends
+            if interval.end < began:
+                break
+            intervals.append(interval)
+        available = {
+            device: [span for span in spans if span[1] >= began]
+            + ([(self.there[device], now)] if device in self.there else [])
+            for device, spans in self.available.items()
+        }
+        return Occupancy(intervals, available, [(began, now)])
+
     def share_after(self, event: EventDict) -> float:
         """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
         if event.get("share") is not None:
@@ -184,7 +206,7 @@ class _Replay:
 
 def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
     """The use of the devices according to the events. Events that are unknown or do not concern devices are ignored."""
-    replay = _Replay()
+    replay = Replay()
     for event in events:
         replay.step(event)
     if replay.driver_since is not None:

@@ -1,0 +1,179 @@
+"""A run as it is now, from the events that there are so far.
+
+`LiveRun` hears one event after the other, each in constant time, so that a run may be watched for days. It decides
+what is worth saying of a trial, and which events are news. Which trial holds which device follows from `occupancy`.
+`LogTail` reads what a log has got since the last look. How it looks is decided in top.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, record_of
+from fluidtune.report.occupancy import Replay
+
+#: The events that a person should see, and what is said of them.
+NEWS = {
+    "device_lost": "device {device} is lost{because}",
+    "worker_lost": "the worker {worker} on device {device} died{because}",
+    "worker_replaced": "the worker {worker} on device {device} is replaced{because}",
+    "recovered": "{trial} goes on from iteration {iteration}",
+    "resize_failed": "{trial} was not resized{because}",
+    "workers_differed": "the workers of {trial} differed{because}",
+    "growth_ended": "{trial} has one worker from now on{because}",
+    "room_lacking": "device {device} has no room for {trial}{because}",
+    "serving_failed": "the models cannot be served{because}",
+}
+
+
+@dataclass
+class LiveTrial:
+    """One trial: its last result, and what it does. ``since``: when it last reported or changed, unix seconds."""
+
+    trial: str
+    since: float
+    #: "waiting", "running", "resizing", "silent"; once Tune has paused or ended it "paused", "stopped" or "failed".
+    state: str = "waiting"
+    iteration: int = 0
+    #: The last iteration of its budget; None if that is unknown.
+    target: int | None = None
+    #: Seconds of its last iteration.
+    seconds: float | None = None
+    metric: float | None = None
+
+
+@dataclass
+class LiveRun:
+    """The state of a run after some of its events."""
+
+    #: The run_started of the last driver; empty if there is none.
+    head: EventDict = field(default_factory=dict)
+    use: Replay = field(default_factory=Replay)
+    trials: dict[str, LiveTrial] = field(default_factory=dict)
+    #: device -> its machine, and its last device_sample.
+    nodes: dict[int, str] = field(default_factory=dict)
+    samples: dict[int, EventDict] = field(default_factory=dict)
+    #: The best trial and its value of Tune's metric so far.
+    best: tuple[str, float] | None = None
+    #: When iterations ended in the last minutes, unix seconds.
+    results: deque[float] = field(default_factory=lambda: deque(maxlen=100_000))
+    #: The latest news: unix seconds, and a line.
+    news: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=50))
+
+    def hear(self, events: Iterable[EventDict]) -> None:
+        """Take in what has happened since the last call."""
+        for event in events:
+            self._step(event)
+            self.use.step(event)
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many trials are in each state."""
+        return Counter(trial.state for trial in self.trials.values())
+
+    def devices_of(self, trial: str) -> tuple[tuple[int, ...], float]:
+        """The devices that a trial holds now, and its share of each; none and 0 if it holds none."""
+        devices, share, _ = self.use.held.get(trial, ((), 0.0, 0.0))
+        return devices, share
+
+    def _step(self, event: EventDict) -> None:
+        name, at = event["event"], float(event["t"])
+        if name == "run_started":
+            if self.head:
+                self._say(at, "the run goes on in another driver")
+                for trial in self.trials.values():
+                    if trial.state in ("running", "resizing", "silent"):
+                        trial.state = "waiting"
+            self.head = event
+            self.nodes = {int(device["device"]): str(device["node"]) for device in event["devices"]}
+        elif name == "device_gained":
+            self.nodes[int(event["device"])] = str(event["node"])
+        elif name == "device_sample":
+            self.samples[int(event["device"])] = event
+        elif isinstance(event.get("trial"), str) and name != "model_measured":
+            self._trial_step(self.trials.setdefault(event["trial"], LiveTrial(event["trial"], at)), name, at, event)
+        if name in NEWS:
+            reason = str(event.get("reason") or "").strip()
+            because = f": {reason.splitlines()[0]}" if reason else ""
+            self._say(at, NEWS[name].format_map({**event, "because": because}))
+
+    def _trial_step(self, trial: LiveTrial, name: str, at: float, event: EventDict) -> None:
+        if name == "trial_result":
+            trial.since, trial.state = at, "running"
+            trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], event["metric"]
+            self.results.append(at)
+            self._compare(trial)
+        elif name == "trial_added":
+            trial.since, trial.state = at, "waiting"
+            trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
+        elif name in ("trial_started", "resized", "resize_failed"):
+            trial.since, trial.state = at, "running"
+        elif name == "resize_started":
+            trial.since, trial.state = at, "resizing"
+        elif name in ("trial_suspended", "worker_lost", "room_lacking"):
+            trial.since, trial.state = at, "waiting"
+        elif name == "trial_silent":
+            trial.state = "silent"  # since its last result
+            self._say(at, f"{trial.trial} has not reported for {float(event['seconds']):.0f} s")
+        elif name == "trial_ended":
+            trial.since, trial.state = at, event["ending"]
+            if trial.state == "failed":
+                self._say(at, f"{trial.trial} failed")
+
+    def _compare(self, trial: LiveTrial) -> None:
+        mode, value = self.head.get("mode"), trial.metric
+        if value is None or mode not in ("min", "max"):
+            return
+        if self.best is None or (value < self.best[1] if mode == "min" else value > self.best[1]):
+            self.best = trial.trial, value
+
+    def _say(self, at: float, line: str) -> None:
+        self.news.append((at, line))
+
+
+class LogTail:
+    """A log that is still written: `new` returns what has come since the last call."""
+
+    def __init__(self, log: Path) -> None:
+        self._file = log.open("rb")
+        self._part = b""
+
+    def new(self) -> list[EventDict]:
+        """The events of the lines that are complete by now. Broken lines are left out, as by `read_events`."""
+        *lines, self._part = (self._part + self._file.read()).split(b"\n")
+        return [event for event in map(record_of, lines) if event]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def newest_log(run_dir: str | None) -> Path:
+    """The event log in ``run_dir``, or the one below it that was written last. None: below Ray's own ~/ray_results.
+
+    Raises `NoEventLogError` if there is none.
+    """
+    where = Path.home() / "ray_results" if run_dir is None else Path(run_dir)
+    try:
+        return find_log(where)
+    except NoEventLogError:
+        found: list[tuple[float, Path]] = [(log.stat().st_mtime, log) for log in where.glob(f"*/{EVENT_LOG_NAME}")]
+        if found:
+            return max(found)[1]
+        if run_dir is None:
+            raise NoEventLogError(f"there is no event log in {str(where)!r}; give the directory of a run")
+        raise
+
+
+def seconds_since(now: float, at: Any) -> float:
+    """Seconds from ``at`` to ``now``; 0 if the clock of the machine that wrote ``at`` is ahead."""
+    return max(0.0, now - float(at))
+
+
+def wall_clock(at: float) -> str:
+    """The time of day, 14:05:09, where this process runs."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,0 +1,224 @@
+"""`fluidtune top`: a run, or a service, as it is now, in the terminal.
+
+Decides what is on the screen and in which order, so that what needs a person is never cut off. What is true of a run is
+decided in live.py. It reads the event log only: it needs neither Ray nor the job's process, and disturbs neither.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fluidtune.report.events import EventDict
+from fluidtune.report.live import LiveRun, LiveTrial, LogTail, seconds_since, wall_clock
+from fluidtune.report.occupancy import busy_over_time
+from fluidtune.report.serving_report import is_serving, render_serving, summarise_serving
+from fluidtune.report.summary import duration, plural
+
+#: Devices are busy, and iterations are counted, over this many seconds. Judgement: several iterations of most trials.
+RECENT_S = 60.0
+#: Seconds between two looks at the log. Judgement: as other commands of this name.
+LOOK_S = 1.0
+#: How many news are shown, and the least rows of each table on a small terminal. Judgement.
+NEWS_SHOWN, LEAST_ROWS = 5, 3
+#: Characters of a node's name that are shown. Ray's are 56 hexadecimal digits.
+NODE_LENGTH = 12
+#: Trials in these states come first, in this order.
+ORDER = ("silent", "resizing", "running", "waiting", "failed", "paused", "stopped")
+#: A trial in such a state is not going on, and needs no row of its own.
+_DONE = ("paused", "stopped")
+
+
+def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> None:
+    """Show the log's run until it ends, or until Ctrl-C. Without a terminal, it is shown once."""
+    tail = LogTail(log)
+    events = tail.new()
+    screen: Screen = ServiceScreen() if is_serving(events) else RunScreen()
+    screen.hear(events)
+    try:
+        if console.is_terminal:
+            with Live(console=console, screen=True, auto_refresh=False) as display:
+                while True:
+                    display.update(screen.draw(now(), console.height), refresh=True)
+                    if screen.over:
+                        break
+                    time.sleep(LOOK_S)
+                    screen.hear(tail.new())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        tail.close()
+    # The alternate screen is gone by now: the last picture stays.
+    console.print(screen.draw(now(), console.height if console.is_terminal else 1000))
+
+
+class Screen:
+    """What is shown of one log."""
+
+    #: Nothing will change any more.
+    over = False
+
+    def hear(self, events: list[EventDict]) -> None:
+        raise NotImplementedError
+
+    def draw(self, now: float, height: int) -> RenderableType:
+        """The picture at ``now`` (unix seconds), for a terminal of ``height`` lines."""
+        raise NotImplementedError
+
+
+class ServiceScreen(Screen):
+    """The requests of a service: of the last minute, and since its start."""
+
+    def __init__(self) -> None:
+        self._events: list[EventDict] = []
+
+    @property
+    def over(self) -> bool:  # type: ignore[override]
+        return self._events[-1]["event"] == "serving_ended"
+
+    def hear(self, events: list[EventDict]) -> None:
+        self._events += events
+
+    def draw(self, now: float, height: int) -> RenderableType:
+        recent = [event for event in self._events if seconds_since(now, event["t"]) <= RECENT_S]
+        return Group(
+            Text("the last minute", style="bold"),
+            render_serving(summarise_serving(recent)),
+            Text("since the start", style="bold"),
+            render_serving(summarise_serving(self._events)),
+        )
+
+
+class RunScreen(Screen):
+    """The devices and trials of a tuning job."""
+
+    def __init__(self) -> None:
+        self.run = LiveRun()
+        self._last = 0.0
+
+    @property
+    def over(self) -> bool:  # type: ignore[override]
+        return self.run.use.over
+
+    def hear(self, events: list[EventDict]) -> None:
+        self.run.hear(events)
+        if events:
+            self._last = float(events[-1]["t"])
+
+    def draw(self, now: float, height: int) -> RenderableType:
+        now = self._last if self.over else max(now, self._last)
+        news = list(self.run.news)[-NEWS_SHOWN:]
+        # Four lines of head, one above each table, and one is kept for the cursor.
+        left = max(2 * LEAST_ROWS, height - 4 - 2 - 1 - len(news))
+        devices = sorted(self.run.use.there)
+        rows = min(len(devices), max(LEAST_ROWS, left // 2))
+        tables = [self._devices(devices, rows, now), self._trials(max(LEAST_ROWS, left - rows), now)]
+        parts = [
+            *self._head(now),
+            *(table for table in tables if table.row_count),
+            *(Text(f"{wall_clock(at)} {line}", style="yellow", no_wrap=True, overflow="ellipsis") for at, line in news),
+        ]
+        return Group(*parts)
+
+    def _head(self, now: float) -> list[RenderableType]:
+        run, head = self.run, self.run.head
+        kind = "emulated devices" if head.get("kind") == "emulated" else f"{head.get('kind', '')} devices"
+        since = seconds_since(now, head.get("t", now))
+        state = f"ended after {duration(since)}" if self.over else f"running for {duration(since)}"
+        silence = seconds_since(now, self._last)
+        if not self.over and silence > RECENT_S:
+            state += f", nothing was written for {duration(silence)}"
+        there = run.use.there
+        busy = {device for devices, _, _ in run.use.held.values() for device in devices}
+        states = run.states
+        trials = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state]) or "none"
+        rate = sum(at > now - RECENT_S for at in run.results)
+        lines = [
+            f"{head.get('run', 'run')}: {head.get('algorithm', '')}, {kind}, {state}",
+            f"{len(busy)} of {plural(len(there), 'device')} busy, {plural(rate, 'iteration')} in the last minute",
+            f"trials: {trials}",
+        ]
+        if run.best is not None:
+            lines.append(f"best: {run.best[0]}, {head.get('metric') or 'metric'} {run.best[1]:.6g}")
+        style = {"no_wrap": True, "overflow": "ellipsis"}
+        return [Text(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]  # type: ignore[arg-type]
+
+    def _devices(self, devices: list[int], rows: int, now: float) -> Table:
+        run = self.run
+        recent = busy_over_time(run.use.latest(now, RECENT_S), [now - RECENT_S, now]).devices
+        rows = rows if len(devices) <= rows else rows - 1
+        sampled = bool(run.samples)
+        table = _table("device", "node", "busy", *(["GPU", "memory"] if sampled else []), "trials", long="trials")
+        for device in devices[:rows]:
+            names = ", ".join(f"{trial} ({run.devices_of(trial)[1]:.2g})" for trial in run.use.holders(device))
+            part = float(recent[device][0]) if device in recent else float("nan")
+            row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
+            table.add_row(*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)
+        return _and_more(table, len(devices) - rows)
+
+    def _trials(self, rows: int, now: float) -> Table:
+        shown = sorted(
+            (trial for trial in self.run.trials.values() if trial.state not in _DONE),
+            key=lambda trial: (ORDER.index(trial.state) if trial.state in ORDER else len(ORDER), trial.trial),
+        )
+        metric = str(self.run.head.get("metric") or "metric")
+        table = _table("trial", "state", "width", "devices", "iteration", "s each", metric, "last event", long="trial")
+        rows = rows if len(shown) <= rows else rows - 1
+        for trial in shown[:rows]:
+            table.add_row(*self._row(trial, now), style="yellow" if trial.state in ("silent", "failed") else None)
+        return _and_more(table, len(shown) - rows)
+
+    def _row(self, trial: LiveTrial, now: float) -> list[str]:
+        devices, share = self.run.devices_of(trial.trial)
+        return [
+            trial.trial,
+            trial.state,
+            f"{share * len(devices):.2g}" if devices else "",
+            _ranges(devices),
+            f"{trial.iteration}" if trial.target is None else f"{trial.iteration}/{trial.target}",
+            "" if trial.seconds is None else f"{trial.seconds:.3g}",
+            "" if trial.metric is None else f"{trial.metric:.5g}",
+            f"{duration(round(seconds_since(now, trial.since)))} ago",
+        ]
+
+
+def _table(*columns: str, long: str) -> Table:
+    """A table whose column ``long`` is cut first where the terminal is narrow."""
+    table = Table(box=None, pad_edge=False, header_style="cyan")
+    for column in columns:
+        table.add_column(
+            Text(column), no_wrap=True, overflow="ellipsis", min_width=None if column == long else len(column)
+        )
+    return table
+
+
+def _and_more(table: Table, hidden: int) -> Table:
+    if hidden > 0:
+        table.add_row(f"and {hidden} more")
+    return table
+
+
+def _gpu(sample: EventDict | None) -> tuple[str, str]:
+    """The utilisation of a GPU's last sample, and its memory in use of all."""
+    if sample is None:
+        return "", ""
+    part = sample["utilisation"]
+    memory = f"{sample['memory_used'] / 2**30:.1f} of {sample['memory_total'] / 2**30:.0f} GiB"
+    return "" if part is None else f"{part:.0%}", memory
+
+
+def _ranges(devices: tuple[int, ...]) -> str:
+    """Numbers of devices, those that follow each other as a range: 0-3, 6."""
+    parts: list[list[int]] = []
+    for device in sorted(devices):
+        if parts and parts[-1][1] == device - 1:
+            parts[-1][1] = device
+        else:
+            parts.append([device, device])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

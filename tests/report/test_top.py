@@ -1,0 +1,215 @@
+"""`fluidtune top`: what is said of a run that goes on, that it fits the terminal, and that it follows the log."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from fluidtune.report import top
+from fluidtune.report.events import EventDict, NoEventLogError
+from fluidtune.report.live import LiveRun, LogTail, newest_log
+from fluidtune.report.occupancy import occupancy_of
+from tests.report.makers import added, begin, ended, ev, group, over, random_run, result, started
+from tests.report.test_summary import by_hand
+
+
+def text_of(picture: RenderableType, width: int = 120) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(picture)
+    return out.getvalue()
+
+
+def screen_of(events: list[EventDict]) -> top.RunScreen:
+    screen = top.RunScreen()
+    screen.hear(events)
+    return screen
+
+
+def written(path: Path, events: list[EventDict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return path
+
+
+def test_what_is_said_in_the_middle_of_a_run() -> None:
+    """At 108 s trials a and b have ended, and c has two devices."""
+    lines = text_of(screen_of(by_hand()[:18]).draw(109.0, 40)).splitlines()
+    assert lines[0] == "test: grid, cpu devices, running for 9 s"
+    assert lines[1] == "2 of 2 devices busy, 5 iterations in the last minute"
+    assert lines[2] == "trials: 1 running, 1 failed, 1 stopped"
+    assert lines[3] == "best: c, loss 0.5"
+    # Device 0: busy from 102 to 106 and from 107 to 109, of 100 to 109. Device 1: from 102 to 109.
+    assert lines[5].split() == ["0", "local", "67%", "c", "(1)"]
+    assert lines[6].split() == ["1", "local", "78%", "c", "(1)"]
+    assert lines[8].split() == ["c", "running", "2", "0-1", "3/10", "1", "0.5", "1", "s", "ago"]
+    assert lines[9].split() == ["b", "failed", "1/10", "3", "0.8", "3", "s", "ago"]
+    assert [line.partition(" ")[2] for line in lines[10:]] == ["b failed"]
+
+
+def test_what_went_wrong_is_news() -> None:
+    text = text_of(screen_of(by_hand()).draw(112.0, 40))
+    news = [line.partition(" ")[2] for line in text.splitlines() if ":" in line[:4]]
+    assert news == [
+        "b failed",
+        "the worker w0 on device 0 died: killed",
+        "the worker w2 on device 0 is replaced: killed",
+        "c goes on from iteration 3",
+        "c was not resized: x",
+    ]
+    assert "ended after 12 s" in text and "device  node" not in text  # it has no devices any more
+
+
+def test_a_silent_trial_comes_first_until_it_reports() -> None:
+    events = [begin(0, 2), group(0), added(0, "a"), added(0, "b"), started(0, "a", 0), started(0, "b", 1)]
+    events += [result(1, "b", 1, 1.0, 1.0), ev(50, "trial_silent", trial="b", seconds=49.0, usual=1.0)]
+    screen = screen_of(events)
+    lines = text_of(screen.draw(50.0, 40)).splitlines()
+    rows = [line.split()[:2] for line in lines if line.startswith(("a ", "b "))]
+    assert rows == [["b", "silent"], ["a", "running"]] and "b has not reported for 49 s" in lines[-1]
+    screen.hear([result(60, "b", 2, 59.0, 1.0)])
+    assert screen.run.states == {"running": 2}
+
+
+def test_a_driver_that_does_not_write_any_more_is_named() -> None:
+    """It was killed, or stands still: the log cannot say which."""
+    screen = screen_of([begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)])
+    assert "nothing was written" not in text_of(screen.draw(60.0, 40))
+    assert "nothing was written for 1 min 40 s" in text_of(screen.draw(100.0, 40), width=200)
+
+
+def test_a_restored_run_begins_with_no_trial_on_a_device() -> None:
+    events = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0), result(5, "a", 1, 5.0, 1.0), begin(90, 1)]
+    screen = screen_of(events)
+    assert screen.run.states == {"waiting": 1} and "0 of 1 device busy" in text_of(screen.draw(90.0, 40))
+    assert "the run goes on in another driver" in text_of(screen.draw(90.0, 40))
+
+
+def test_the_clock_of_another_machine_may_be_behind() -> None:
+    assert "running for 5 s" in text_of(screen_of([*by_hand()[:2], added(105, "a")]).draw(50.0, 40))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 60), st.floats(0, 1), st.integers(14, 80))
+def test_any_moment_of_any_run_fits_the_terminal(
+    seed: int, devices: int, trials: int, part: float, height: int
+) -> None:
+    """And says of each trial what the occupancy says."""
+    events = random_run(seed, devices=devices, trials=trials, iterations=4)
+    events = events[: max(1, int(part * len(events)))]
+    screen = screen_of(events)
+    now = float(events[-1]["t"]) + 1
+    lines = text_of(screen.draw(now, height), width=80).splitlines()
+    assert len(lines) < max(height, 4 + 2 + 2 * top.LEAST_ROWS + top.NEWS_SHOWN + 1)
+    held = screen.run.use.held
+    working = {name for name, trial in screen.run.trials.items() if trial.state in ("running", "resizing", "silent")}
+    assert working == set(held)
+    # What is held in the last minute, as the whole log has it.
+    recent = screen.run.use.latest(now, top.RECENT_S)
+    whole = occupancy_of([*events, over(now)])
+    assert {i for i in whole.intervals if i.end >= now - top.RECENT_S} == set(recent.intervals)
+
+
+def test_devices_and_trials_that_have_no_room_are_counted() -> None:
+    events = [begin(0, 50), *(added(0, f"t{number:02d}") for number in range(90))]
+    events += [started(1, f"t{number:02d}", number) for number in range(50)]
+    lines = text_of(screen_of(events).draw(2.0, 30), width=100).splitlines()
+    assert len(lines) < 30
+    hidden = [int(line.split()[1]) for line in lines if line.startswith("and ")]
+    devices = sum(bool(re.match(r"\d+ +local", line)) for line in lines)
+    trials = sum(bool(re.match(r"t\d\d ", line)) for line in lines)
+    assert devices > 3 < trials and hidden == [50 - devices, 90 - trials]
+
+
+def test_ten_thousand_trials_cost_little_at_each_look() -> None:
+    """An event is heard in constant time: the tenth thousand is not slower to count than the first."""
+    run = LiveRun()
+    run.hear([begin(0, 4)])
+    for number in range(10_000):
+        run.hear([added(number, f"t{number}"), started(number, f"t{number}", 0), ended(number + 0.5, f"t{number}")])
+    assert len(run.use.latest(10_000.0, 60.0).intervals) <= 61
+
+
+def test_a_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b'{"t": 1, "event": "a"}\n{"t": 2, "ev')
+    tail = LogTail(log)
+    assert [event["event"] for event in tail.new()] == ["a"] and tail.new() == []
+    with log.open("ab") as file:
+        file.write(b'ent": "b"}\nbroken\n{"t": 3, "event": "c"}\n')
+    assert [event["event"] for event in tail.new()] == ["b", "c"]
+    tail.close()
+
+
+def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for age, name in enumerate(("new", "old")):
+        log = written(tmp_path / "ray_results" / name / "fluid_events.jsonl", by_hand())
+        os.utime(log, (1000 - age, 1000 - age))
+    assert newest_log(str(tmp_path / "ray_results" / "old")).parent.name == "old"
+    assert newest_log(str(tmp_path / "ray_results")).parent.name == "new"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert newest_log(None).parent.name == "new"
+    with pytest.raises(NoEventLogError, match="there is no event log"):
+        newest_log(str(tmp_path / "nowhere"))
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(NoEventLogError, match=r"ray_results.*; give the directory of a run$"):
+        newest_log(None)
+
+
+def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = by_hand()
+    log = written(tmp_path / "fluid_events.jsonl", events[:5])
+    rest = iter(events[5:])
+
+    def next_event(seconds: float) -> None:
+        with log.open("a") as file:
+            file.write(f"{json.dumps(next(rest))}\n")
+
+    monkeypatch.setattr(top.time, "sleep", next_event)
+    out = io.StringIO()
+    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 108.0)
+    assert next(rest, None) is None
+    assert "2 running, 1 waiting" in out.getvalue() and "1 running, 1 failed, 1 stopped" in out.getvalue()
+    last = out.getvalue().rpartition("\x1b[?1049l")[2]  # after the alternate screen
+    assert "ended after 12 s" in last and "best: c, loss 0.5" in last
+
+
+def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = written(tmp_path / "fluid_events.jsonl", by_hand()[:10])
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top.time, "sleep", interrupted)
+    out = io.StringIO()
+    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 103.0)
+    assert "3 running" in out.getvalue().rpartition("\x1b[?1049l")[2]
+
+
+def test_without_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    top.watch(written(tmp_path / "fluid_events.jsonl", by_hand()[:10]), Console(file=out, width=100), now=lambda: 103.0)
+    assert "3 running" in out.getvalue() and "\x1b" not in out.getvalue()
+
+
+def test_a_service(tmp_path: Path) -> None:
+    start = {"run": "r", "ray": "2.60", "fluidtune": "0.1", "python": "3.11", "machine": "m", "kind": "cpu"}
+    start |= {"devices": 1, "slo": 0.5, "starts": "eager", "trials": [{"trial": "a", "value": 1.0}]}
+
+    def served(at: float, answered: int) -> EventDict:
+        counts = {"a": {"answered": answered}}
+        more = {"requests": counts, "batches": {"a": {"1": answered}}, "waited": {"a": 1.0}, "busy": 2.0, "devices": 1}
+        return ev(at, "served", seconds=10.0, **more)
+
+    events = [ev(0, "serving_started", **start), served(10, 100), served(500, 30)]
+    out = io.StringIO()
+    top.watch(written(tmp_path / "fluid_events.jsonl", events), Console(file=out, width=120), now=lambda: 505.0)
+    rows = [line.split("│")[1:3] for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [["a", "3.0"], ["a", "6.5"]]
