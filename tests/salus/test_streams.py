@@ -193,6 +193,107 @@ def test_a_pool_is_not_freed_while_another_trial_is_in_its_own(directory, said, 
     assert "freed" in said
 
 
+class FakeStream:
+    """A CUDA stream: what has been done when its next kernel runs, and whether the CPU has waited for all of it."""
+
+    def __init__(self, *_) -> None:
+        self.done: set[str] = set()
+        self.synchronized = 0
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.done |= other.done
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+
+class FakeStreams:
+    """Which stream, and which pool, each thread has entered: both are of the thread in torch."""
+
+    def __init__(self, monkeypatch) -> None:
+        self._here = threading.local()
+        monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: self._within("streams", stream))
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, _: self._within("pools", pool))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: self.current("streams"))
+
+    @contextlib.contextmanager
+    def _within(self, kind: str, entered):
+        stack = self._here.__dict__.setdefault(kind, [])
+        stack.append(entered)
+        yield
+        assert stack.pop() is entered
+
+    def current(self, kind: str):
+        stack = self._here.__dict__.get(kind, [])
+        return stack[-1] if stack else None
+
+
+def test_an_iteration_sees_what_was_done_before_it_and_what_comes_after_sees_the_iteration(
+    directory, said, monkeypatch
+) -> None:
+    """torch's own streams wait for nothing by themselves."""
+    FakeStreams(monkeypatch)
+    seen = []
+
+    def work(job: LaneJob) -> None:
+        own = torch.cuda.current_stream()
+        for step in range(3):
+            own.done.add(f"batch {step}")
+            with job.iteration():
+                lane = torch.cuda.current_stream()
+                seen.append(lane is not own and f"batch {step}" in lane.done)
+                lane.done.add(f"step {step}")
+            seen.append(torch.cuda.current_stream() is own and f"step {step}" in own.done)
+
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    lanes.start("a", work, Need(10, 20)).result(30)
+    assert seen == [True] * 6
+
+
+def test_a_backward_pass_runs_in_the_trials_own_thread_and_pool(directory, said, monkeypatch) -> None:
+    """torch's own threads are in no pool (`use_mem_pool`); they run unless torch is told otherwise, for each thread."""
+    streams = FakeStreams(monkeypatch)
+    seen = []
+
+    def work(job: LaneJob) -> None:
+        for _ in range(2):
+            seen.append((torch._C._is_multithreading_enabled(), streams.current("pools") is not None))
+            with job.iteration():
+                seen.append((torch._C._is_multithreading_enabled(), streams.current("pools") is not None))
+
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    lanes.start("a", work, Need(10, 20)).result(30)
+    assert seen == [(True, False), (False, True)] * 2
+
+
+@pytest.mark.parametrize("neighbour", [True, False], ids=["beside another", "alone"])
+def test_the_gpu_is_waited_for_at_the_end_of_an_iteration_if_the_lane_has_another_trial(
+    directory, said, monkeypatch, neighbour: bool
+) -> None:
+    FakeStreams(monkeypatch)
+    lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
+    over, there = threading.Event(), threading.Event()
+    found = []
+
+    def waits(job: LaneJob) -> None:
+        there.set()
+        assert over.wait(60)
+
+    def work(job: LaneJob) -> None:
+        with job.iteration():
+            lane = torch.cuda.current_stream()
+        found.append(lane.synchronized)
+
+    others = [lanes.start("waits", waits, Need(5, 60))] if neighbour else []
+    assert not neighbour or there.wait(60)
+    lanes.start("a", work, Need(5, 60)).result(60)
+    over.set()
+    for future in others:
+        future.result(60)
+    assert found == [int(neighbour)]
+
+
 def test_a_trial_that_failed_holds_nothing_when_it_leaves(directory, monkeypatch) -> None:
     class Model:
         pass
