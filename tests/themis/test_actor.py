@@ -59,7 +59,12 @@ def start(monkeypatch, tmp_path):
         if text is not None:
             books.write_text(text)
         made = actor.ArbiterActor({}, "CPU", str(books))
-        return SimpleNamespace(actor=made, clock=clock, books=lambda: json.loads(books.read_text()))
+
+        def at_the_end_of_a_tick() -> dict:
+            made._flush()
+            return json.loads(books.read_text())
+
+        return SimpleNamespace(actor=made, clock=clock, books=at_the_end_of_a_tick)
 
     return start
 
@@ -111,11 +116,29 @@ def test_a_heartbeat_does_not_rewrite_the_books(arbiter):
     arbiter.clock.now = 1.0
     arbiter.actor.exchange("a", "one", [])
     before = arbiter.books()
+    arbiter.actor._mail.clear()
     arbiter.clock.now = 3.0
     assert [type(each) for each in arbiter.actor.exchange("a", "one", [])] == [m.Leases]
     assert arbiter.books() == before
     arbiter.actor.configure({"lease_s": 100.0})
     assert arbiter.books()["settings"]["lease_s"] == 100.0
+
+
+def test_a_thousand_joins_within_a_tick_write_the_books_once(arbiter, monkeypatch):
+    written, dumps = [], []
+    write, dump = books_file.write_books, json.dumps
+    monkeypatch.setattr(books_file, "write_books", lambda *args: written.append(write(*args)))
+    monkeypatch.setattr(books_file, "json", SimpleNamespace(dumps=lambda data: dumps.append(dump(data)) or dumps[-1]))
+    for number in range(1000):
+        arbiter.actor.join(f"app{number}", f"app{number}/1", {"CPU": 1.0})
+        arbiter.actor.exchange(f"app{number}", f"app{number}/1", [])
+    assert not dumps and not arbiter.actor._mail, "nothing is carried out before it is written"
+    assert len(arbiter.books()["apps"]) == 1000
+    assert len(dumps) == len(written) == 1
+    kinds = {type(each) for mail in arbiter.actor._mail.values() for each in mail}
+    assert kinds == {m.AskRho, m.Leases} and len(arbiter.actor._mail) == 1000
+    arbiter.actor.exchange("app7", "app7/1", [])
+    assert len(dumps) == 1, "a heartbeat is answered at once"
 
 
 GOOD = json.loads(BOOKS_OF_2CE470D)
@@ -161,6 +184,7 @@ def test_a_job_that_is_not_admitted_is_told_why(start):
     arbiter.actor.configure({"most_demand": 1.0})
     for name in ("a", "b", "late"):
         arbiter.actor.join(name, f"{name}/1", {"CPU": 1.0})
+    arbiter.books()
     refused = arbiter.actor.exchange("late", "late/1", [])[0]
     assert refused.final and "'late' is not admitted" in refused.why
     assert arbiter.actor.status()["apps"].keys() == {"a", "b"}

@@ -92,6 +92,36 @@ def test_a_job_names_its_user_whenever_it_joins(cluster):
     job.close()
 
 
+def test_a_join_that_is_answered_late_is_waited_for(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
+    join, sessions = cluster.arbiter._join, []
+
+    def slow(app, session, bundle, user=""):
+        sessions.append(session)
+        if len(sessions) < 4:
+            raise ray.exceptions.GetTimeoutError
+        join(app, session, bundle, user)
+
+    cluster.arbiter.join = Remote(slow)
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    assert cluster.arbiter.apps == {"a"} and job.poll() == []
+    assert len(sessions) == 4 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
+    assert len([line for line in caplog.messages if "has not answered within 10 s" in line]) == 1
+    job.close()
+
+
+def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkeypatch):
+    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(tenant, "JOIN_S", 0.0)
+
+    def never(*args):
+        raise ray.exceptions.GetTimeoutError
+
+    cluster.arbiter.join = Remote(never)
+    with pytest.raises(ThemisError, match="has not answered within 10 s"):
+        tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+
+
 def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):
     cluster.arbiter.join = Remote(lambda app, session, bundle: cluster.arbiter.apps.add(app))
     tenant.Tenant("a", None, {"GPU": 1.0}, "GPU").close()

@@ -1,8 +1,9 @@
 """The arbiter's process: a named, detached Ray actor that Ray starts again when it dies.
 
-It feeds the state machine with what agents send, which GPUs Ray has, what became of reservations, and the time. It
-writes the books before it carries instructions out, and once a second because of the clock in them. Instructions wait
-while the books cannot be written; what they ask of Ray is carried out by `errands`. Nothing is decided here.
+It feeds the state machine with what agents send, which GPUs Ray has, what became of reservations, and the time. At the
+end of a tick it writes the books, if anything in them has changed, and once a second because of the clock in them. Only
+then does it carry out the instructions since the last tick. They wait while the books cannot be written; what they ask
+of Ray is carried out by `errands`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ class ArbiterActor:
         self._books = Books(Path(books), time.monotonic)
         #: Session -> instructions that its agent has not fetched yet.
         self._mail: dict[str, deque[m.Instruction]] = defaultdict(deque)
-        #: Instructions that wait until the books are written, in their order.
-        self._waiting: list[m.Instruction] = []
+        #: Instructions that wait until the books are written, in their order, by what a later one replaces.
+        self._waiting: dict[Hashable, m.Instruction] = {}
         #: Whether the books must be written before the next instruction is carried out.
         self._unwritten = False
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
@@ -79,6 +80,7 @@ class ArbiterActor:
             if not lease.closing and key in self._errands.found:
                 self._errands.reserve(key, self._wanted(lease.app, self._arbiter.state.gpus[lease.gpu]))
         self._take(out, write=True)
+        self._flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
         self._thread = threading.Thread(target=self._loop, name="themis-loop", daemon=True)
@@ -102,7 +104,7 @@ class ArbiterActor:
             if known is not None and known.session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
-                self._flush(write=True)
+                self._unwritten = True
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
         """Handle what an agent sends, and return the instructions that wait for it."""
@@ -125,7 +127,9 @@ class ArbiterActor:
         """Change settings. Raises ThemisError for an unknown name or a value that is not allowed."""
         with self._lock:
             self._handle(m.Configured(changes))
-            self._flush(write=True)
+            # The operator is told that it is done.
+            self._unwritten = True
+            self._flush()
 
     def status(self) -> dict[str, Any]:
         """What an operator may want to see, as plain data; times are seconds."""
@@ -188,25 +192,29 @@ class ArbiterActor:
         self._take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
 
     def _take(self, out: list[m.Instruction], write: bool) -> None:
-        """Carry instructions out, in their order, as soon as the books are written."""
-        for each in out:
-            if isinstance(each, m.AppInstruction) and self._waiting:
-                # An app needs only the last message of each kind, so that no list grows while the disk is full.
-                same = (type(each), each.session)
-                self._waiting = [old for old in self._waiting if (type(old), getattr(old, "session", None)) != same]
-            self._waiting.append(each)
-        self._flush(write)
+        """Carry instructions out, in their order: now if the books have all that they follow from, else after a flush.
 
-    def _flush(self, write: bool = False) -> None:
-        """Write the books if something in them has changed, or must be (``write``); then carry out what waits."""
+        ``write``: whether the event may have changed the books. A thousand apps may join within a second, so the books
+        are not written for each event.
+        """
         self._unwritten = self._unwritten or write
+        for each in out:
+            # An app needs only the last message of each kind, so that nothing grows while the disk is full.
+            key = (type(each), each.session) if isinstance(each, m.AppInstruction) else each
+            self._waiting.pop(key, None)
+            self._waiting[key] = each
+        if not self._unwritten:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the books if something in them has changed; then carry out what waits."""
         if self._closed:
             return
         if self._unwritten and not self._books.write({**self._arbiter.saved(), "bundles": self._bundles}):
             return
         self._unwritten = False
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for each in waiting.values():
             self._carry_out(each)
 
     def _carry_out(self, instruction: m.Instruction) -> None:
@@ -286,7 +294,7 @@ class ArbiterActor:
         with self._lock:
             self._forget_gone_apps()
             self._gauges.set(self._arbiter.state, self._round_seconds)
-            self._flush(write=True)
+            self._unwritten = True
 
     def _look_at_nodes(self) -> None:
         gpus, ties = reservations.cluster_gpus(self._unit)

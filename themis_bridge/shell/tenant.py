@@ -101,8 +101,10 @@ class Tenant:
 
     def _register(self) -> None:
         deadline = time.monotonic() + JOIN_S
+        # One session for all attempts: a join that was given up may still arrive.
+        session, said = f"{self.app}/{uuid.uuid4().hex[:8]}", ""
         while True:
-            self._agent = Agent(self.app, f"{self.app}/{uuid.uuid4().hex[:8]}", self._work, self._user)
+            self._agent = Agent(self.app, session, self._work, self._user)
             try:
                 self._arbiter = control.start(self._unit)
                 self._join()
@@ -110,13 +112,17 @@ class Tenant:
                 trouble = self._agent.refused
             except ThemisError as error:
                 raise ThemisError(_plain(error)) from None
-            except ray.exceptions.RayActorError as error:
+            except ray.exceptions.GetTimeoutError:
+                trouble = f"the arbiter has not answered within {ANSWER_S:g} s"
+            except (ray.exceptions.RayError, ValueError) as error:
                 trouble = f"the arbiter does not answer: {error}"
             if not trouble:
                 return
             if time.monotonic() > deadline:
                 raise ThemisError(f"{trouble} (arbiter of this Ray cluster)")
-            logger.warning("themis: %s; trying again", trouble)
+            if trouble != said:
+                said = trouble
+                logger.warning("themis: %s; trying to join for up to %.0f s", said, JOIN_S)
             time.sleep(JOIN_PAUSE_S)
 
     def _join(self) -> None:
