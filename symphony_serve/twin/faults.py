@@ -9,7 +9,10 @@ Checked:
 - the scheduler refuses no request that it does not hold, and its books are right after every event;
 - batches are sent under the newest token of their GPU, and a backend gets each plan of a token once and in order;
 - no batch is sent to a GPU that is taken away before its end;
-- where no time is wrong (no GPU is slow or silent, no clock jumps), every answer is in time.
+- where no time is wrong (no GPU is slow or silent, no clock jumps), every answer is in time;
+- every refusal comes by the request's deadline. It may come later only by the time that a dead scheduler needs to come
+  back or the loss of a GPU is not noticed, and where times are wrong, by the patience with a GPU that overruns and by
+  how far the scheduler's clock was set back.
 
 A frontend sends a request again when the scheduler has started anew, and tells its client only the first outcome.
 """
@@ -32,6 +35,7 @@ from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.gpu_table import PATIENCE
 from symphony_serve.messages import (
     SAME_MOMENT_S,
     BatchDone,
@@ -59,6 +63,7 @@ from symphony_serve.workloads import arrivals
 LENGTH_S = 150.0
 #: The SLO of the models, s; a batch of b takes b + 5 s (the model of figure 4).
 SLO_S = 14.0
+MAX_BATCH = 8
 #: The longest that a message takes, s, in a schedule with delays; it is also what the scheduler allows for.
 LATE_S = 0.3
 #: How long a dead scheduler needs to come back, and a dead GPU until the scheduler is told, s at most.
@@ -104,7 +109,7 @@ class World:
         self._log = log
         self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.0, LATE_S)])
         policy = rng.choice([DEFERRED, DEFERRED, EAGER, StartPolicy("timeout", 2.0)])
-        profile = Profile.linear(1.0, 5.0, 8)
+        profile = Profile.linear(1.0, 5.0, MAX_BATCH)
         self._models = [
             Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
             for name in "abc"[: rng.randint(1, 3)]
@@ -114,7 +119,11 @@ class World:
         self._deaths = rng.random() < 0.5
         self._scheduler: Scheduler | None = Scheduler(self._models)
         self._life = 0
-        self._offset = 0.0
+        self._offset = self._least_offset = 0.0
+        #: Seconds by which a refusal may come after the deadline because a GPU overruns: its batch was to end in time.
+        self._patience = (PATIENCE - 1) * profile.seconds(MAX_BATCH) if self._wrong_times else 0.0
+        #: (begin, end) of the times in which the scheduler was dead, or did not know that a GPU was lost.
+        self._outages: list[tuple[float, float]] = []
         self._backends = [Backend(gpu) for gpu in range(rng.randint(1, 5))]
         #: By id: requests whose client was not told, and those that were told what.
         self._asked: dict[int, Request] = {}
@@ -174,6 +183,20 @@ class World:
                 self._require(
                     self._now <= request.deadline + SAME_MOMENT_S, f"request {request.id} is answered too late"
                 )
+            if what != "answered":
+                latest = self._latest_refusal(request)
+                self._require(
+                    self._now <= latest + SAME_MOMENT_S,
+                    f"request {request.id} is refused too late, after {latest:.3f} s,",
+                )
+
+    def _latest_refusal(self, request: Request) -> float:
+        """The moment by which the request is to be refused, if it is not answered."""
+        latest = request.deadline + self._patience - self._least_offset
+        for begin, end in sorted(self._outages):
+            if begin <= latest:
+                latest = max(latest, end)
+        return latest
 
     # The scheduler.
 
@@ -295,6 +318,7 @@ class World:
         self._kill(backend)
         token = backend.token
         detected = self._now + self._rng.uniform(0.0, DETECTION_S)
+        self._outages.append((self._now, detected))
         self._at(detected, lambda: self._tell(GpuLost(backend.gpu)) if backend.token == token else None)
         self._at(detected + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
 
@@ -328,13 +352,16 @@ class World:
 
     def _jump(self) -> None:
         self._offset += self._rng.choice([-20.0, -1.0, 1.0, 20.0])
+        self._least_offset = min(self._least_offset, self._offset)
         self._tell(Tick())
 
     def _die(self) -> None:
         """The scheduler dies. The next one knows no GPU and no request until it is told."""
         self._scheduler = None
         self._life += 1
-        self._at(self._now + self._rng.uniform(0.0, RESTART_S), self._start_anew)
+        back = self._now + self._rng.uniform(0.0, RESTART_S)
+        self._outages.append((self._now, back))
+        self._at(back, self._start_anew)
 
     def _start_anew(self) -> None:
         self._scheduler = Scheduler(self._models)

@@ -1,4 +1,8 @@
-"""A scheduler, GPUs that take as long as was predicted, and a clock: for tests. It validates after each event."""
+"""A scheduler, GPUs that take as long as was predicted, and a clock: for tests. It validates after each event.
+
+It also checks when requests are refused: at the deadline at the latest. Only what a lost GPU gives back may be refused
+later, at the moment of the loss.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from symphony_serve.messages import (
     Event,
     GpuJoined,
     Instruction,
+    Reason,
     Refuse,
     Request,
     RequestArrived,
@@ -28,7 +33,8 @@ EVENT, TICK = 0, 1
 class Driver:
     """Brings events to a scheduler in the order of time, and records what it does.
 
-    batches: (start, GPU, ids of the requests) of all that were sent. refused: by id, the reason's name.
+    batches: (start, GPU, ids of the requests) of all that were sent. refused: by id, the reason's name; refused_at: the
+    moment.
     answers: whether the GPUs answer; if not, the test sends `BatchDone` itself.
     """
 
@@ -37,6 +43,7 @@ class Driver:
         self.batches: list[tuple[float, int, list[int]]] = []
         self.dispatches: list[Dispatch] = []
         self.refused: dict[int, str] = {}
+        self.refused_at: dict[int, float] = {}
         self.others: list[Instruction] = []
         self.wake = math.inf
         self.now = 0.0
@@ -67,7 +74,11 @@ class Driver:
             for instruction in self.scheduler.handle(event, self.now):
                 self._carry_out(instruction)
             self.scheduler.validate()
+            self.handled()
         return self
+
+    def handled(self) -> None:
+        """Is called after each event; for checks of a test."""
 
     def _carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, WakeAt):
@@ -80,7 +91,11 @@ class Driver:
                 end = instruction.start + instruction.seconds
                 self.at(end, BatchDone(instruction.gpu, instruction.token, instruction.plan))
         elif isinstance(instruction, Refuse):
-            assert instruction.request.id not in self.refused
-            self.refused[instruction.request.id] = instruction.reason.name
+            request, reason = instruction.request, instruction.reason
+            assert request.id not in self.refused
+            in_time = self.now <= max(request.deadline, request.arrival)
+            assert in_time or reason is Reason.GPU_LOST, f"request {request.id} is refused at {self.now}: too late"
+            self.refused[request.id] = reason.name
+            self.refused_at[request.id] = self.now
         else:
             self.others.append(instruction)

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from symphony_serve.gpu_table import GpuTable
+from symphony_serve.matching import Matching
 from symphony_serve.model_side import ModelSide
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.faults import Violation, World
@@ -70,9 +71,36 @@ def _late(monkeypatch):
     monkeypatch.setattr(ModelSide, "take", late)
 
 
-@pytest.mark.parametrize("fault", [_forget, _keep_open, _old_token, _late, _trust])
-def test_the_checks_can_fail(monkeypatch, fault):
+def wait_on(monkeypatch, seconds):
+    """Offers that wait for a GPU expire later than they should."""
+    push = Matching._push_ready
+
+    def pushed(self, model, offer, standing):
+        standing.offer = offer._replace(latest=offer.latest + seconds)
+        push(self, model, standing.offer, standing)
+
+    monkeypatch.setattr(Matching, "_push_ready", pushed)
+
+
+def _wait(monkeypatch):
+    wait_on(monkeypatch, 30.0)
+
+
+def _wait_a_little(monkeypatch):
+    """A batch of 1 takes 6 s: so long before its deadline a request is refused."""
+    wait_on(monkeypatch, 6.5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        *((fault, "seed") for fault in (_forget, _keep_open, _old_token, _late, _trust)),
+        (_wait, "refused too late"),
+        (_wait_a_little, "refused too late"),
+    ],
+)
+def test_the_checks_can_fail(monkeypatch, fault, said):
     fault(monkeypatch)
-    with pytest.raises(Violation, match="seed"):
+    with pytest.raises(Violation, match=said):
         for seed in itertools.islice(itertools.count(), 60):
             World(seed).run()

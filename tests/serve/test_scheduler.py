@@ -167,6 +167,17 @@ class TestMatching:
         assert run.batches == [(5.5, 1, [1])]
         assert run.refused == {2: "LATE"}
 
+    @pytest.mark.parametrize("gathering", [Fifo, Window, orloj])
+    @pytest.mark.parametrize("policy", [DEFERRED, EAGER, LATEST])
+    def test_what_gets_no_gpu_is_refused_when_a_batch_of_one_would_be_late(self, gathering, policy):
+        """The GPU is busy for 100 s. From 6 on no batch would end by 12, from 7 on none by 13."""
+        run = driver(figure(gathering, policy))
+        run.joins(100.0)
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 13.0)])
+        run.run()
+        assert run.refused_at == pytest.approx({1: 6.0, 2: 7.0})
+        assert not run.batches
+
     @pytest.mark.parametrize(("order", "used"), [("consolidate", {1}), ("spread", {1, 2})])
     def test_which_idle_gpu(self, order, used):
         run = driver(figure(policy=EAGER), order=order)
