@@ -14,7 +14,7 @@ default:
 - while `torch.compile` works for one trial, `torch.compiler.is_compiling` is true in all threads, and the optimizers of
   the others round otherwise. The log says so (`InProcessLanes.compiled`);
 - a trial that captures a CUDA graph must do so with ``capture_error_mode="thread_local"``: by default a call of any
-  other thread breaks the capture (torch, docs of `torch.cuda.graph`).
+  other thread breaks the capture (torch, docs of `torch.cuda.graph`). Beside another trial it is refused (`captures`).
 
 This module decides nothing: the lane service admits, and the gate gives turns.
 """
@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from salus_share.captures import captures
 from salus_share.client import LaneClient
 from salus_share.errors import ServiceLost
 from salus_share.memory import FIRST, Usage
@@ -130,10 +131,15 @@ class InProcessLanes:
 
         with self._lock:
             self._running += 1
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            captures.enter()
 
         def leave(client: LaneClient) -> None:
             with self._lock:
                 self._running -= 1
+            if on_gpu:
+                captures.leave()
             self.forget(trial)
             client.leave()
 
@@ -264,14 +270,17 @@ class LaneJob:
         lane = self._lanes.lane(gate.lane, self._trial)
         outer = torch.cuda.current_stream(self._lanes.device)
         lane.stream.wait_stream(outer)
-        # A backward pass in torch's own threads would allocate outside the pool, so it runs in this thread.
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.cuda.stream(lane.stream))
-            stack.enter_context(self._lanes.in_pool())
-            stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            yield
-        outer.wait_stream(lane.stream)
+        try:
+            # A backward pass in torch's own threads would allocate outside the pool, so it runs in this thread.
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.cuda.stream(lane.stream))
+                stack.enter_context(self._lanes.in_pool())
+                stack.enter_context(torch.cuda.use_mem_pool(lane.pool, self._lanes.device))
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                yield
+        finally:
+            # Also after an error: a trial that catches it goes on with what the iteration has done.
+            outer.wait_stream(lane.stream)
         if gate.shared:
             # What is charged must be the time that the device takes. It matters only if the lane has other trials.
             lane.stream.synchronize()

@@ -221,8 +221,10 @@ class FakeStreams:
     def _within(self, kind: str, entered):
         stack = self._here.__dict__.setdefault(kind, [])
         stack.append(entered)
-        yield
-        assert stack.pop() is entered
+        try:
+            yield
+        finally:
+            assert stack.pop() is entered
 
     def current(self, kind: str):
         stack = self._here.__dict__.get(kind, [])
@@ -245,10 +247,14 @@ def test_an_iteration_sees_what_was_done_before_it_and_what_comes_after_sees_the
                 seen.append(lane is not own and f"batch {step}" in lane.done)
                 lane.done.add(f"step {step}")
             seen.append(torch.cuda.current_stream() is own and f"step {step}" in own.done)
+        with contextlib.suppress(MemoryError), job.iteration():
+            torch.cuda.current_stream().done.add("part of a step")
+            raise MemoryError
+        seen.append("part of a step" in own.done)
 
     lanes = InProcessLanes("cuda:0", "device", capacity=100, policy="FAIR", directory=directory)
     lanes.start("a", work, Need(10, 20)).result(30)
-    assert seen == [True] * 6
+    assert seen == [True] * 7
 
 
 def test_a_backward_pass_runs_in_the_trials_own_thread_and_pool(directory, said, monkeypatch) -> None:
