@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -47,7 +48,7 @@ class Communicator:
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self._store, self._rank, self._world = store, rank, world
-        self._queue: queue.SimpleQueue[StandInWork] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[StandInWork | None] = queue.SimpleQueue()
         self._count = 0
         self._last: StandInWork | None = None
         self.aborted = threading.Event()
@@ -110,9 +111,12 @@ class Communicator:
             time.sleep(0.005)
         return torch.full_like(like, torch.nan)
 
+    def end(self) -> None:
+        """Nothing more is started: the thread ends after what has been."""
+        self._queue.put(None)
+
     def _stream(self) -> None:
-        while True:
-            work = self._queue.get()
+        while (work := self._queue.get()) is not None:
             work.run()
             work.complete()
 
@@ -130,6 +134,14 @@ class NcclStandIn(TorchBackend):
         self.communicator: Communicator | None = None
         #: Communicators that were aborted.
         self.aborts = 0
+        #: A worker that a test will kill; None: none.
+        self.doomed: int | None = None
+        #: How often this worker has looked who lives since that one was dead.
+        self.looks = 0
+
+    def _death(self, world: int | None = None) -> str | None:
+        self.looks += self.doomed is not None and _is_dead(self.doomed)
+        return super()._death(world)
 
     def _gpu(self) -> str:
         return self.gpu
@@ -137,7 +149,15 @@ class NcclStandIn(TorchBackend):
     def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
         self.settings = {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
+        if self.communicator is not None:
+            self.communicator.end()
         self.communicator = Communicator(store, rank, world)
+
+    def _dissolve(self, in_order: bool) -> None:
+        super()._dissolve(in_order)
+        if self.communicator is not None:
+            self.communicator.end()
+            self.communicator = None
 
     def _first_collective(self) -> Callable[[], None]:
         communicator = self.communicator
@@ -163,3 +183,10 @@ class NcclStandIn(TorchBackend):
         assert self.communicator is not None
         self.aborts += not self.communicator.aborted.is_set()
         self.communicator.aborted.set()
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether the process has ended, be it that nobody has asked how: its connections are closed then."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fluidtune.elastic import ElasticSession, GroupLost
+from fluidtune.elastic.backends.stuck_collectives import WATCH_S
 from fluidtune.elastic.backends.torch_backend import NCCL_SETTINGS
 from fluidtune.elastic.errors import CannotDivide
 from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place
@@ -18,6 +20,10 @@ from fluidtune.testing.processes import PeerProcess, peer_processes, until
 from .nccl_standin import NcclStandIn
 
 pytestmark = pytest.mark.slow
+
+#: Issue 22: seconds within which the others go on when one is killed. A test counts looks, as a busy machine's clock
+#: says nothing.
+GO_ON_S = 2.0
 
 
 def build(gpu: str, comes: str = "", raises: str = "", stops: bool = False) -> None:
@@ -125,6 +131,51 @@ def aborts() -> int:
     return HERE["backend"].aborts
 
 
+def doom(pid: int) -> None:
+    HERE["backend"].doomed = pid
+
+
+def looks() -> int:
+    return HERE["backend"].looks
+
+
+def doom_one(pool: list[PeerProcess], dying: int) -> list[PeerProcess]:
+    """Have the others count their looks from this worker's death on. Returns the others."""
+    left = [worker for rank, worker in enumerate(pool) if rank != dying]
+    everyone(left, doom, pool[dying].process.pid)
+    return left
+
+
+def noticed_in_time(worker: PeerProcess, leads: bool) -> bool:
+    """Whether it has looked few times, and at least once. The leader sees a death, and a follower hears of it then."""
+    taken = worker.call(looks)
+    return 1 <= taken <= 2 if leads else 1 <= taken and taken * WATCH_S <= GO_ON_S
+
+
+def resize(address: Any, rank: int, generations: list[int]) -> None:
+    """Be in these generations, one after another. Every tenth is left while its leader's sum waits for the others."""
+    backend = HERE["backend"]
+    for generation in generations:
+        backend.form(address, generation, rank, world_of(generation))
+        stuck = generation % 10 == 0
+        if not stuck or rank == 0:
+            backend.allreduce_(torch.ones(4))
+        backend.dissolve(orderly=not stuck)
+
+
+def world_of(generation: int) -> int:
+    return 2 + generation % 2
+
+
+def open_things() -> tuple[int, int]:
+    """Threads, those of libraries too, and file descriptors of this process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def more_than(before: tuple[int, int]) -> bool:
+    return any(now > then for now, then in zip(open_things(), before, strict=True))
+
+
 def test_sums(pool):
     form(pool, 1)
     assert everyone(pool, summed) == [[3.0] * 4] * 3
@@ -137,7 +188,7 @@ def test_sums(pool):
 @pytest.mark.parametrize("dying", [2, 0])
 def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
     form(pool, 1)
-    left = [worker for rank, worker in enumerate(pool) if rank != dying]
+    left = doom_one(pool, dying)
     for worker in left:
         worker.send(summed)
     time.sleep(0.3)
@@ -146,6 +197,7 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
         said = worker.result(10)
         assert isinstance(said, str) and said.startswith("GroupLost"), said
         assert "has died" in said if dying else "is gone" in said
+        assert noticed_in_time(worker, leads=worker is pool[0])
     assert everyone(left, aborts) == [1, 1]
     assert everyone_dissolves(left, orderly=False) == [None, None]
     assert everyone(left, place) == [(0, 1)] * 2
@@ -157,6 +209,7 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
 def test_an_error_over_what_an_aborted_sum_left_behind_is_a_lost_group(pool, leader, said):
     """The leader's host asks its session whether the group is lost."""
     form(pool, 1)
+    doom_one(pool, 2)
     worker = pool[0] if leader else pool[1]
     worker.send(train, leader)
     time.sleep(0.3)
@@ -164,6 +217,7 @@ def test_an_error_over_what_an_aborted_sum_left_behind_is_a_lost_group(pool, lea
     if not leader:
         pool[0].send(summed)
     assert worker.result(10) == said
+    assert noticed_in_time(worker, leads=leader)
 
 
 def test_a_worker_that_leaves_out_a_sum_is_named(pool):
@@ -190,6 +244,22 @@ def test_a_group_that_is_left_while_a_sum_runs_aborts_it_first(pool):
     assert pool[0].call(aborts) == 1
 
 
+def test_hundreds_of_resizes_leave_no_thread_and_no_connection_behind(pool):
+    address = pool[0].call(ask, "serve")
+
+    def go_through(first: int, last: int) -> None:
+        for rank, worker in enumerate(pool):
+            worker.send(resize, address, rank, [each for each in range(first, last + 1) if rank < world_of(each)])
+        for worker in pool:
+            worker.result(240)
+
+    go_through(1, 30)
+    time.sleep(2 * WATCH_S)  # a watching thread ends when it looks next
+    before = everyone(pool, open_things)
+    go_through(31, 330)
+    until(lambda: not any(worker.call(more_than, then) for worker, then in zip(pool, before, strict=True)))
+
+
 def test_two_workers_on_one_gpu_are_refused(pool):
     pool[1].call(build, "GPU-0")
     address = pool[0].call(ask, "serve")
@@ -209,9 +279,9 @@ def test_two_workers_on_one_gpu_are_refused(pool):
 
 @pytest.mark.parametrize("dying", [2, 0])
 def test_the_others_go_on_when_one_dies_before_its_part_of_a_communicator(pool, dying, tmp_path):
-    left = [worker for rank, worker in enumerate(pool) if rank != dying]
     for rank, worker in enumerate(pool):
         worker.call(build, f"GPU-{rank}", str(tmp_path / f"{rank}"), "", rank == dying)
+    left = doom_one(pool, dying)
     address = pool[0].call(ask, "serve")
     for rank, worker in enumerate(pool):
         worker.send(joined, address, rank, 3)
@@ -221,6 +291,7 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_communicator(pool, 
         said = worker.result(20)
         assert said is not None and said.startswith("GroupLost"), said
         assert "has died" in said if dying else "is gone" in said
+        assert noticed_in_time(worker, leads=worker is pool[0])
     form(left, 2)
     assert everyone(left, summed) == [[2.0] * 4] * 2
 
