@@ -1,4 +1,7 @@
-"""`benchmarks.serve_http`: its client sends every request and counts what became of it. No figure is asserted."""
+"""`benchmarks.serve_http`: its client sends every request and counts what became of it; what becomes of the figures.
+
+No figure that is measured is asserted.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks import serve_http
+from benchmarks import serve_http_client
+from benchmarks.serve_http import FINALISTS, WAIT_S, Setting, best_settings, medians, summarise
+from benchmarks.serve_http_client import Client, Clients
 from benchmarks.serve_real import Load
 
-pytestmark = [pytest.mark.slow, pytest.mark.serve]
+#: Seconds; the door answers at once.
+SLO_S = 60.0
 
 
 class Door(ThreadingHTTPServer):
     """Answers every third request with 503, and the others with 7; ``answered`` counts these."""
+
+    request_queue_size = 256  # More than the clients of the closed loop.
 
     def __init__(self):
         self.asked = self.answered = 0
@@ -50,21 +58,72 @@ def door():
         door.shutdown()
 
 
-def test_the_open_load_is_counted(door):
-    client = serve_http.Client(door.server_port, [7] * 64)
-    found = client.open(Load(200.0, 1.0, 0.3, 1))
-    assert door.asked > 0
-    assert found["good"] + found["late"] == pytest.approx(door.answered / door.asked, abs=1e-3)
-    assert found["refused"] == pytest.approx(1 - door.answered / door.asked, abs=1e-3)
-    assert found["failed"] == 0
+def a_client(door, expected=7):
+    return Client(door.server_port, [expected] * 64, SLO_S)
 
 
-def test_the_closed_load_counts_every_answer(door, monkeypatch):
-    monkeypatch.setattr(serve_http, "CLIENTS", 8)
-    rate = serve_http.Client(door.server_port, [7] * 64).closed(0.3)
-    assert rate * 0.3 == pytest.approx(door.answered)
+@pytest.mark.slow
+@pytest.mark.serve
+class TestClient:
+    def test_the_open_load_is_counted(self, door):
+        found = a_client(door).open(Load(200.0, 1.0, 0.3, 1))
+        assert door.asked > 0
+        assert found["good"] + found["late"] == pytest.approx(door.answered / door.asked, abs=1e-3)
+        assert found["refused"] == pytest.approx(1 - door.answered / door.asked, abs=1e-3)
+        assert found["failed"] == 0
+        assert found["p99_ms"] > 0 and found["refused_p99_ms"] > 0
+
+    def test_a_process_of_its_own_counts_the_same(self, door):
+        with Clients([7] * 64, SLO_S) as clients:
+            found = clients.open(door.server_port, Load(200.0, 1.0, 0.3, 1))
+            assert found["refused"] == pytest.approx(1 - door.answered / door.asked, abs=1e-3)
+            asked = door.asked
+            assert clients.closed(door.server_port, 0.1) > 0
+            assert door.asked > asked
+
+    def test_the_closed_load_counts_every_answer(self, door, monkeypatch):
+        monkeypatch.setattr(serve_http_client, "CLIENTS", 8)
+        rate = a_client(door).closed(0.3)
+        assert rate * 0.3 == pytest.approx(door.answered)
+
+    def test_an_answer_that_is_not_the_models_ends_the_benchmark(self, door):
+        with pytest.raises(RuntimeError, match="is not that of the model, 8"):
+            a_client(door, 8).open(Load(200.0, 1.0, 0.1, 1))
 
 
-def test_an_answer_that_is_not_the_models_ends_the_benchmark(door):
-    with pytest.raises(RuntimeError, match="is not that of the model, 8"):
-        serve_http.Client(door.server_port, [8] * 64).open(Load(200.0, 1.0, 0.1, 1))
+def row(goodput, p99=400.0, refused=None):
+    return {"goodput": goodput, "p99_ms": p99, "refused_p99_ms": refused}
+
+
+def test_the_best_setting_is_tried_with_a_wait_and_the_best_two_are_measured():
+    goodputs = {Setting(8, 0.0, 1): 60.0, Setting(16, 0.0, 1): 70.0, Setting(16, WAIT_S, 1): 65.0}
+    found = best_settings(list(goodputs)[:2], goodputs.__getitem__)
+    assert found == [Setting(16, 0.0, 1), Setting(16, WAIT_S, 1)]
+    assert len(found) == FINALISTS
+
+
+def test_medians_over_the_repeats_and_the_better_setting_counts():
+    good, lucky = Setting(8, 0.0, 1), Setting(16, 0.0, None)
+    turns = [
+        {("poisson", "1", good): row(60.0, 450.0), ("poisson", "1", lucky): row(90.0)},
+        {("poisson", "1", good): row(62.0, None, 20.0), ("poisson", "1", lucky): row(30.0)},
+        {("poisson", "1", good): row(64.0, 600.0, 700.0), ("poisson", "1", lucky): row(31.0)},
+    ]
+    found = medians(turns, 500.0)["poisson"]["1"]
+    assert (found["goodput"], found["p99_ms"], found["refused_p99_ms"]) == (62.0, 525.0, 360.0)
+    assert found["setting"] == {"size": 8, "wait_ms": 0, "batches_waiting": 1}
+    assert found["within_slo"] == {"answers": False, "refusals": True}
+    assert [one["goodput"] for one in found["all"]] == [60.0, 62.0, 64.0]
+
+
+def test_the_least_ratio_counts_and_what_is_within_the_slo_is_said(capsys):
+    sides = {
+        "serve_batch": medians(
+            [{("bursty", "1", Setting(8, 0.0, 1)): row(60.0), ("bursty", "2", None): row(0.0)}], 500.0
+        ),
+        "eager": medians([{("bursty", "1", None): row(66.0, 501.0, 40.0), ("bursty", "2", None): row(5.0)}], 500.0),
+    }
+    assert summarise(sides) == {"eager": 1.1}
+    said = capsys.readouterr().err
+    assert "eager, bursty, load 1: 66.0 requests/s; p99 within the SLO: answers missed, refusals held" in said
+    assert "answers held, refusals none" in said
