@@ -149,7 +149,7 @@ def doom_one(pool: list[PeerProcess], dying: int) -> list[PeerProcess]:
 def noticed_in_time(worker: PeerProcess, leads: bool) -> bool:
     """Whether it has looked few times, and at least once. The leader sees a death, and a follower hears of it then."""
     taken = worker.call(looks)
-    return 1 <= taken <= 2 if leads else 1 <= taken and taken * WATCH_S <= GO_ON_S
+    return 1 <= taken <= (2 if leads else GO_ON_S / WATCH_S)
 
 
 def resize(address: Any, rank: int, generations: list[int]) -> None:
