@@ -318,7 +318,8 @@ class WorkerPool:
         """Let all workers end, and kill those that do not come to it.
 
         A worker that still cleans up gets the rest of its `CLOSE_S`. Trials' exit handlers on this machine are waited
-        for. A clean process has none left, so nobody waits for its end.
+        for until `CLOSE_S` seconds have passed in all, and then left to end by themselves. A clean process has none
+        left, so nobody waits for its end.
         """
         now = time.monotonic()
         for worker in list(self.workers.values()):
@@ -336,7 +337,7 @@ class WorkerPool:
         self.workers.clear()
         self._on_device.clear()
         self._idle.clear()
-        psutil.wait_procs(self._ending, timeout=CLOSE_S)
+        psutil.wait_procs(self._ending, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
         self._ending.clear()
 
     def _deadline(self, worker: PooledWorker, closing: float) -> float:

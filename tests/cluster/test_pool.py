@@ -117,6 +117,16 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
     assert pool.killed == [unborn.actor, stuck.actor] and not pool.workers
 
 
+def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monkeypatch):
+    # docs/bugs.md, 300
+    monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
+    stuck, waited = taken(pool, 0), []
+    stuck.starting, stuck.cleaning, stuck.actor.hangs = False, time.monotonic(), True
+    monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
+    pool.close()
+    assert pool.killed == [stuck.actor] and waited == [0.0]
+
+
 def test_a_handle_is_kept_until_its_process_has_left_ray(pool):
     slow = taken(pool, 0)
     slow.actor.hangs = True

@@ -203,6 +203,22 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
 
 
+def test_a_worker_that_cleans_up_is_unfinished_until_it_answers(tried: Tried) -> None:
+    # docs/bugs.md, 300: as long as there is one, Tune gives it 5 s at the end of a run.
+    run = tried.placed(1.0)
+    assert tried.manager.step(0.0) and tried.told == ["started"]
+    leader: Any = run.leader
+    tried.manager.remove_actor(run.tracked)
+    tried.manager._advance()
+    assert leader.actor.called == ["load", "unload"]
+    while tried.manager._callbacks:
+        tried.manager.step(0.0)
+    assert not tried.manager._runs and tried.manager.num_total_actors == 1
+    (answer,) = list(tried.manager._calls._handlers.values())[-1:]
+    answer("it has left threads")
+    assert tried.manager.num_total_actors == 0
+
+
 def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(tried: Tried) -> None:
     run = tried.placed(1.0)
     dismissed = tried.pool.add_worker("dismissed", 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from ray import tune
+from ray.tune import CheckpointConfig
 
 from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
@@ -112,6 +113,28 @@ def test_exit_handlers_run_whatever_becomes_of_the_process(tmp_path: Path) -> No
     results = fit("fluid", leaves_a_note, space, tmp_path, executor=FluidExecutor(devices="cpu:2"), run=stop)
     assert not results.errors
     assert sorted(path.name for path in notes.iterdir()) == ["0", "1", "2", "3"]
+
+
+class Lingering(tune.Trainable):
+    """Cleans up for longer than the 5 s that Tune waits for actors at the end of a run."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.note = Path(config["note"])
+
+    def step(self) -> dict[str, Any]:
+        return {"score": 1.0, "done": True}
+
+    def cleanup(self) -> None:
+        time.sleep(7)
+        self.note.write_text("cleaned up")
+
+
+def test_a_trainable_that_cleans_up_for_seven_seconds_comes_to_its_end(tmp_path: Path) -> None:
+    # docs/bugs.md, 300
+    note = tmp_path / "note"
+    run = {"checkpoint_config": CheckpointConfig(checkpoint_at_end=False)}
+    results = fit("fluid", Lingering, {"x": 0, "note": str(note)}, tmp_path, run=run)
+    assert not results.errors and note.read_text() == "cleaned up"
 
 
 @pytest.mark.parametrize("said", ["fresh_workers=True", "reuse_actors=False"])
