@@ -78,12 +78,14 @@ def parts(model: nn.Module) -> Parts:
         raise NotFusable("its parameters are not of one real dtype on one device")
     if any(type(p) is not nn.Parameter or p.layout != torch.strided for p in parameters):
         raise NotFusable("its parameters are lazy, sparse, quantised or of a class of their own")
+    if not all(p.is_contiguous() for p in parameters):
+        raise NotFusable("its parameters are not contiguous (channels last, for example)")
     buffer_places = [(m._buffers, name) for m in modules for name, b in m._buffers.items() if b is not None]
     buffers: list[Any] = [holder[name] for holder, name in buffer_places]
     if len({id(b) for b in buffers}) < len(buffers) or any(b.requires_grad for b in buffers):
         raise NotFusable("it has tied buffers, or buffers that learn")
-    if any(b.is_complex() or b.is_quantized or b.layout != torch.strided for b in buffers):
-        raise NotFusable("it has complex, quantised or sparse buffers")
+    if any(b.is_complex() or b.is_quantized or b.layout != torch.strided or not b.is_contiguous() for b in buffers):
+        raise NotFusable("it has complex, quantised, sparse or non-contiguous buffers")
     shape = Shape(names, tuple(map(_kind, places)), tuple(map(_kind, buffer_places)))
     return Parts(shape, modules, parameters, places, buffers, buffer_places)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from torch import nn
 
 from . import grouped_forms, layer_forms, recurrent_forms
 from .baton import Request
-from .own_streams import OwnStreams, mark_of_process
+from .dropout_masks import Draws
+from .own_streams import OwnStreams, mark_of_process, put_torch_streams, torch_streams
 from .stack_memory import Slot, Stack, put_rows, rows_of
 from .stacked_tensor import NotFusable, Stacked, plain
 
@@ -29,6 +30,9 @@ from .stacked_tensor import NotFusable, Stacked, plain
 FORMS_OF = (grouped_forms, layer_forms, recurrent_forms)
 #: Why a model is trained by itself whose forward leaves something in an attribute.
 WRITES = "its forward writes to its module"
+#: How far the outputs of a trial with dropout may be from those that it has alone, as a part of their size. Judgement:
+#: rounding makes less of a difference, in half precision too, and a mask that is another one makes more.
+SAME_MASK = 0.02
 
 
 @dataclass(eq=False)
@@ -45,8 +49,8 @@ class Call:
     part: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        #: torch's stream before the call, and what else the call alone would depend on.
-        self.drawn = self.streams.torch
+        #: torch's streams before the call is done, and what else the call alone would depend on.
+        self.drawn: tuple[T, T | None] = self.streams.torch, self.streams.gpu
         self.training = [module.training for module in self.slot.parts.modules]
         self.versions = [t._version for t in self.tensors], self.slot.versions()
 
@@ -75,14 +79,28 @@ def take_apart(value: Any, tensors: list[T]) -> tuple[Any, Callable[[list[Any]],
 
 
 def signature(tensors: list[T]) -> tuple[Any, ...]:
-    return tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in tensors])
+    """What must be equal for tensors to be stacked. In which order dropout draws depends on their strides."""
+    strides = [None if t.is_contiguous() else t.stride() for t in tensors]
+    return tuple([(t.shape, t.dtype, t.device, t.requires_grad, s) for t, s in zip(tensors, strides, strict=True)])
+
+
+def stacked_inputs(each: Sequence[T]) -> T:
+    """One input of all trials, in which the axes of each have the order in memory that they have alone."""
+    if each[0].is_contiguous():
+        return torch.stack(list(each))
+    own = torch.empty_like(each[0])
+    memory = own.new_empty(len(each) * own.numel()).as_strided((len(each), *own.shape), (own.numel(), *own.stride()))
+    for row, x in zip(memory, each, strict=True):
+        row.copy_(x.detach())
+    return memory
 
 
 class FusedCall:
     """The common call of some models of a stack; ``calls[i]`` is row i here."""
 
-    def __init__(self, stack: Stack, calls: list[Call], learning: bool) -> None:
-        self.stack, self.calls = stack, calls
+    def __init__(self, stack: Stack, calls: list[Call], learning: bool, kind: Hashable = None) -> None:
+        """``kind``: equal for calls in which dropout draws alike; of each, the first one is compared (`_compare`)."""
+        self.stack, self.calls, self.kind = stack, calls, kind
         self.rows: list[int] = [call.slot.row for call in calls]  # type: ignore[misc]
         self.learns = calls[0].slot.learns if learning else tuple(False for _ in stack.columns)
         #: The rows whose backward pass is still to come.
@@ -104,14 +122,16 @@ class FusedCall:
         ]
         buffers = [rows_of(of_all, self.rows) for of_all in stack.buffers]
         kept = [buffer.clone() for buffer in buffers]
-        self.inputs = [torch.stack(each) for each in zip(*[call.tensors for call in self.calls], strict=True)]
+        self.inputs = [stacked_inputs(each) for each in zip(*[call.tensors for call in self.calls], strict=True)]
         self.inputs = [
             x.detach().requires_grad_(mine.requires_grad and torch.is_grad_enabled())
             for x, mine in zip(self.inputs, self.calls[0].tensors, strict=True)
         ]
-        drawn = [call.streams.torch for call in self.calls]
+        for call in self.calls:  # the loop has handed its streams over only now
+            call.drawn = call.streams.torch, call.streams.gpu
+        draws = Draws([call.streams for call in self.calls])
         try:
-            with _in_place(carrier, self.parameters, buffers), _rates(self.calls), layer_forms.drawing(_drawing(drawn)):
+            with _in_place(carrier, self.parameters, buffers), _rates(self.calls), layer_forms.drawing(draws):
                 before = mark_of_process()
                 args, kwargs = self.calls[0].rebuild([x.as_subclass(Stacked) for x in self.inputs])
                 versions = [x._version for x in self.inputs]
@@ -124,6 +144,9 @@ class FusedCall:
             self._keep_outputs(value)
             if carrier.attributes.written():
                 raise NotFusable(WRITES)
+            if draws.drawn and self.kind not in stack.compared:
+                self._compare(kept)
+                stack.compared.add(self.kind)
         except BaseException:
             carrier.attributes.restore()
             for buffer, as_it_was in zip(buffers, kept, strict=True):
@@ -131,8 +154,22 @@ class FusedCall:
             raise
         for of_all, buffer in zip(stack.buffers, new, strict=True):
             put_rows(of_all, self.rows, buffer)
-        for call, state in zip(self.calls, drawn, strict=True):
-            call.streams.torch = state
+        draws.keep()
+
+    def _compare(self, buffers: list[T]) -> None:
+        """Whether the trial that drops out most has the outputs that it has alone, with these ``buffers`` of all.
+
+        Raises:
+            NotFusable: it has others, so that its masks are not its own.
+        """
+        most = [sum(rate for rate in call.slot.attributes.rates() if rate < 1) for call in self.calls]
+        row = most.index(max(most))
+        alone: list[T] = []
+        with torch.no_grad():
+            take_apart(self._again(self.calls[row], [buffer[row] for buffer in buffers]), alone)
+        for out, expected in zip(self.outputs, alone, strict=True):
+            if not (out[row] - expected).float().norm() <= SAME_MASK * expected.float().norm():
+                raise NotFusable("its dropout draws in another order for several trials")
 
     def _keep_outputs(self, value: Any) -> None:
         found: list[T] = []
@@ -177,6 +214,28 @@ class FusedCall:
         call.wait(request)
         return self._alone(row, grads) if request.result is None else request.result
 
+    @staticmethod
+    def _again(call: Call, buffers: Sequence[T] = ()) -> Any:
+        """What the trial's own model returns for this call, with the streams and flags, and these ``buffers``, of then.
+
+        Nothing has changed afterwards.
+        """
+        parts = call.slot.parts
+        now, training = torch_streams(), [module.training for module in parts.modules]
+        kept = [buffer.clone() for buffer in parts.buffers]
+        try:
+            put_torch_streams(call.drawn)
+            for module, flag in zip(parts.modules, call.training, strict=True):
+                module.training = flag
+            _put_buffers(parts.buffers, buffers)
+            args, kwargs = call.rebuild(list(call.tensors))
+            return nn.Module._call_impl(call.slot.model, *args, **kwargs)
+        finally:
+            put_torch_streams(now)
+            for module, flag in zip(parts.modules, training, strict=True):
+                module.training = flag
+            _put_buffers(parts.buffers, kept)
+
     def _alone(self, row: int, grads: list[T | None]) -> tuple[T | None, ...]:
         """As `of_trial`, by the trial's own model: its forward again, as it was.
 
@@ -184,28 +243,14 @@ class FusedCall:
             RuntimeError: its parameters or inputs have changed since.
         """
         call = self.calls[row]
-        slot, model = call.slot, call.slot.model
+        slot = call.slot
         if call.versions != ([t._version for t in call.tensors], slot.versions()):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
             )
-        now, training = torch.default_generator.get_state(), [module.training for module in slot.parts.modules]
-        buffers = [buffer.clone() for buffer in slot.parts.buffers]
-        try:
-            torch.default_generator.set_state(call.drawn)
-            for module, flag in zip(slot.parts.modules, call.training, strict=True):
-                module.training = flag
-            with torch.enable_grad():
-                args, kwargs = call.rebuild(list(call.tensors))
-                outputs: list[T] = []
-                take_apart(nn.Module._call_impl(model, *args, **kwargs), outputs)
-        finally:
-            torch.default_generator.set_state(now)
-            for module, flag in zip(slot.parts.modules, training, strict=True):
-                module.training = flag
-            with torch.no_grad():
-                for buffer, as_it_was in zip(slot.parts.buffers, buffers, strict=True):
-                    buffer.data.copy_(as_it_was)  # `.data`: not a change for the graph that has kept it
+        outputs: list[T] = []
+        with torch.enable_grad():
+            take_apart(self._again(call), outputs)
         of = [*call.tensors, *slot.parts.parameters]
         wanted = [t for t in of if t.requires_grad]
         pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
@@ -282,6 +327,12 @@ class _Join(torch.autograd.Function):
         return None, None, *ctx.call.of_trial(ctx.row, list(grads))
 
 
+def _put_buffers(buffers: Sequence[T], values: Sequence[T]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip(buffers, values, strict=False):
+            buffer.data.copy_(value)  # `.data`: not a change for the graph that has kept it
+
+
 @contextlib.contextmanager
 def _in_place(carrier: Slot, parameters: list[T], buffers: list[T]) -> Iterator[None]:
     """Let the carrier's modules have the tensors of all trials."""
@@ -327,27 +378,3 @@ def _rates(calls: list[Call]) -> Iterator[None]:
         yield
     finally:
         attributes.set_rates(mine)
-
-
-def _drawing(states: list[T]) -> Callable[[torch.Size, tuple[float, ...], T], T]:
-    """Draws each trial's mask as its dropout alone does, from its own stream; ``states`` go on."""
-
-    def draw(shape: torch.Size, rates: tuple[float, ...], like: T) -> T:
-        if like.is_cuda:
-            raise NotFusable("dropout is not drawn for several trials on a GPU yet")
-        before = torch.default_generator.get_state()
-        masks = like.new_empty(len(rates), *shape)
-        for i, rate in enumerate(rates):
-            if rate in (0.0, 1.0):
-                masks[i].fill_(1.0 - rate)  # alone, nothing is drawn either
-                continue
-            torch.default_generator.set_state(states[i])
-            # at::native::_dropout_impl (aten/src/ATen/native/Dropout.cpp): bernoulli_(1 - p), then div_(1 - p), in a
-            # tensor like the input, whose strides say in which order the numbers are drawn.
-            mask = torch.empty_like(like[i]) if shape == like.shape[1:] else like.new_empty(shape)
-            masks[i] = mask.bernoulli_(1 - rate).div_(1 - rate)
-            states[i] = torch.default_generator.get_state()
-        torch.default_generator.set_state(before)
-        return masks
-
-    return draw

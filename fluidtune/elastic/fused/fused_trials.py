@@ -142,7 +142,10 @@ class FusedTrial:
 
     def _request(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request | None:
         stack = slot.stack
-        if stack is None or len(stack.slots) < 2 or torch.is_autocast_enabled(slot.parts.parameters[0].device.type):
+        if stack is None or len(stack.slots) < 2:
+            return None
+        if torch.is_autocast_enabled(slot.parts.parameters[0].device.type):
+            self.note(f"{type(slot.model).__name__} is trained by itself under autocast")
             return None
         tensors: list[torch.Tensor] = []
         try:
@@ -285,7 +288,7 @@ class FusedTrials:
                 torch.set_grad_enabled(learning),
                 torch.autocast(stack.flat.device.type, enabled=False),
             ):
-                fused = FusedCall(stack, [request.data for request in here], learning)
+                fused = FusedCall(stack, [request.data for request in here], learning, here[0].key[1:])  # type: ignore[index]
         except Exception as error:
             line = _line(error)
             reason = line if isinstance(error, NotFusable) else f"its forward fails for several trials: {line}"

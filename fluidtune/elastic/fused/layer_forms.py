@@ -7,7 +7,7 @@ in that order, so that a row of such layers copies nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor as T
 from torch.nn import functional as F
 
+from . import dropout_masks
+from .dropout_masks import Draws
 from .grouped_forms import ranks
 from .stacked_tensor import FORMS, MIXED, NotFusable, Stacked, form
 
@@ -134,9 +136,7 @@ def _batch_norm(
 
 
 @form(F.layer_norm)
-def _layer_norm(
-    x: T, normalized_shape: Any, weight: T | None = None, bias: T | None = None, eps: float = 1e-5
-) -> T:
+def _layer_norm(x: T, normalized_shape: Any, weight: T | None = None, bias: T | None = None, eps: float = 1e-5) -> T:
     y: T = F.layer_norm(x, normalized_shape, None, None, eps).as_subclass(Stacked)
     if weight is not None:
         a, b = ranks(y, weight)
@@ -199,29 +199,39 @@ class PerTrial(float):
         return made
 
 
-#: How a mask is drawn: shape of one trial's mask, the trials' rates, dtype, device -> the masks (see `drawing`).
-_draw: Callable[[torch.Size, tuple[float, ...], T], T] | None = None
+#: What draws for the trials of the call that is being done (see `drawing`).
+_draws: Draws | None = None
 
 
 @contextmanager
-def drawing(draw: Callable[[torch.Size, tuple[float, ...], T], T]) -> Any:
-    """Let dropout's masks come from ``draw(shape, rates, like)``: of ``like``'s dtype and device, and scaled."""
-    global _draw
-    before, _draw = _draw, draw
+def drawing(draws: Draws) -> Iterator[None]:
+    """Let dropout draw by ``draws``."""
+    global _draws
+    before, _draws = _draws, draws
     try:
         yield
     finally:
-        _draw = before
+        _draws = before
 
 
-def dropped(x: T, p: float, shape: torch.Size, inplace: bool = False) -> T:
-    """``x`` times masks of ``shape`` for each trial; ``p`` is a number or a `PerTrial`."""
-    rates = p.rates if isinstance(p, PerTrial) else (float(p),) * x.shape[0]
+def _drawing() -> Draws:
+    if _draws is None:
+        raise NotFusable("dropout outside of a call of several trials")
+    return _draws
+
+
+def _rates(p: float, x: T) -> tuple[float, ...]:
+    return p.rates if isinstance(p, PerTrial) else (float(p),) * x.shape[0]
+
+
+def dropped(x: T, p: float, *, inplace: bool = False, channels: bool = False) -> T:
+    """``x`` times a mask for each trial; ``p`` is a number or a `PerTrial`. ``channels``: whole ones are dropped."""
+    rates, shape = _rates(p, x), x.shape[1:]
     if not any(rates):
         return x
-    if _draw is None:
-        raise NotFusable("dropout outside of a call of several trials")
-    mask = _draw(shape, rates, x)
+    if channels:
+        shape = torch.Size([*shape[:2], *[1] * (len(shape) - 2)])
+    mask = _drawing().masks(shape, rates, x, inplace=inplace, channels=channels)
     return x.mul_(mask) if inplace else x * mask
 
 
@@ -229,12 +239,9 @@ def _dropout(features: int | None) -> Callable[..., Any]:
     def grouped(x: T, p: float = 0.5, training: bool = True, inplace: bool = False) -> T:
         if not training:
             return x
-        shape = x.shape[1:]
-        if features is not None:
-            if len(shape) < features + 2:
-                raise NotFusable("its forward drops channels without a batch")
-            shape = torch.Size([*shape[:2], *[1] * (len(shape) - 2)])
-        return dropped(x, p, shape, inplace)
+        if features is not None and x.dim() < features + 3:
+            raise NotFusable("its forward drops channels without a batch")
+        return dropped(x, p, inplace=inplace, channels=features is not None)
 
     return grouped
 
@@ -243,6 +250,7 @@ FORMS[F.dropout] = _dropout(None)
 for _axes in (1, 2, 3):
     FORMS[getattr(F, f"dropout{_axes}d")] = _dropout(_axes)
 FORMS[torch.dropout] = lambda x, p, train: _dropout(None)(x, p, train)
+
 # -- attention --
 
 
@@ -257,21 +265,26 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> T:
-    """As torch's; the trials are one more axis of the batch. With dropout, the weights are computed in full."""
+    """As torch's; the trials are one more axis of the batch. With dropout, cores compute the weights in full."""
     if enable_gqa or not all(type(t) is Stacked for t in (query, key, value)):
         raise NotFusable("its attention has groups of queries, or a constant")
     query, key, value = ranks(query, key, value)
-    if isinstance(attn_mask, T) and type(attn_mask) is Stacked:
+    own_masks = type(attn_mask) is Stacked
+    if attn_mask is not None and own_masks:
         attn_mask = ranks(query.as_subclass(Stacked), attn_mask)[1]
     if not isinstance(dropout_p, PerTrial) and not dropout_p:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+    rates = _rates(dropout_p, query)
+    if dropout_masks.on_gpu(query) and any(rates):
+        masks = list(attn_mask.unbind()) if attn_mask is not None and own_masks else [attn_mask] * len(rates)
+        return _drawing().attend(query, key, value, masks, rates, is_causal, scale)
     weights = query @ key.transpose(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).tril()
     if attn_mask is not None:
         weights = weights.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else weights + attn_mask
     weights = torch.softmax(weights, -1)
-    return dropped(weights, dropout_p, weights.shape[1:]) @ value
+    return dropped(weights, dropout_p) @ value
 
 
 @form(F.multi_head_attention_forward)

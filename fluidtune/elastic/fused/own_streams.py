@@ -97,6 +97,28 @@ def _numpy() -> _Numpy | None:
     return _numpy_known
 
 
+def gpu_generator() -> torch.Generator | None:
+    """The generator of the current GPU; None: CUDA has not started in this process."""
+    return torch.cuda.default_generators[torch.cuda.current_device()] if torch.cuda.is_initialized() else None
+
+
+def torch_streams() -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The state of torch's generator on the CPU, and of that of the current GPU if there is one."""
+    generator = gpu_generator()
+    return torch.default_generator.get_state(), None if generator is None else generator.get_state()
+
+
+def put_torch_streams(states: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Let torch's generators go on from here, as `torch_streams` gave it."""
+    torch.default_generator.set_state(states[0])
+    if states[1] is not None:
+        generator = gpu_generator()
+        if generator is None:
+            torch.cuda.set_rng_state(states[1])  # when CUDA starts
+        else:
+            generator.set_state(states[1])
+
+
 class OwnStreams:
     """The streams of Python, numpy, torch and the current GPU of one trial."""
 
@@ -105,7 +127,8 @@ class OwnStreams:
         self._python_mark: Any = None
         #: torch's generator on the CPU. What draws for this trial elsewhere (dropout's masks) changes it, too.
         self.torch: torch.Tensor = streams.get("torch", torch.get_rng_state())
-        self._cuda: torch.Tensor | None = streams.get("cuda")
+        #: That on the current GPU; None: CUDA had not started.
+        self.gpu: torch.Tensor | None = streams.get("cuda")
         self._numpy: Any = streams.get("numpy")
         self._numpy_mark: Any = None
         self._bits: Any = None
@@ -119,18 +142,18 @@ class OwnStreams:
         random.setstate(self._python)
         self._python_mark = _python_mark()
         self._put_numpy()
-        torch.default_generator.set_state(self.torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda)
+        put_torch_streams((self.torch, self.gpu))
+        generator = gpu_generator() if self.gpu is None else None
+        if generator is not None:
+            generator.seed()  # another trial has started CUDA: this one's stream begins as in a process of its own
 
     def take(self) -> None:
         """Keep the process' streams as these."""
         if self._python_mark is None or self._python_mark != _python_mark():
             self._python = random.getstate()
         self._take_numpy()
-        self.torch = torch.default_generator.get_state()
-        if torch.cuda.is_initialized():
-            self._cuda = torch.cuda.get_rng_state()
+        self.torch, gpu = torch_streams()
+        self.gpu = self.gpu if gpu is None else gpu
 
     def _put_numpy(self) -> None:
         known = _numpy()
@@ -164,10 +187,11 @@ def _words(bits: Any) -> Any:
 
 
 def mark_of_process() -> tuple[Any, ...]:
-    """Equal to an earlier one if nothing has drawn from the process' streams since, on the CPU."""
-    known = _numpy()
+    """Equal to an earlier one if nothing has drawn from the process' streams since."""
+    known, generator = _numpy(), gpu_generator()
     return (
         _python_mark() or random.getstate(),
         None if known is None else known.mark() or object(),
         torch.default_generator.get_state().numpy().tobytes(),
+        None if generator is None else generator.get_state().numpy().tobytes(),
     )

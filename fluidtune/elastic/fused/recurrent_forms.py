@@ -13,7 +13,8 @@ import torch
 from torch import Tensor as T
 from torch.nn import functional as F
 
-from .layer_forms import dropped
+from . import dropout_masks
+from .layer_forms import PerTrial, dropped
 from .stacked_tensor import FORMS, MIXED, NotFusable, Stacked
 
 #: The state of one layer in one direction: the hidden state, for an LSTM the cell's state too, each (K, N, H).
@@ -43,9 +44,7 @@ def _rnn(squash: Callable[[T], T]) -> Step:
 _STEPS: dict[str, Step] = {"gru": _gru, "lstm": _lstm, "rnn_tanh": _rnn(torch.tanh), "rnn_relu": _rnn(F.relu)}
 
 
-def _one_direction(
-    step: Step, x: T, state: State, weights: Sequence[T], backwards: bool
-) -> tuple[T, State]:
+def _one_direction(step: Step, x: T, state: State, weights: Sequence[T], backwards: bool) -> tuple[T, State]:
     """x: (K, L, N, I). Returns the outputs (K, L, N, H) and the last state."""
     k, length, batch, _ = x.shape
     w_in, w_hidden, b_in, b_hidden = (*weights, None, None) if len(weights) == 2 else weights
@@ -97,7 +96,9 @@ def _layers(name: str) -> Callable[..., Any]:
                 last.append(state)
             x = outputs[0] if ways == 1 else torch.cat(outputs, -1)
             if train and layer < num_layers - 1:
-                x = dropped(x, dropout, x.shape[1:])
+                if dropout_masks.on_gpu(x) and (dropout.rates if isinstance(dropout, PerTrial) else dropout):
+                    raise NotFusable("its recurrent layer drops out by a stream of cuDNN's own")
+                x = dropped(x, dropout)
         ends = [torch.stack([state[part] for state in last], 1) for part in range(parts)]
         return (x.transpose(1, 2) if batch_first else x, *ends)
 

@@ -7,7 +7,7 @@ numbers in it. A model that leaves gets memory of its own again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,8 @@ class Stack:
         self.reason: str | None = None
         #: Seconds of the last common work, by its kind.
         self.took: dict[str, float] = {}
+        #: The kinds of calls in which what dropout drew was found to be what a trial alone draws.
+        self.compared: set[Hashable] = set()
         sizes = [size.numel() for _, size, _, _ in shape.parameters]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         #: Where each parameter is in a row.

@@ -9,7 +9,6 @@ import pickle
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -21,40 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fluidtune.elastic.fused import FusedTrials, current_trial
-from fluidtune.elastic.fused.flat_steps import FlatStep
-from fluidtune.elastic.fused.fused_call import FusedCall
 
-from .loops import INPUTS, MODELS, OPTIMIZERS, Broken, Plan, compare, perceptron, plain, together
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As a worker on one core has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
-    """How many calls were done as one, by the number of trials in them, and how many steps over all parameters."""
-    found: Counter[tuple[str, int]] = Counter()
-    forward, step = FusedCall.forward, FlatStep.step
-
-    def counted_forward(self: FusedCall) -> None:
-        forward(self)
-        found["call", len(self.calls)] += 1
-
-    def counted_step(self: FlatStep) -> bool:
-        done = step(self)
-        found["step", 1] += done
-        return done
-
-    monkeypatch.setattr("fluidtune.elastic.fused.baton.PATIENCE", float("inf"))  # whatever else this machine does
-    monkeypatch.setattr(FusedCall, "forward", counted_forward)
-    monkeypatch.setattr(FlatStep, "step", counted_step)
-    return found
+from .loops import INPUTS, MODELS, OPTIMIZERS, Broken, Plan, Twice, compare, perceptron, plain, together
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -285,6 +252,11 @@ def test_steps_of_every_kind(step: Any) -> None:
     compare([Plan(i, optimizer="momentum", step=step) for i in range(2)])
 
 
+def test_a_second_backward_pass_has_the_dropout_of_its_call() -> None:
+    """Though the loop has drawn from its stream just before the call: the order of its samples."""
+    compare([Plan(i, optimizer="momentum", step=retained, dropout=0.3) for i in range(2)])
+
+
 def test_a_gradient_that_is_differentiated_is_computed_alone() -> None:
     def penalty(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
         x = x.clone().requires_grad_(True)
@@ -298,155 +270,3 @@ def test_a_gradient_that_is_differentiated_is_computed_alone() -> None:
     smooth = [Plan(i, model=lambda: nn.Sequential(perceptron(), nn.Tanh()), step=penalty) for i in range(2)]
     trials = compare(smooth, fused=False)
     assert any("differentiates its gradients" in line for trial in trials for line in trial.reasons)
-
-
-# -- what is not fused, with its reason --
-
-
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.norm = perceptron(), nn.BatchNorm1d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.inner(self.norm(x))
-        return y if y.sum() > 0 else -y
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.calls = perceptron(), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.inner(x) * (1 + 0.1 * self.calls)
-
-
-class Noisy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = perceptron(0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x + 0.1 * torch.randn(x.shape))
-
-
-class Skipping(Noisy):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x if random.random() < 0.5 else -x)
-
-
-class Alone(Noisy):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(F.alpha_dropout(x, 0.1, self.training))
-
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return 2 * grad
-
-
-class OwnFunction(Noisy):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Twice.apply(self.inner(x))
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(self.a(x))[:, :4].mean(2)
-
-
-class Unregistered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.scale = perceptron(), torch.rand(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) * self.scale
-
-
-class Tempered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.temperature = perceptron(), random.random()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) * self.temperature
-
-
-def hooked() -> nn.Module:
-    model = perceptron()
-    model.register_forward_hook(lambda module, args, out: out * 2)
-    return model
-
-
-def checkpointed() -> nn.Module:
-    class Recomputing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = perceptron()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
-
-    return Recomputing()
-
-
-UNFUSED = [
-    (Branching, "depends on its data"),
-    (Counting, "writes to its module"),
-    (Noisy, "draws random numbers"),
-    (Skipping, "draws random numbers"),
-    (Alone, "draws random numbers (alpha_dropout)"),
-    (OwnFunction, "Twice, an autograd function"),
-    (Tied, "tied parameters"),
-    (Unregistered, "scale is a tensor or module that is not registered"),
-    (Tempered, "differs from that of another trial in temperature"),
-    (hooked, "has hooks"),
-    (lambda: nn.utils.parametrizations.weight_norm(perceptron()[1]), "parametrizations"),
-]
-
-
-def test_a_model_whose_calls_never_meet_says_what_it_writes(sizes: Counter[tuple[str, int]]) -> None:
-    ahead = threading.Event()
-
-    def behind(iteration: int, model: nn.Module) -> None:
-        trial = current_trial()
-        if iteration == 0 and trial is not None:
-            with trial.apart():
-                assert ahead.wait(120)
-
-    def leading(iteration: int, model: nn.Module) -> None:
-        if iteration == 2 and current_trial() is not None:
-            ahead.set()
-
-    trials = compare([Plan(0, model=Counting, before=leading), Plan(1, model=Counting, before=behind)], fused=False)
-    assert any("writes to its module" in line for trial in trials for line in trial.reasons)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "reason"), UNFUSED)
-def test_what_cannot_be_fused_is_trained_alone_and_says_why(
-    model: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fluidtune.elastic.fused.baton.PATIENCE", float("inf"))  # a trial that goes on says nothing
-    step = plain if model is not UNFUSED[-1][0] else _flat
-    trials = compare([Plan(i, model=model, step=step) for i in range(2)], fused=False)
-    said = [line for trial in trials for line in trial.reasons]
-    assert any(reason in line for line in said), said
-    assert all(len(trial.reasons) <= 1 for trial in trials)
-
-
-def _flat(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
-    return plain(nn.Sequential(nn.Flatten(), model), optimizer, x, y)
