@@ -73,7 +73,8 @@ class Worker:
         self._cost = cost
         # The model's own profile is only compared with its SLO: the former is made already.
         model = Model("model", Profile.from_seconds([1e-9]), load.slo, lambda *_: former, policy)
-        self._server: Server = Scheduler([model])
+        # No worker is taken for lost: rules that know only a mean would lose theirs to a request of the tail.
+        self._server: Server = Scheduler([model], least_patience=math.inf)
         #: Plan -> the batch that runs and its seconds.
         self._running: dict[int, tuple[Dispatch, float]] = {}
 

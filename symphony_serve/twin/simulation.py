@@ -1,6 +1,7 @@
 """Requests, a server and its GPUs on a virtual clock. All times are seconds.
 
-A GPU takes exactly as long for a batch as its `Dispatch` says, or as long as ``takes`` says. Of one moment, the
+A GPU takes exactly as long for a batch as its `Dispatch` says, or as long as ``takes`` says. If the server gives a
+batch up because it takes too long, nothing of it is answered, and the GPU joins again when it ends. Of one moment, the
 arrivals come first, then the ends of batches, and then the tick that the server has asked for.
 """
 
@@ -23,6 +24,7 @@ from symphony_serve.messages import (
     Request,
     RequestArrived,
     Server,
+    Suspect,
     Tick,
     WakeAt,
 )
@@ -125,6 +127,8 @@ class Simulation:
         self._open = 0
         #: (GPU, plan) of batches that were pre-empted.
         self._preempted: set[tuple[int, int]] = set()
+        #: (GPU, token) of GPUs whose batch was given up and still runs.
+        self._suspects: set[tuple[int, int]] = set()
         self._wake = math.inf
         for gpu in range(gpus):
             self._tell(GpuJoined(gpu, 1), 0.0)
@@ -166,10 +170,17 @@ class Simulation:
                 self._count(instruction.request, "refused")
             elif isinstance(instruction, Preempt):
                 self._preempt(instruction, now)
+            elif isinstance(instruction, Suspect):
+                self._give_up(instruction)
 
     def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
         if (batch.gpu, batch.plan) in self._preempted:
             self._preempted.remove((batch.gpu, batch.plan))
+            return
+        if (batch.gpu, batch.token) in self._suspects:
+            self._suspects.remove((batch.gpu, batch.token))
+            self._keep_busy(batch.gpu, batch.start, end)
+            self._tell(GpuJoined(batch.gpu, batch.token + 1), end)
             return
         outcome, size = self._outcome, len(batch.requests)
         self._open -= size
@@ -180,6 +191,14 @@ class Simulation:
                 outcome.queueing.append(batch.start - request.arrival)
         self._keep_busy(batch.gpu, batch.start, end)
         self._tell(BatchDone(batch.gpu, batch.token, batch.plan), end)
+
+    def _give_up(self, instruction: Suspect) -> None:
+        """The batch that the GPU runs goes on. What was sent behind it does not run."""
+        self._suspects.add((instruction.gpu, instruction.token))
+        running = [entry for entry in self._running if entry[2].gpu == instruction.gpu]
+        behind = {entry[2].plan for entry in sorted(running, key=lambda entry: entry[2].plan)[1:]}
+        self._running = [one for one in self._running if one[2].gpu != instruction.gpu or one[2].plan not in behind]
+        heapq.heapify(self._running)
 
     def _preempt(self, instruction: Preempt, now: float) -> None:
         self._preempted.add((instruction.gpu, instruction.plan))

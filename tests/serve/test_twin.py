@@ -101,6 +101,22 @@ class TestSimulation:
         with pytest.raises(ServeError, match="2 requests are neither"):
             Simulation(Silent(), 1, iter(staggered("m", 2, 1.0, 5.0)), 0.0, 10.0).run()
 
+    def test_a_gpu_that_overruns_counts_each_request_once_and_comes_back(self):
+        """The first batch takes 40 s and is given up after 18; what comes then is late, until the GPU is back."""
+        one = Model("m", Profile.linear(1.0, 5.0, 16), 12.0, policy=EAGER)
+        requests = staggered("m", 30, 2.0, 12.0)
+        took = iter([40.0])
+        simulation = Simulation(
+            Scheduler([one]), 1, iter(requests), 0.0, 100.0, takes=lambda batch: next(took, batch.seconds)
+        )
+        outcome = simulation.run()
+        (count,) = outcome.models.values()
+        assert count.total == 30
+        assert count.late == 0
+        assert outcome.busy[0] > 40.0
+        back = [one.id for one in requests if one.deadline >= 40.0 + 6.0]
+        assert 0 < count.good <= len(back)
+
     def test_the_search_for_the_goodput(self):
         """A made-up server that bears 730 requests/s."""
 
