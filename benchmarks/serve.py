@@ -267,17 +267,36 @@ PARTS: dict[str, Callable[[Trial], Any]] = {
     "figure_13": figure_13,
     "figure_14": figure_14,
 }
+#: By workload of Table 2: the least goodput of deferred starts in requests/s, and the least median batch (figure 1).
+LEAST = {"resnet50": (5200, 14), "inception_resnet_v2": (915, 8)}
+#: By side and workload: the goodput that it has to `WITHIN` of it, so that no comparison is with a weak baseline.
+#: Source: a throwaway simulator of their rules. (Published are 4027 and 618, and 4445 and 778.)
+BASELINES = {
+    "nexus": {"resnet50": 4249, "inception_resnet_v2": 631},
+    "shepherd": {"resnet50": 5137, "inception_resnet_v2": 844},
+}
+WITHIN = 0.05
+
+
+def accepts_table_2(found: Mapping[str, Mapping[str, Mapping[str, float]]], workload: str) -> bool:
+    """Also figures 1 and 12: the median batch, and a median wait of at most half of that of Nexus."""
+    least, batch = LEAST[workload]
+    ours = found["deferred_window"][workload]
+    return (
+        ours["goodput"] >= least
+        and ours["median_batch"] >= batch
+        and ours["median_queueing_ms"] <= found["nexus"][workload]["median_queueing_ms"] / 2
+        and all(
+            abs(found[side][workload]["goodput"] / goodputs[workload] - 1) <= WITHIN
+            for side, goodputs in BASELINES.items()
+        )
+    )
+
+
 #: What a part must show. Source: what the paper has, and where it names no figure, what a throwaway simulator of its
-#: rules has shown. Table 2 also has figures 1 and 12: median batches, and
-#: a median wait of at most half of that of Nexus. Figure 2: utilisation within 0.08 of the load, and a flat top.
+#: rules has shown. Figure 2: utilisation within 0.08 of the load, and a flat top. Figure 6b: time-outs of 12 and 18 %.
 ACCEPTS: dict[str, Callable[[Any], bool]] = {
-    "table_2": lambda found: all(
-        found["deferred_window"][workload]["goodput"] >= goodput
-        and found["deferred_window"][workload]["median_batch"] >= batch
-        and found["deferred_window"][workload]["median_queueing_ms"]
-        <= found["nexus"][workload]["median_queueing_ms"] / 2
-        for workload, goodput, batch in (("resnet50", 5200, 14), ("inception_resnet_v2", 915, 8))
-    ),
+    "table_2": lambda found: all(accepts_table_2(found, workload) for workload in WORKLOADS),
     "figure_2": lambda rows: (
         all(abs(row["utilisation"] - row["load"]) <= 0.08 for row in rows if row["load"] <= 1)
         and rows[-1]["good"] >= 0.97 * rows[-1]["rate"] / rows[-1]["load"]
@@ -287,7 +306,9 @@ ACCEPTS: dict[str, Callable[[Any], bool]] = {
         for gathering, all_expected in FIGURE_6A.items()
         for ratio, expected in zip(found[gathering].values(), all_expected, strict=True)
     ),
-    "figure_6b": lambda found: max(found["window"].values()) >= 0.95 and abs(found["window"]["0"] - 0.85) <= 0.05,
+    "figure_6b": lambda found: (
+        min(found["window"][part] for part in ("0.12", "0.18")) >= 0.95 and abs(found["window"]["0"] - 0.85) <= 0.05
+    ),
     "figure_10": lambda found: found["deferred"] < min(found[name] for name in ("nexus", "clockwork", "shepherd")),
     "figure_13": lambda ratio: ratio >= 7.8,
     "figure_14": lambda found: all(
