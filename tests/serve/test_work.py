@@ -1,0 +1,171 @@
+"""The work of an event does not grow with the number of GPUs and models but by the logarithm in the heaps.
+
+Counted are the changes of heaps (`Scheduler.operations`), the lines of Python that the scheduler's modules run, and the
+entries of its tables and heaps that are looked at in another way, for instance by ``min``. So a scan over all GPUs, or
+over all models, is seen wherever it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import symphony_serve
+from symphony_serve import matching
+from symphony_serve.batching.window import Window
+from symphony_serve.gpu_table import GpuTable
+from symphony_serve.matching import Matching
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.twin.faults import orloj
+from symphony_serve.twin.simulation import Simulation
+from symphony_serve.workloads import arrivals
+
+ROOM = Path(symphony_serve.__file__).parent
+#: The clock and the requests are no work of the scheduler.
+OTHERS = (str(ROOM / "twin"), str(ROOM / "workloads.py"))
+PROFILE, SLO = Profile.linear(1.0, 5.0, 16), 12.0
+
+
+class Visits:
+    """How many entries of the scheduler's containers were iterated over. (heapq looks into a list by itself.)"""
+
+    def __init__(self):
+        self.count = 0
+        visits = self
+
+        def counted(iterator):
+            for entry in iterator:
+                visits.count += 1
+                yield entry
+
+        class CountedList(list):
+            def __iter__(self):
+                return counted(super().__iter__())
+
+            def __contains__(self, wanted):
+                return any(entry == wanted for entry in self)
+
+        class CountedDict(dict):
+            def __iter__(self):
+                return counted(super().__iter__())
+
+            def keys(self):
+                return counted(super().keys())
+
+            def values(self):
+                return counted(super().values())
+
+            def items(self):
+                return counted(super().items())
+
+        self._list, self._dict = CountedList, CountedDict
+
+    def watch(self, owner):
+        """Count for all lists and dicts of the object."""
+        for name, value in vars(owner).items():
+            if type(value) in (list, dict):
+                setattr(owner, name, (self._list if type(value) is list else self._dict)(value))
+
+
+def lines(run: Callable[[], object]) -> int:
+    """The lines of the scheduler's modules that the call runs."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        file = frame.f_code.co_filename
+        if not file.startswith(str(ROOM)) or file.startswith(OTHERS):
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+class Counted(Scheduler):
+    """Counts its events."""
+
+    events = 0
+
+    def handle(self, event, now):
+        self.events += 1
+        return super().handle(event, now)
+
+
+def work(gpus, models, gathering=Window):
+    """Changes of heaps, lines, and visited entries for each event. The load is the same for all numbers."""
+    names = [f"m{number}" for number in range(models)]
+    scheduler = Counted([Model(name, PROFILE, SLO, gathering) for name in names])
+    requests = arrivals(dict.fromkeys(names, 4.0 / models), dict.fromkeys(names, SLO), 1)
+    simulation = Simulation(scheduler, gpus, requests, 0.0, 60.0)
+    table, visits = scheduler._gpus, Visits()
+    table.first_idle(0.0)  # Each GPU becomes idle once.
+    for owner in (scheduler, scheduler._matching, table):
+        visits.watch(owner)
+    scheduler.events, before = 0, scheduler.operations
+    run = lines(simulation.run)
+    counts = (scheduler.operations - before, run, visits.count)
+    return [count / scheduler.events for count in counts]
+
+
+@pytest.fixture(autouse=True)
+def _keep_what_is_outdated(monkeypatch):
+    """Else a heap becomes a list that does not count."""
+    monkeypatch.setattr(matching, "OUTDATED", 10**9)
+
+
+@pytest.mark.parametrize("gathering", [Window, orloj])
+def test_the_work_of_an_event_does_not_grow_with_gpus_and_models(gathering):
+    few = work(32, 20, gathering)
+    for gpus, models in ((1024, 20), (32, 320), (1024, 320)):
+        operations, run, visited = work(gpus, models, gathering)
+        assert operations < 1.1 * few[0]
+        assert run < 1.1 * few[1]
+        assert visited == 0, (gpus, models)
+
+
+def _first_by_hand(self, now):
+    return min((gpu for gpu in self.gpus.values() if gpu.free <= now), key=lambda gpu: gpu.id, default=None)
+
+
+def _first_by_min(self, now):
+    min(self._idle, default=None)
+    return FIRST_IDLE(self, now)
+
+
+def _ready_by_hand(self):
+    ready = [(one.offer.latest, name) for name, one in self._models.items() if one.ready and one.offer]
+    return min(ready)[1] if ready else None
+
+
+FIRST_IDLE = GpuTable.first_idle
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "scan", "gpus", "models"),
+    [
+        (GpuTable, "first_idle", _first_by_hand, 256, 20),
+        (GpuTable, "first_idle", _first_by_min, 256, 20),
+        (Matching, "_first_ready", _ready_by_hand, 32, 200),
+    ],
+)
+def test_a_scan_is_seen(monkeypatch, owner, name, scan, gpus, models):
+    monkeypatch.setattr(owner, name, scan)
+    assert work(gpus, models)[2] > 50
+
+
+def test_a_scan_in_a_module_is_seen_by_its_lines(monkeypatch):
+    """`GpuTable.validate` looks at all GPUs; here it is called at each event."""
+    monkeypatch.setattr(GpuTable, "first_idle", lambda self, now: self.validate() or FIRST_IDLE(self, now))
+    assert work(256, 20)[1] > 2 * work(32, 20)[1]
