@@ -7,6 +7,8 @@ Tune's controller run its trials by FluidTune, and it tells the engine the trial
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -27,6 +29,10 @@ class FluidScheduler(TrialScheduler):
         executor: the execution settings; None for the defaults.
     """
 
+    #: Makes the base scheduler where the script gives none, or a name: for each run a new one, as Tune does.
+    #: None: the script's own object, or a scheduler that an earlier version saved, serves all runs.
+    _make_base: Callable[[], TrialScheduler] | None = None
+
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
         super().__init__()
         if isinstance(base_scheduler, str):
@@ -35,8 +41,11 @@ class FluidScheduler(TrialScheduler):
             if base_scheduler not in SCHEDULER_IMPORT:
                 known = ", ".join(sorted(SCHEDULER_IMPORT))
                 raise FluidTuneError(f"there is no algorithm {base_scheduler!r} in ray.tune; known are: {known}")
-            base_scheduler = create_scheduler(base_scheduler)
-        base_scheduler = base_scheduler if base_scheduler is not None else FIFOScheduler()
+            self._make_base = functools.partial(create_scheduler, base_scheduler)
+            base_scheduler = self._make_base()
+        elif base_scheduler is None:
+            self._make_base = FIFOScheduler
+            base_scheduler = self._make_base()
         if isinstance(base_scheduler, FluidScheduler):
             raise FluidTuneError("the scheduler is a FluidScheduler already; wrap it once")
         if not isinstance(base_scheduler, TrialScheduler):
@@ -81,6 +90,11 @@ class FluidScheduler(TrialScheduler):
         return self._adapter.synchronous
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        # Tune says this at the beginning of each run, and a Tuner may run again.
+        self._manager, self._left_to_ray, self._targets = None, False, {}
+        if self._make_base is not None:
+            self.base_scheduler = self._make_base()
+            self._adapter = adapter_for(self.base_scheduler)
         self._mode = mode
         return self.base_scheduler.set_search_properties(metric, mode, **spec)
 

@@ -1,0 +1,120 @@
+"""What a script may do around ``fit``: start and stop Ray in a loop, fit twice, run as a module."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+import fluidtune
+from tests.tune.running import outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_module(*arguments: str, cwd: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """``python -m``; its output is printed, which pytest shows if the test fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=cwd, capture_output=True, text=True, timeout=280, **settings
+    )
+    print(done.stdout, done.stderr, sep="\n")
+    return done
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+def test_ray_is_started_and_stopped_around_three_jobs_of_one_process(tmp_path: Path) -> None:
+    # docs/bugs.md, 140 and 141. Fifty rounds: `python -m tests.faults.rounds`
+    done = run_module("tests.faults.rounds", "--rounds", "3", "--within", str(tmp_path), cwd=ROOT)
+    assert done.returncode == 0 and len(re.findall(r"^round \d+: ", done.stdout, re.MULTILINE)) == 3
+    assert not list(tmp_path.iterdir()), "removed, and there again"
+
+
+def loop(config: dict[str, Any]) -> None:
+    for iteration in range(3):
+        tune.report({"score": float(config["x"] * iteration)})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_one_tuner_fits_twice(tmp_path: Path) -> None:
+    # docs/bugs.md, 305
+    found = {}
+    for side, kind in (("stock", tune.Tuner), ("fluid", fluidtune.Tuner)):
+        tuner = kind(
+            loop,
+            param_space={"x": tune.grid_search([1, 2])},
+            tune_config=tune.TuneConfig(metric="score", mode="max"),
+            run_config=tune.RunConfig(name=side, storage_path=str(tmp_path), verbose=0),
+        )
+        fits = [tuner.fit(), tuner.fit()]
+        found[side] = [outcome(results) for results in fits]
+        assert len({result.path for results in fits for result in results}) == 4
+    assert found["stock"] == found["fluid"] == [[(1, 3, 2.0), (2, 3, 4.0)]] * 2
+
+
+@pytest.mark.parametrize("given", [None, "fifo", "async_hyperband"])
+def test_an_algorithm_that_is_no_object_of_the_script_is_new_in_each_run(given: str | None) -> None:
+    scheduler = fluidtune.FluidScheduler(given)  # type: ignore[arg-type]
+    first, second = [(scheduler.set_search_properties("score", "max"), scheduler.base_scheduler) for _ in range(2)]
+    assert first[0] and second[0] and first[1] is not second[1] and type(first[1]) is type(second[1])
+    assert scheduler._adapter._base is second[1]
+
+
+def test_an_algorithm_of_the_script_is_the_same_in_each_run() -> None:
+    scheduler = fluidtune.FluidScheduler(base := tune.schedulers.FIFOScheduler())
+    again = pickle.loads(pickle.dumps(scheduler))
+    assert [scheduler.set_search_properties("score", "max") for _ in range(2)] == [True, False]
+    assert scheduler.base_scheduler is base and again.set_search_properties("score", "max")
+
+
+MODULES = {
+    "__init__.py": "",
+    "numbers_of.py": "def double(x):\n    return 2.0 * x\n",
+    "search.py": """
+import json, sys
+
+import ray
+from ray import tune
+
+import fluidtune
+from package.numbers_of import double  # pickled by reference: workers import it
+
+def loop(config):
+    from package import numbers_of
+
+    for iteration in range(2):
+        tune.report({"score": double(config["x"]) * iteration, "same": numbers_of.double is double})
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    for tuner in (tune.Tuner, fluidtune.Tuner):
+        name = "stock" if tuner is tune.Tuner else "fluid"
+        run = tune.RunConfig(name=name, storage_path=sys.argv[1], verbose=0)
+        results = tuner(loop, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run).fit()
+        names = ("training_iteration", "score", "same")
+        ended = [(result.config["x"], *(result.metrics[name] for name in names)) for result in results]
+        print("ENDED", json.dumps([ended, [str(error) for error in results.errors]]))
+""",
+}
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+def test_a_script_that_is_run_as_a_module_of_a_package(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, text in MODULES.items():
+        (package / name).write_text(text)
+    done = run_module("package.search", str(tmp_path / "storage"), cwd=tmp_path)
+    assert done.returncode == 0
+    stock, fluid = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    assert stock == fluid
+    assert json.loads(fluid.removeprefix("ENDED")) == [[[x, 2, 2.0 * x, True] for x in (1, 2, 3)], []]
