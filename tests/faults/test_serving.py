@@ -6,18 +6,25 @@ import pytest
 
 from benchmarks.common import free_ports
 from tests.faults import serving
-
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.faults,
-    pytest.mark.serve,
-]
-
+from tests.faults.serving import Response
 
 #: Ray Serve takes half a minute to miss its proxy.
 KINDS = [kind for kind in serving.KINDS if kind != "proxy"]
 
 
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.serve
 def test_each_request_has_one_response_whoever_is_killed(no_ray, tmp_path):
     became = serving.rounds(len(KINDS), tmp_path, free_ports(1)[0], KINDS)
     assert became["answered"] > 0
+
+
+def test_the_restart_and_the_slowest_response():
+    """The process is killed at 10. At 13 the first request is answered that was sent after it."""
+    before, on_the_way = Response(1.0, 3.0, "answered"), Response(9.0, 17.0, "error")
+    refused, back = Response(10.5, 11.0, "refused"), Response(11.0, 13.0, "answered")
+    waited = Response(10.0, 15.0, "answered")
+    responses = [before, refused, back, waited, on_the_way]
+    assert serving.times(responses, 10.0, carries=True) == (3.0, 5.0)
+    assert serving.times(responses, 10.0, carries=False) == (3.0, 8.0)
