@@ -68,6 +68,8 @@ class Agent:
         self.fence = Fence()
         #: Why the arbiter refused this app for good; None if it did not.
         self.refused: str | None = None
+        #: Why the app has not joined yet; None if the arbiter has not said so.
+        self.waits: str | None = None
         #: GPU id -> token of the last lease that the executor gave up by itself.
         self._left: dict[str, int] = {}
         #: Version of the newest `messages.Leases`; older ones are ignored.
@@ -89,6 +91,8 @@ class Agent:
             if instruction.final:
                 self.refused = instruction.why
                 return [], self._drop_leases(self.leases)
+            if instruction.waits:
+                self.waits = instruction.why
             if instruction.unknown:
                 # The arbiter may be a new one whose clock was set back, so its versions and tokens may be smaller than
                 # those known here. From now on they count.

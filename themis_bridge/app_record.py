@@ -53,7 +53,8 @@ class AppRecord:
     joined: float
     #: When its agent last sent anything.
     heard: float
-    #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg.
+    #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg. While it is silent for so
+    #: long that it has lost its leases, this is N_avg itself.
     crowd: float = 0.0
     #: Its rho at its last report, by the arbiter's own count; None before its first report.
     rho: float | None = None
@@ -92,6 +93,8 @@ class AppRecord:
     user: str = ""
     #: It never ends, by its last report.
     endless: bool = False
+    #: See `messages.AppJoined`.
+    life: str = ""
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
         """Note a report, check it against the earlier ones, and compute the app's rho.

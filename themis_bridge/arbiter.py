@@ -15,7 +15,6 @@ from functools import singledispatchmethod
 from typing import Any
 
 from themis_bridge import messages as m
-from themis_bridge.app_record import AppRecord
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auctioneer import Auctioneer
 from themis_bridge.errors import ThemisError
@@ -108,21 +107,47 @@ class Arbiter:
         if app is not None and app.session == "":
             app.session, app.heard = event.session, self.state.clock
             return True
-        why = "another app of that name is running" if app else "the arbiter does not know this app; join again"
-        why = f"app {event.app!r}: {why}"
-        self._out.append(m.Refused(event.app, event.session, why, final=app is not None, unknown=app is None))
+        away = self.state.away.get(event.app)
+        if away is not None and away.session == event.session and isinstance(event, m.AppLeft):
+            return True
+        if app is not None or (away is not None and away.session != event.session):
+            self._refuse_namesake(event)
+        else:
+            why = f"app {event.app!r}: the arbiter does not know this app; join again"
+            self._out.append(m.Refused(event.app, event.session, why, unknown=True))
         return False
 
+    def _refuse_namesake(self, event: m.AppEvent) -> None:
+        """Another app has the name. If that one is silent, the name may become free; else it does not."""
+        state, app = self.state, self.state.holder(event.app)
+        assert app is not None
+        waits = state.clock - app.heard > state.settings.patience_s / 2
+        why = f"another app of the name {event.app!r} is running; give this one a name of its own"
+        if waits:
+            why = (
+                f"an app of the name {event.app!r} is silent, and keeps its name until that has lasted for "
+                f"{state.name_kept_s:.0f} s: wait, or give this one a name of its own"
+            )
+        self._out.append(m.Refused(event.app, event.session, why, final=not waits, waits=waits))
+
     def _forget_silent_apps(self) -> None:
-        for name, app in list(self.state.apps.items()):
-            if self.state.clock - app.heard > self.state.settings.patience_s:
-                self._forget_app(name)
+        """Whoever is silent loses his leases first, and his name after a lease."""
+        state = self.state
+        for name, app in list(state.apps.items()):
+            if state.clock - app.heard > state.settings.patience_s:
+                state.set_away(name)
+                self._take_all_from(name)
+        for name, app in list(state.away.items()):
+            if state.clock - app.heard > state.name_kept_s or not app.session:
+                state.forget(name)
 
     def _forget_app(self, name: str) -> None:
         """The app is gone: end its leases and leave it out of the round."""
-        if name in self.state.apps:
-            self.state.remember_user(name)
-            del self.state.apps[name]
+        self.state.forget(name)
+        self._take_all_from(name)
+
+    def _take_all_from(self, name: str) -> None:
+        """The app does not take part any more."""
         self.state.backoff.forget(app=name)
         self._leases.end_leases_of(name)
         self.auctioneer.forget_app(name)
@@ -150,30 +175,30 @@ class Arbiter:
 
     @_on_event.register
     def _on_app_joined(self, event: m.AppJoined) -> None:
-        state = self.state
-        app = state.apps.get(event.app)
-        if app is not None and app.session not in (event.session, ""):
-            # The name may change hands a little before the former session is given up for silent.
-            if state.clock - app.heard <= state.settings.patience_s / 2:
-                why = f"another app of the name {event.app!r} is running; give this one a name of its own"
-                self._out.append(m.Refused(event.app, event.session, why, final=True))
-                return
-            self._forget_app(event.app)
-            app = None
-        if app is None and (why := state.why_not_admitted(event.app)):
+        state, holder = self.state, self.state.holder(event.app)
+        if holder is not None and holder.session not in (event.session, ""):
+            self._refuse_namesake(event)
+            return
+        if holder is None and (why := state.why_not_admitted(event.app)):
             self._out.append(m.Refused(event.app, event.session, why, final=True))
             return
+        app = state.apps.get(event.app)
         if app is None:
-            app = state.apps[event.app] = AppRecord(event.session, state.clock, state.clock, user=event.user)
-            app.former, _ = state.doubts.get(event.user or event.app, (1.0, 0.0))
+            app = state.add(event.app, event.user)
             self.auctioneer.recall_leases_for(event.app)
-        app.session, app.heard, app.user = event.session, state.clock, event.user
+        app.session, app.heard, app.user, app.life = event.session, state.clock, event.user, event.life
         self._leases.tell_app(event.app)
         self.auctioneer.begin_soon()
 
     @_on_event.register
     def _on_app_left(self, event: m.AppLeft) -> None:
         self._forget_app(event.app)
+
+    @_on_event.register
+    def _on_driver_died(self, event: m.DriverDied) -> None:
+        holder = self.state.holder(event.app)
+        if holder is not None and holder.session == event.session:
+            self._forget_app(event.app)
 
     @_on_event.register
     def _on_heard(self, event: m.Heard) -> None:

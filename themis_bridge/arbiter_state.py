@@ -6,6 +6,7 @@ Here are questions that several parts of the arbiter ask of that state. What hap
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, fields
@@ -26,7 +27,10 @@ class ArbiterState:
         self.settings = settings or Settings()
         #: GPU id -> the GPU, for all that are in the cluster now.
         self.gpus: dict[str, Gpu] = {}
+        #: The apps that take part, by name.
         self.apps: dict[str, AppRecord] = {}
+        #: Apps that have been silent for so long that they hold nothing, and whose names are kept.
+        self.away: dict[str, AppRecord] = {}
         #: User -> (the doubt about him, GPU seconds of honest work that his apps still have to do to end it).
         self.doubts: dict[str, tuple[float, float]] = {}
         #: User -> decayed GPU seconds; empty without a half-life.
@@ -50,6 +54,7 @@ class ArbiterState:
         return {
             "settings": asdict(self.settings),
             "apps": {name: asdict(app) for name, app in self.apps.items()},
+            "away": {name: asdict(app) for name, app in self.away.items()},
             "doubts": self.doubts,
             "usage": self.usage,
             "leases": self.leases.saved(),
@@ -73,6 +78,7 @@ class ArbiterState:
         """
         state = cls(Settings(**data["settings"]) if "settings" in data else None)
         state.apps = {name: AppRecord(**app) for name, app in data.get("apps", {}).items()}
+        state.away = {name: AppRecord(**app) for name, app in data.get("away", {}).items()}
         state.doubts = {user: (float(doubt), float(owed)) for user, (doubt, owed) in data.get("doubts", {}).items()}
         state.usage = {user: float(used) for user, used in data.get("usage", {}).items()}
         floor = 0 if data else int(1000 * wall)
@@ -81,7 +87,7 @@ class ArbiterState:
         state.clock = float(data.get("clock", 0.0))
         state.epoch = max(data.get("epoch", 0) + 1, floor)
         state.gpus = {gpu.id: gpu for gpu in gpus}
-        for record in (*state.apps.values(), *state.leases):
+        for record in (*state.apps.values(), *state.away.values(), *state.leases):
             _check_types(record)
         for app in state.apps.values():
             # No app is taken for silent because of the time without an arbiter.
@@ -121,13 +127,49 @@ class ArbiterState:
             if used > FORGOTTEN:
                 self.usage[user] = used
 
-    def remember_user(self, name: str) -> None:
+    # --- apps that come, fall silent and go
+
+    @property
+    def name_kept_s(self) -> float:
+        """For so long after its last sign nobody else gets an app's name: a lease, or the patience if that is more."""
+        lease = self.settings.lease_s
+        return max(self.settings.patience_s, lease if math.isfinite(lease) else Settings.lease_s)
+
+    def holder(self, name: str) -> AppRecord | None:
+        """The app that has the name, also if it is away."""
+        return self.apps.get(name) or self.away.get(name)
+
+    def set_away(self, name: str) -> None:
+        """The app has been silent for too long. It does not count any more, and its name is kept."""
+        app = self.away[name] = self.apps.pop(name)
+        app.crowd /= self.clock - app.joined
+
+    def add(self, name: str, user: str) -> AppRecord:
+        """The app joins. One that was away is the app that it was; its absence counts as a part of its life."""
+        app = self.away.pop(name, None)
+        if app is None:
+            former, _ = self.doubts.get(user or name, (1.0, 0.0))
+            hidden = [each.distrust for other, each in self.away.items() if (each.user or other) == (user or name)]
+            app = AppRecord("", self.clock, self.clock, former=max(former, *hidden, 1.0))
+        else:
+            app.crowd *= self.clock - app.joined
+        self.apps[name] = app
+        return app
+
+    def forget(self, name: str) -> None:
+        """The app is gone."""
+        if name in self.apps:
+            self._remember_user(name, self.apps.pop(name))
+        elif name in self.away:
+            self._remember_user(name, self.away.pop(name))
+
+    def _remember_user(self, name: str, app: AppRecord) -> None:
         """An app leaves: remember the doubt about it as one about its user, so that his next app has it, too.
 
         The user gets rid of it by honest work: when apps of his that nobody doubted have done as many GPU seconds as
         those that were doubted. Apps that did no work change nothing.
         """
-        user, (doubt, work) = self.user_of(name), self.apps[name].leave()
+        user, (doubt, work) = app.user or name, app.leave()
         before, owed = self.doubts.pop(user, (1.0, 0.0))
         if doubt > 1.0:
             before, owed = max(before, doubt), owed + work
@@ -209,6 +251,7 @@ class ArbiterState:
             assert lease.token <= self.leases.token, f"{lease} has a token that was never given"
             assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not known"
             assert lease.heir is None or lease.heir in self.apps, f"{lease} is promised to an app that is not known"
+        assert not self.apps.keys() & self.away.keys(), "an app that is here and away"
 
 
 #: The types of JSON that a field of a record may have, by the first word of its annotation.

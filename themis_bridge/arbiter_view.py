@@ -47,6 +47,12 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
     }
 
 
+def away(state: ArbiterState) -> dict[str, dict[str, float]]:
+    """App that has lost its leases by its silence -> seconds since its last sign, and those until it loses its name."""
+    silent = {name: state.clock - app.heard for name, app in state.away.items()}
+    return {name: {"silent": each, "name_kept": state.name_kept_s - each} for name, each in silent.items()}
+
+
 def shown_rho(state: ArbiterState, name: str) -> float | None:
     """rho of an app, or, if it holds no GPU, the rho that it would have if it got all that it could use now.
 

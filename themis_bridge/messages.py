@@ -45,9 +45,14 @@ class AppEvent(Event):
 
 @dataclass(frozen=True)
 class AppJoined(AppEvent):
-    """An app wants GPUs. ``user``: the user or team that it belongs to; "": it is the only app of its user."""
+    """An app wants GPUs.
+
+    user: the user or team that it belongs to; "": it is the only app of its user.
+    life: by which the shell can find out whether the driver is alive; "": it cannot.
+    """
 
     user: str = ""
+    life: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,14 @@ class Release(AppEvent):
 
     gpu: str
     token: int
+
+
+@dataclass(frozen=True)
+class DriverDied(Event):
+    """The driver of that session is dead for certain, and not only silent."""
+
+    app: str
+    session: str
 
 
 @dataclass(frozen=True)
@@ -233,11 +246,13 @@ class Refused(AppInstruction):
     why: the reason, for people.
     final: the app must not go on.
     unknown: the arbiter does not know the app, which has to join again.
+    waits: the app has not joined, and may try again later.
     """
 
     why: str
     final: bool = False
     unknown: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ class World:
         self.agents: dict[str, Agent] = {}
         self._outbox: dict[str, list[m.AppEvent]] = {}
         self._ids = itertools.count(1)
+        #: App -> the id of its driver's sign of life.
+        self._lives: dict[str, str] = {}
         self._until = self._exchanged = 0.0
         for name in ("placement_group", "placement_group_table", "remove_placement_group", "get_placement_group"):
             monkeypatch.setattr(reservations, name, self._faulty(name, getattr(self, f"_{name}")))
@@ -118,8 +120,10 @@ class World:
         resources = {"CPU": float(self.gpus), "node:one": 1.0}
         return [{"NodeID": "m" * 12, "NodeManagerAddress": "one", "Alive": True, "Resources": resources}]
 
-    def _placement_group(self, bundles: Any, strategy: str, name: str, lifetime: str) -> Group:
-        if any(each["name"] == name and each["state"] != "REMOVED" for each in self.table.values()):
+    def _placement_group(
+        self, bundles: Any, strategy: str = "PACK", name: str = "", lifetime: str | None = None
+    ) -> Group:
+        if any(name and each["name"] == name and each["state"] != "REMOVED" for each in self.table.values()):
             raise RuntimeError(f"{name} already exists")
         id = next(self._ids).to_bytes(4, "big")
         self.table[id.hex()] = {"name": name, "state": "PENDING", "placement_group_id": id.hex()}
@@ -137,7 +141,7 @@ class World:
 
     def _placement_group_table(self, group: Group | None = None) -> dict[str, Any]:
         for each in self.table.values():
-            if each["state"] == "PENDING" and len(self.there()) + self.outside < self.gpus:
+            if each["state"] == "PENDING" and each["name"] and len(self.there()) + self.outside < self.gpus:
                 each["state"] = "CREATED"
         if group is None:
             self.calls["whole table"] = self.calls.get("whole table", 0) + 1
@@ -146,19 +150,29 @@ class World:
 
     def there(self) -> list[tuple[str, str, int]]:
         """(app, GPU, token) of the groups in which something can run."""
-        names = [each["name"].split("/") for each in self.table.values() if each["state"] == "CREATED"]
+        leases = [each for each in self.table.values() if each["name"]]
+        names = [each["name"].split("/") for each in leases if each["state"] == "CREATED"]
         return [(app, gpu, int(token)) for _, app, gpu, token in names]
 
     # --- agents and time
 
-    def join(self, name: str, job: Job) -> None:
-        agent = self.agents[name] = Agent(name, f"{name}/1", job)
+    def join(self, name: str, job: Job, session: str = "") -> None:
+        agent = self.agents[name] = Agent(name, session or f"{name}/1", job)
         self._outbox[name] = []
-        self._try(lambda: self.actor.join(name, agent.session, {"CPU": 1.0}))
+        self._lives[name] = reservations.id_of(self._placement_group([{"head": 1.0}]))
+        self._try(lambda: self._join(agent))
+
+    def _join(self, agent: Agent) -> None:
+        self.actor.join(agent.app, agent.session, {"CPU": 1.0}, agent.user, self._lives[agent.app])
+
+    def end_driver(self, name: str) -> None:
+        """The driver is dead, and Ray removes its sign of life."""
+        self.table[self._lives[name]]["state"] = "REMOVED"
 
     def leave(self, name: str) -> None:
         """The job is done, and its driver does not call any more."""
         agent = self.agents.pop(name)
+        self.end_driver(name)
         self._try(lambda: self.actor.exchange(name, agent.session, [m.AppLeft(name, agent.session)]))
 
     def run(self, seconds: float) -> None:
@@ -197,7 +211,7 @@ class World:
         del outbox[: len(sending)]
         for event in [each for each in outbox if isinstance(each, m.AppJoined)]:
             outbox.remove(event)
-            self.actor.join(name, agent.session, {"CPU": 1.0})
+            self._join(agent)
 
     def unused(self) -> set[str]:
         """The GPUs that no agent holds under a lease that Ray has reserved for it."""

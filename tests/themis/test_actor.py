@@ -83,7 +83,7 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     apps = {name: {**asdict(AppRecord("", 0.0, 0.0)), **app} for name, app in before["apps"].items()}
     apps = json.loads(json.dumps(apps))
     settings = {**asdict(Settings()), **before["settings"]}
-    new = {"settings": settings, "apps": apps, "doubts": {}, "usage": {}, "epoch": 1, "format": 1}
+    new = {"settings": settings, "apps": apps, "away": {}, "doubts": {}, "usage": {}, "epoch": 1, "format": 1}
     assert after == {**before, **new}
     status = arbiter.actor.status()
     assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
@@ -104,11 +104,19 @@ def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(arbiter):
     arbiter.actor.join("a", "one", {"CPU": 1.0})
     arbiter.actor.join("a", "other", {"CPU": 1.0, "disk": 1.0})
     assert arbiter.books()["bundles"] == {"a": {"CPU": 1.0}}, "it was refused"
-    for _ in range(2):
-        arbiter.clock.now += 15
-        arbiter.actor.configure({})
+    arbiter.actor._handle(m.DriverDied("a", "one"))
     arbiter.actor.join("a", "two", {"CPU": 1.0, "memory": 4.0})
     assert arbiter.books()["bundles"] == {"a": {"CPU": 1.0, "memory": 4.0}}
+
+
+def test_a_namesake_is_refused_in_the_call_in_which_it_joins(arbiter):
+    arbiter.actor.join("a", "one", {"CPU": 1.0})
+    for silent, final in ((1.0, True), (15.0, False)):
+        arbiter.clock.now += silent
+        arbiter.actor._handle(m.Tick())
+        arbiter.actor.join("a", "two", {"CPU": 1.0})
+        refused = arbiter.actor.exchange("a", "two", [])
+        assert refused and all((each.final, each.waits) == (final, not final) for each in refused)
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(arbiter):
@@ -116,7 +124,7 @@ def test_a_heartbeat_does_not_rewrite_the_books(arbiter):
     arbiter.clock.now = 1.0
     arbiter.actor.exchange("a", "one", [])
     before = arbiter.books()
-    arbiter.actor._mail.clear()
+    arbiter.actor._outgoing._mail.clear()
     arbiter.clock.now = 3.0
     assert [type(each) for each in arbiter.actor.exchange("a", "one", [])] == [m.Leases]
     assert arbiter.books() == before
@@ -132,11 +140,11 @@ def test_a_thousand_joins_within_a_tick_write_the_books_once(arbiter, monkeypatc
     for number in range(1000):
         arbiter.actor.join(f"app{number}", f"app{number}/1", {"CPU": 1.0})
         arbiter.actor.exchange(f"app{number}", f"app{number}/1", [])
-    assert not dumps and not arbiter.actor._mail, "nothing is carried out before it is written"
+    assert not dumps and not arbiter.actor._outgoing._mail, "nothing is carried out before it is written"
     assert len(arbiter.books()["apps"]) == 1000
     assert len(dumps) == len(written) == 1
-    kinds = {type(each) for mail in arbiter.actor._mail.values() for each in mail}
-    assert kinds == {m.AskRho, m.Leases} and len(arbiter.actor._mail) == 1000
+    kinds = {type(each) for mail in arbiter.actor._outgoing._mail.values() for each in mail}
+    assert kinds == {m.AskRho, m.Leases} and len(arbiter.actor._outgoing._mail) == 1000
     arbiter.actor.exchange("app7", "app7/1", [])
     assert len(dumps) == 1, "a heartbeat is answered at once"
 
@@ -184,7 +192,6 @@ def test_a_job_that_is_not_admitted_is_told_why(start):
     arbiter.actor.configure({"most_demand": 1.0})
     for name in ("a", "b", "late"):
         arbiter.actor.join(name, f"{name}/1", {"CPU": 1.0})
-    arbiter.books()
     refused = arbiter.actor.exchange("late", "late/1", [])[0]
     assert refused.final and "'late' is not admitted" in refused.why
     assert arbiter.actor.status()["apps"].keys() == {"a", "b"}

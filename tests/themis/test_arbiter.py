@@ -10,6 +10,7 @@ from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import Bid, ThemisError
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave
+from themis_bridge.arbiter import Arbiter
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Themis
 from themis_bridge.settings import Settings
@@ -136,15 +137,78 @@ def test_a_second_app_of_one_name_is_refused():
     assert agent.leases == held
 
 
-def test_a_driver_that_starts_again_gets_its_name_back():
+def silent(seconds: float) -> Cluster:
+    """A cluster whose app "a", session "one", has been silent for so long."""
     cluster = Cluster(1, Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=20))
-    cluster.join("a", session="one")
+    cluster.join("a", session="one", user="anna")
+    cluster.wait(10)
+    cluster.send(m.Heard("a", "one"))
     cluster.silent.add("a")
-    cluster.wait(30)
-    assert not cluster.holds("a")
+    cluster.wait(seconds)
     cluster.silent.clear()
+    return cluster
+
+
+def test_a_driver_whose_death_is_known_is_gone_and_another_one_gets_its_name():
+    for seconds in (5, 30):
+        cluster = silent(seconds)
+        cluster.send(m.DriverDied("a", "another one"))
+        assert cluster.arbiter.state.holder("a")
+        cluster.send(m.DriverDied("a", "one"))
+        assert not cluster.holds("a") and not cluster.arbiter.state.holder("a")
+        cluster.join("a", session="two")
+        assert cluster.holds("a") == {"g0"}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_driver_that_was_silent_for_less_than_a_lease_keeps_its_name(restarts):
+    cluster = silent(90)
+    state = cluster.arbiter.state
+    before = state.away["a"]
+    assert not cluster.holds("a"), "its leases end after the patience"
+    if restarts:
+        cluster.arbiter, _ = Arbiter.restored(state.saved(), {}, state.gpus.values(), 0.0)
+        state = cluster.arbiter.state
+    one, namesake = Agent("a", "one", Job(), "anna"), Agent("a", "two", Job())
+    for event in (m.AppJoined("a", "two"), m.Heard("a", "two")):
+        (told,) = cluster.arbiter.handle(event, cluster.now)
+        namesake.handle(told)
+        assert not namesake.refused and "keeps its name" in namesake.waits
+        namesake.waits = None
+    cluster.agents["a"] = one
+    cluster.wait(1)
+    cluster.send(m.Heard("a", "one"))
+    app = state.apps["a"]
+    assert cluster.holds("a") == {"g0"} and not state.away and not one.waits
+    assert (app.joined, app.useful, app.served, app.user) == (0.0, before.useful, before.served, "anna")
+    assert state.contention("a") == pytest.approx(1.0)
+    (told,) = cluster.arbiter.handle(m.AppJoined("a", "two"), cluster.now)
+    assert told.final and "is running" in told.why
+
+
+def test_after_a_lease_of_silence_the_name_is_free():
+    cluster = silent(100)
+    cluster.join("a", session="two")
+    assert cluster.agents["a"].waits
+    cluster.wait(1)
+    assert not cluster.arbiter.state.holder("a")
     cluster.join("a", session="two")
     assert cluster.holds("a") == {"g0"}
+
+
+def test_a_silent_app_does_not_count_and_its_user_keeps_its_doubt():
+    cluster = silent(19)
+    cluster.arbiter.state.apps["a"].doubt = 7.0
+    cluster.join("b")
+    assert cluster.arbiter.state.contention("b") == 2.0
+    cluster.wait(2)
+    assert cluster.arbiter.state.away.keys() == {"a"}
+    cluster.wait(15)
+    assert cluster.arbiter.state.contention("b") < 1.2 and cluster.holds("b") == {"g0"}
+    cluster.join("c", user="anna")
+    assert cluster.arbiter.state.apps["c"].former == 7.0
+    cluster.send(m.AppLeft("a", "one"))
+    assert not cluster.arbiter.state.away, "it has left after all"
 
 
 def test_a_quota_limits_what_an_app_holds():

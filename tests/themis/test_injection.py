@@ -24,7 +24,7 @@ def assert_all_used(world: World) -> None:
         if not world.unused() and len(world.there()) == world.gpus:
             break
     assert not world.unused(), f"unused GPUs; {world.actor.status()}"
-    live = [each for each in world.table.values() if each["state"] != "REMOVED"]
+    live = [each for each in world.table.values() if each["name"] and each["state"] != "REMOVED"]
     assert len(live) == world.gpus, f"groups that nobody holds: {live}"
 
 
@@ -92,7 +92,7 @@ def test_a_full_disk_stops_nothing_for_longer_than_it_lasts(monkeypatch, tmp_pat
     assert sorted(world.there()) == sorted(held), "leases go on"
     assert "make room" in caplog.text
     assert len([line for line in caplog.messages if "cannot be written" in line]) < 30, "writing backs off"
-    assert len(world.actor._waiting) < 30, "nothing piles up"
+    assert len(world.actor._outgoing.waiting) < 30, "nothing piles up"
     world.disk_full = False
     world.run(RECOVERY_S)
     assert_all_used(world)

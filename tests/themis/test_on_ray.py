@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -114,3 +116,37 @@ def test_leases_of_one_tenant(control):
     assert control.stop()
     with pytest.raises(ThemisError, match="fluidtune arbiter start"):
         control.status()
+
+
+DRIVER = """
+import sys, time, logging
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+from tests.themis.test_on_ray import Work
+from themis_bridge.shell.tenant import Tenant
+tenant = Tenant("a", Work(), {"CPU": 1.0}, "CPU")
+print("joined", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_driver_that_stands_still_keeps_its_name_and_a_dead_one_does_not(control, monkeypatch):
+    import ray
+
+    from themis_bridge.shell import tenant
+
+    address = ray.get_runtime_context().gcs_address
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, address], stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout.readline().strip() == "joined"
+        driver.send_signal(signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(tenant, "JOIN_S", 4.0)  # the arbiter looks for dead drivers meanwhile
+            with pytest.raises(ThemisError, match="of the name 'a' is running"):
+                tenant.Tenant("a", Work(), {"CPU": 1.0}, "CPU")
+    finally:
+        driver.kill()
+        driver.wait()
+    again = tenant.Tenant("a", Work(), {"CPU": 1.0}, "CPU")
+    assert len(gained(again, 2)) == 2
+    again.close()

@@ -28,11 +28,11 @@ class Arbiter:
         self.users: dict[str, str] = {}
         self.join, self.exchange = Remote(self._join), Remote(self._exchange)
 
-    def _join(self, app, session, bundle, user=""):
+    def _join(self, app, session, bundle, user="", life=""):
         if self.unit not in bundle:
             raise ThemisError(f"leases single {self.unit}s")
         self.apps.add(app)
-        self.users[app] = user
+        self.users[app], self.life = user, life
 
     def _exchange(self, app, session, events):
         return [] if app in self.apps else [m.Refused(app, session, "join again", unknown=True)]
@@ -46,6 +46,16 @@ def cluster(monkeypatch):
     monkeypatch.setattr(tenant, "POLL_S", 0.01)
     monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    there.signs, there.gone = [], set()
+
+    def sign():
+        there.signs.append(f"sign{len(there.signs)}")
+        return there.signs[-1]
+
+    monkeypatch.setattr(tenant.reservations, "sign_of_life", sign)
+    monkeypatch.setattr(tenant.reservations, "id_of", lambda sign: sign)
+    monkeypatch.setattr(tenant.reservations, "is_gone", lambda sign: sign in there.gone)
+    monkeypatch.setattr(tenant.reservations, "remove", there.gone.add)
     return there
 
 
@@ -96,11 +106,11 @@ def test_a_join_that_is_answered_late_is_waited_for(cluster, monkeypatch, caplog
     monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
     join, sessions = cluster.arbiter._join, []
 
-    def slow(app, session, bundle, user=""):
+    def slow(app, session, *more):
         sessions.append(session)
         if len(sessions) < 4:
             raise ray.exceptions.GetTimeoutError
-        join(app, session, bundle, user)
+        join(app, session, *more)
 
     cluster.arbiter.join = Remote(slow)
     job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
@@ -120,6 +130,37 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
     cluster.arbiter.join = Remote(never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
         tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+
+
+def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
+    exchange, calls = cluster.arbiter._exchange, []
+
+    def kept(app, session, events):
+        calls.append(events)
+        why = "an app of the name 'a' is silent, and keeps its name"
+        return [m.Refused(app, session, why, waits=True)] if len(calls) < 4 else exchange(app, session, events)
+
+    cluster.arbiter.exchange = Remote(kept)
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    assert len(calls) >= 4 and job.poll() == []
+    assert len([line for line in caplog.messages if "keeps its name; trying to join" in line]) == 1
+    job.close()
+
+
+def test_a_job_shows_that_it_lives_until_it_ends(cluster):
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    assert cluster.arbiter.life == "sign0"
+    # The cluster took it for dead.
+    cluster.gone.add("sign0")
+    job._arbiter = cluster.arbiter = Arbiter("GPU")
+    wait_for(lambda: cluster.arbiter.apps)
+    assert cluster.arbiter.life == "sign1" and "sign1" not in cluster.gone
+    job.close()
+    assert "sign1" in cluster.gone
+    with pytest.raises(ThemisError, match="leases single GPUs"):
+        tenant.Tenant("b", None, {"CPU": 1.0}, "CPU")
+    assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
 
 
 def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):

@@ -12,8 +12,8 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books
+from themis_bridge.shell.drivers import Drivers
 from themis_bridge.shell.errands import Errands, Wanted
 from themis_bridge.shell.gauges import Gauges
 from themis_bridge.shell.others import Others
+from themis_bridge.shell.outgoing import Outgoing
 from themis_bridge.shell.restart import restored
 
 logger = logging.getLogger(__name__)
@@ -55,12 +57,7 @@ class ArbiterActor:
         self._unit = unit
         self._lock = threading.RLock()
         self._books = Books(Path(books), time.monotonic)
-        #: Session -> instructions that its agent has not fetched yet.
-        self._mail: dict[str, deque[m.Instruction]] = defaultdict(deque)
-        #: Instructions that wait until the books are written, in their order, by what a later one replaces.
-        self._waiting: dict[Hashable, m.Instruction] = {}
-        #: Whether the books must be written before the next instruction is carried out.
-        self._unwritten = False
+        self._outgoing = Outgoing(self._books, self._saved, self._carry_out)
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
         self._errands = Errands(reservations, time.monotonic, self._lock)
@@ -70,6 +67,7 @@ class ArbiterActor:
         self._ticks: deque[float] = deque(maxlen=TICKS)
         self._ticked = 0
         self._others = Others(time.monotonic)
+        self._drivers = Drivers(lambda life: reservations.is_gone(life), time.monotonic)
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties = reservations.cluster_gpus(unit)
@@ -79,8 +77,8 @@ class ArbiterActor:
             key = lease.app, lease.gpu, lease.token
             if not lease.closing and key in self._errands.found:
                 self._errands.reserve(key, self._wanted(lease.app, self._arbiter.state.gpus[lease.gpu]))
-        self._take(out, write=True)
-        self._flush()
+        self._outgoing.take(out, write=True)
+        self._outgoing.flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
         self._thread = threading.Thread(target=self._loop, name="themis-loop", daemon=True)
@@ -88,23 +86,31 @@ class ArbiterActor:
 
     # --- called by agents and operators
 
-    def join(self, app: str, session: str, bundle: dict[str, float], user: str = "") -> None:
-        """An app wants GPUs. ``bundle``: Ray resource -> amount, what one of its devices reserves. ``user``: its user.
+    def join(self, app: str, session: str, bundle: dict[str, float], user: str = "", life: str = "") -> None:
+        """An app wants GPUs.
 
-        Raises ThemisError if the bundle does not have exactly one of the unit that is leased here.
+        Args:
+            app, session, user: see `messages.AppJoined`.
+            bundle: Ray resource -> amount, what one of its devices reserves.
+            life: id of the driver's `reservations.sign_of_life`; "": it has none.
+
+        Raises ThemisError if the bundle does not have exactly one of the unit that is leased here, and ValueError for
+        an id that cannot be one.
         """
+        if life:
+            reservations.by_id(life)
         if bundle.get(self._unit) != 1.0:
             raise ThemisError(
                 f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
         with self._lock:
-            self._handle(m.AppJoined(app, session, user))
+            self._handle(m.AppJoined(app, session, user, life))
             known = self._arbiter.state.apps.get(app)
             if known is not None and known.session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
-                self._unwritten = True
+                self._outgoing.unwritten = True
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
         """Handle what an agent sends, and return the instructions that wait for it."""
@@ -112,7 +118,7 @@ class ArbiterActor:
             for event in events:
                 self._handle(event)
             self._handle(m.Heard(app, session))
-            mail = self._mail.pop(session, deque())
+            mail = self._outgoing.fetch(session)
             return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
 
     def _with_groups(self, told: m.Leases) -> m.Leases:
@@ -128,7 +134,7 @@ class ArbiterActor:
         with self._lock:
             self._handle(m.Configured(changes))
             # The operator is told that it is done.
-            self._unwritten = True
+            self._outgoing.unwritten = True
             self._flush()
 
     def status(self) -> dict[str, Any]:
@@ -147,10 +153,11 @@ class ArbiterActor:
                 "settings": state.saved()["settings"],
                 "tick_ms": self._tick_ms(),
                 "ticks": self._ticked,
-                "waiting": len(self._waiting) + len(self._errands.owed()),
+                "waiting": len(self._outgoing.waiting) + len(self._errands.owed()),
                 "trouble": [each for each in (self._books.trouble(), self._errands.trouble()) if each],
                 "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
+                "away": arbiter_view.away(state),
             }
 
     def _tick_ms(self) -> dict[str, float]:
@@ -189,33 +196,14 @@ class ArbiterActor:
             self._round_seconds = time.monotonic() - self._round_began[1]
             self._round_began = (self._arbiter.state.rounds, 0.0)
         # The answer to Heard is one Leases message. If that is all, only the clock in the books has changed.
-        self._take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
+        self._outgoing.take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
 
-    def _take(self, out: list[m.Instruction], write: bool) -> None:
-        """Carry instructions out, in their order: now if the books have all that they follow from, else after a flush.
-
-        ``write``: whether the event may have changed the books. A thousand apps may join within a second, so the books
-        are not written for each event.
-        """
-        self._unwritten = self._unwritten or write
-        for each in out:
-            # An app needs only the last message of each kind, so that nothing grows while the disk is full.
-            key = (type(each), each.session) if isinstance(each, m.AppInstruction) else each
-            self._waiting.pop(key, None)
-            self._waiting[key] = each
-        if not self._unwritten:
-            self._flush()
+    def _saved(self) -> dict[str, Any]:
+        return {**self._arbiter.saved(), "bundles": self._bundles}
 
     def _flush(self) -> None:
-        """Write the books if something in them has changed; then carry out what waits."""
-        if self._closed:
-            return
-        if self._unwritten and not self._books.write({**self._arbiter.saved(), "bundles": self._bundles}):
-            return
-        self._unwritten = False
-        waiting, self._waiting = self._waiting, {}
-        for each in waiting.values():
-            self._carry_out(each)
+        if not self._closed:
+            self._outgoing.flush()
 
     def _carry_out(self, instruction: m.Instruction) -> None:
         if isinstance(instruction, m.Reserve):
@@ -228,12 +216,6 @@ class ArbiterActor:
                 self._errands.reserve(key, self._wanted(instruction.app, gpu))
         elif isinstance(instruction, m.Remove):
             self._errands.remove((instruction.app, instruction.gpu, instruction.token))
-        elif isinstance(instruction, m.AppInstruction):
-            mail = self._mail[instruction.session]
-            if isinstance(instruction, m.Leases):
-                # Of several messages about leases only the last one counts.
-                mail = self._mail[instruction.session] = deque(each for each in mail if not isinstance(each, m.Leases))
-            mail.append(instruction)
 
     def _wanted(self, app: str, gpu: Gpu) -> Wanted:
         return Wanted(gpu, self._bundle(app), self._ties[gpu.machine])
@@ -265,6 +247,7 @@ class ArbiterActor:
             self._nodes_at = began + NODES_S
             self._try(self._look_at_nodes)
             self._try(self._look_at_others)
+            self._try(self._look_at_drivers)
             self._try(self._keep_house)
         self._try(self._pass_time)
         self._ticks.append(time.monotonic() - began)
@@ -294,7 +277,7 @@ class ArbiterActor:
         with self._lock:
             self._forget_gone_apps()
             self._gauges.set(self._arbiter.state, self._round_seconds)
-            self._unwritten = True
+            self._outgoing.unwritten = True
 
     def _look_at_nodes(self) -> None:
         gpus, ties = reservations.cluster_gpus(self._unit)
@@ -325,15 +308,22 @@ class ArbiterActor:
             if not self._errands.owed() and self._others.freed(taken, ours, wanted):
                 self._handle(m.Freed())
 
+    def _look_at_drivers(self) -> None:
+        """Forget the apps whose drivers are dead; a name is kept for those that are only silent."""
+        with self._lock:
+            silent = self._drivers.silent(self._arbiter.state)
+        dead = self._drivers.look(silent, CALLS_S)
+        with self._lock:
+            for each in dead:
+                self._handle(each)
+
     def _pauses(self) -> Iterator[tuple[str, float]]:
         return self._arbiter.state.backoff.retry_times(self._arbiter.state.clock)
 
     def _forget_gone_apps(self) -> None:
-        """Forget the mail and the bundles of apps that are gone; a refusal is fetched in the call that causes it."""
+        """Forget the mail and the bundles of apps that are gone."""
         apps = self._arbiter.state.apps
-        sessions = {app.session for app in apps.values()}
-        for session in self._mail.keys() - sessions:
-            del self._mail[session]
+        self._outgoing.forget_others({app.session for app in apps.values()})
         self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
 
 

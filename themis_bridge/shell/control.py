@@ -17,15 +17,13 @@ from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
 
-#: The resource that Ray gives the head node, and only it.
-HEAD = "node:__internal_head__"
 #: Seconds for a call of the arbiter until it counts as failed. Judgement: an order of magnitude above a slow start.
 STATUS_S = 30.0
 
 
 def _books() -> Path:
     """Path of the books of this Ray cluster's arbiter. The head node's id is in it: another head is another cluster."""
-    head = next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"])
+    head = next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and reservations.HEAD in node["Resources"])
     return Path(tempfile.gettempdir()) / f"themis-{getpass.getuser()}" / f"{head[:16]}.json"
 
 
@@ -59,7 +57,7 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources={HEAD: reservations.SLIVER},
+        resources={reservations.HEAD: reservations.SLIVER},
         max_restarts=-1,
         max_concurrency=64,
     )

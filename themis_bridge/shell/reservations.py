@@ -27,6 +27,8 @@ _PREFIX = "themis"
 #: How much of a node's own resource an actor or a group asks for, to be placed on that node. Source: Ray's
 #: MIN_RESOURCE_GRANULARITY, the least that can be asked for.
 SLIVER = 0.0001
+#: The resource that Ray gives the head node, and only it.
+HEAD = "node:__internal_head__"
 #: Ray's states of a group in which something can run, and of one that is gone for good.
 CREATED, REMOVED = "CREATED", "REMOVED"
 
@@ -107,6 +109,20 @@ def state(group: PlacementGroup) -> str:
 def remove(group: PlacementGroup) -> None:
     """Ask Ray to remove a group; one that does not exist is ignored."""
     remove_placement_group(group)
+
+
+def sign_of_life() -> PlacementGroup:
+    """A group that lives as long as the process that calls this: Ray removes it then, without the process's help.
+
+    For a driver that is certain within a moment of its death, also after SIGKILL, and so it is for a detached actor. A
+    group of an actor that is not detached, or of a task, lives as long as the driver of that.
+    """
+    return placement_group([{HEAD: SLIVER}])
+
+
+def is_gone(id: str) -> bool:
+    """Whether Ray has removed the group of that id, or has never made one."""
+    return state(by_id(id)) == REMOVED
 
 
 def id_of(group: PlacementGroup) -> str:

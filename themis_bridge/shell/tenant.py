@@ -32,8 +32,8 @@ POLL_S = Settings.answer_s / 10
 ANSWER_S = 10.0
 #: Leases of one GPU whose groups are kept. Judgement: the last one may be asked for while the next one begins.
 KEPT_GROUPS = 2
-#: For this many seconds a job tries to join: after a restart of the job the arbiter refuses it until its former session
-#: is given up. Judgement: with a margin of half the arbiter's default patience.
+#: For this many seconds a job tries to join: after a restart of the job the arbiter refuses it until it knows that the
+#: former driver is dead, and a busy arbiter answers late. Judgement: half more than the arbiter's default patience.
 JOIN_S = 1.5 * Settings.patience_s
 #: Seconds between two attempts to join. Judgement.
 JOIN_PAUSE_S = 1.0
@@ -64,8 +64,16 @@ class Tenant:
         self._groups: dict[str, deque[tuple[int, Any]]] = defaultdict(lambda: deque(maxlen=KEPT_GROUPS))
         #: (GPU, token) -> the id of its placement group, by the arbiter's last message.
         self._made: dict[tuple[str, int], str] = {}
+        #: Shows Ray, and through it the arbiter, that this driver lives; None before it first joins.
+        self._life: Any = None
+        #: Why the arbiter refused something last.
+        self._said = ""
         self._over = threading.Event()
-        self._register()
+        try:
+            self._register()
+        except BaseException:
+            self._remove_sign_of_life()
+            raise
         self._thread = threading.Thread(target=self._loop, name="themis-agent", daemon=True)
         self._thread.start()
 
@@ -96,6 +104,12 @@ class Tenant:
         self._thread.join(ANSWER_S)
         with contextlib.suppress(ray.exceptions.RayError):
             self._send([m.AppLeft(self.app, self._agent.session)])
+        self._remove_sign_of_life()
+
+    def _remove_sign_of_life(self) -> None:
+        if self._life is not None and ray.is_initialized():
+            with contextlib.suppress(ray.exceptions.RayError):
+                reservations.remove(self._life)
 
     # --- joining
 
@@ -109,7 +123,7 @@ class Tenant:
                 self._arbiter = control.start(self._unit)
                 self._join()
                 self._exchange()
-                trouble = self._agent.refused
+                trouble = self._agent.refused or self._agent.waits
             except ThemisError as error:
                 raise ThemisError(_plain(error)) from None
             except ray.exceptions.GetTimeoutError:
@@ -126,10 +140,16 @@ class Tenant:
             time.sleep(JOIN_PAUSE_S)
 
     def _join(self) -> None:
-        # An arbiter of an earlier version knows no users; a job without one can join it.
-        user = (self._user,) if self._user else ()
+        own = (self.app, self._agent.session, self._bundle)
+        if self._life is None or reservations.is_gone(reservations.id_of(self._life)):
+            self._life = reservations.sign_of_life()
         try:
-            joining = self._arbiter.join.remote(self.app, self._agent.session, self._bundle, *user)
+            try:
+                joining = self._arbiter.join.remote(*own, self._user, reservations.id_of(self._life))
+            except TypeError:
+                # An arbiter of an earlier version knows no signs of life. If it knows no users either, a job without
+                # one can join it.
+                joining = self._arbiter.join.remote(*own, *((self._user,) if self._user else ()))
         except TypeError:
             raise ThemisError(
                 f"the arbiter of this Ray cluster is of an earlier version and does not know users, and this job is of "
@@ -181,8 +201,9 @@ class Tenant:
                 # Messages stay in the list until the call has returned; one that is sent twice does no harm.
                 del self._outbox[: len(sending)]
                 for instruction in answer:
-                    if isinstance(instruction, m.Refused):
-                        logger.warning("themis: %s", instruction.why)
+                    if isinstance(instruction, m.Refused) and instruction.why != self._said:
+                        self._said = instruction.why
+                        logger.warning("themis: %s", self._said)
                     events, notices = self._agent.handle(instruction)
                     self._outbox += events
                     for notice in notices:

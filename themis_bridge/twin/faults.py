@@ -87,7 +87,7 @@ class Driver:
 
 
 class World:
-    """One schedule; all that is random comes from its seed. One class, because every fault touches the same state."""
+    """One schedule; all that is random comes from its seed. One thing: every fault touches the same state."""
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None):
         self.seed = seed
@@ -149,6 +149,9 @@ class World:
         for driver in self.drivers:
             if driver.agent is not None and self.now >= driver.paused_until:
                 self._to_arbiter(m.Heard(driver.name, driver.agent.session))
+            # The shell looks again and again whether silent drivers are dead.
+            for number in range(1, driver.session + (driver.agent is None)):
+                self._to_arbiter(m.DriverDied(driver.name, f"{driver.name}/{number}"))
         self.at(1.0, self._tick)
 
     # --- messages
@@ -226,6 +229,10 @@ class World:
         if driver.agent is None:
             self._start(driver)
 
+    def _join_again(self, driver: Driver, agent: Agent) -> None:
+        if driver.agent is agent:
+            self._to_arbiter(m.AppJoined(driver.name, agent.session))
+
     def _deliver_to_agent(self, instruction: m.AppInstruction) -> None:
         for driver in self.drivers:
             agent = driver.agent
@@ -239,6 +246,9 @@ class World:
                 self._to_arbiter(event)
             for notice in notices:
                 self._executor(driver, notice)
+            if agent.waits is not None:
+                agent.waits = None
+                self.at(5.0, partial(self._join_again, driver, agent))
             if agent.refused is not None:
                 # The arbiter has not given up its former session yet.
                 driver.agent = None

@@ -1,0 +1,64 @@
+"""Drivers that are silent: which of them are dead, by their signs of life, and what the arbiter does then."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from tests.themis.cluster import Job
+from tests.themis.shell_world import World
+from themis_bridge.app_record import AppRecord
+from themis_bridge.shell.drivers import SILENT_S, Drivers
+
+
+def test_only_drivers_that_are_silent_and_gone_are_dead():
+    def app(session: str, heard: float, life: str) -> AppRecord:
+        return AppRecord(session, 0.0, heard, life=life)
+
+    asked: list[str] = []
+
+    def is_gone(life: str) -> bool:
+        asked.append(life)
+        return life != "there"
+
+    late = 100.0 - SILENT_S - 1
+    state = SimpleNamespace(
+        clock=100.0,
+        apps={"dead": app("d", late, "x"), "stands": app("s", late, "there"), "speaks": app("p", 99.9, "y")},
+        away={"away": app("w", 0.0, "z"), "old": app("o", 0.0, "")},
+    )
+    drivers = Drivers(is_gone, lambda: 0.0)
+    dead = drivers.look(drivers.silent(state), 1.0)
+    assert sorted((each.app, each.session) for each in dead) == [("away", "w"), ("dead", "d")]
+    assert sorted(asked) == ["there", "x", "z"]
+    assert drivers.look([], 1.0) == []
+
+
+def test_each_silent_app_has_its_turn_when_ray_is_slow():
+    now = 0.0
+
+    def is_gone(life: str) -> bool:
+        nonlocal now
+        now += 1.0
+        return True
+
+    drivers = Drivers(is_gone, lambda: now)
+    silent = [(name, name, name) for name in "abc"]
+    assert sorted(each.app for _ in range(3) for each in drivers.look(silent, 0.5)) == ["a", "b", "c"]
+
+
+def test_the_arbiter_forgets_a_dead_driver_within_seconds_and_no_one_else(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, settings={})
+    for name in ("dead", "stands"):
+        world.join(name, Job(1, 5000.0))
+    world.run(5)
+    world.agents.pop("dead")
+    world.agents.pop("stands")
+    world.end_driver("dead")
+    world.run(5)
+    assert {app for app, _, _ in world.there()} == {"stands"}
+    world.join("dead", Job(1, 5000.0), "dead/2")
+    world.run(5)
+    assert {app for app, _, _ in world.there()} == {"dead", "stands"}, "it has its name back"
+    world.run(60)
+    status = world.actor.status()
+    assert status["apps"].keys() == {"dead"} and status["away"].keys() == {"stands"}
