@@ -29,6 +29,14 @@ STEPS, TRIED = 500, 20
 EQUAL = 1e-6
 
 
+class _Silent(highspy.Highs):
+    """Prints nothing. (The constructor of 1.16 says who it is when it does this, before anybody can forbid it.)"""
+
+    def enableCallbacks(self) -> None:
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()
+
+
 @dataclass(frozen=True)
 class ModelLoad:
     """One model: its rate, its memory at rest, and what a batch of it takes besides (of one batch at a time).
@@ -186,7 +194,7 @@ class _Problem:
 
     def solve(self, start: np.ndarray | None, seconds: float) -> np.ndarray | None:
         """The best places found; never worse than ``start``."""
-        solver = highspy.Highs()
+        solver = _Silent()
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("time_limit", seconds)

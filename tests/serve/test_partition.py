@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -94,3 +96,12 @@ def test_more_even_than_random_parts(seed):
 def test_what_is_refused(make, said):
     with pytest.raises(ServeError, match=said):
         make()
+
+
+def test_the_solver_prints_nothing():
+    """It does so once in a process, below Python's own output; what prints JSON would print that first."""
+    code = (
+        "from symphony_serve.partition import Limits, ModelLoad, partition\n"
+        "partition([ModelLoad(str(n), n + 1, 1) for n in range(4)], 2, Limits(14))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b""
