@@ -4,11 +4,12 @@
 process: neither the arrivals nor the GPUs of the twin do. By case (GPUs x models): ``requests_per_second``,
 ``p99_event_us`` (the 99th percentile of a call), ``operations`` (changes of heaps for each request), ``median_batch``.
 The models are ResNet50 of Table 2 with an SLO of 100 ms, at 80 % of the rate that staggered batches could bear, and of
-at most 100,000 requests/s.
+at most 100,000 requests/s. ``loadavg`` has the machine's load before and after: CPU time grows with it by a little.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -65,11 +66,14 @@ def measure(gpus: int, models: int, requests: int) -> dict[str, Any]:
 def main() -> None:
     """The command."""
     given = parser("Requests a second through the pure core of serving.").parse_args()
-    cases = {}
+    cases, before = {}, os.getloadavg()[0]
     for gpus, models in CASES:
         cases[f"{gpus}x{models}"] = measure(gpus, models, 20_000 if given.quick else 300_000)
         say(f"{gpus} GPUs, {models} models: {cases[f'{gpus}x{models}']}")
-    finish(result("serve_core", "32 to 4096 simulated GPUs", "twin", cases=cases), given.json)
+    finish(
+        result("serve_core", "32 to 4096 simulated GPUs", "twin", cases=cases, loadavg=[before, os.getloadavg()[0]]),
+        given.json,
+    )
 
 
 if __name__ == "__main__":

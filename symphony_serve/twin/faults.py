@@ -1,8 +1,10 @@
 """Seeded schedules of faults over the real scheduler, with frontends and backends on a virtual clock.
 
 ``python -m symphony_serve.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again and
-prints what happens. In a schedule, the scheduler dies and starts with empty hands; GPUs join, leave, die, fall silent
-and take longer than was predicted; messages take any time, and answers come twice; the scheduler's clock jumps.
+prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, the scheduler dies and starts with
+empty hands; GPUs join, leave, die, fall silent and take longer than was predicted; messages take any time, and answers
+come twice; the scheduler's clock jumps.
+
 Checked:
 
 - every request is answered or refused in the end, and its client is told once;
@@ -22,8 +24,10 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -378,16 +382,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seeded faults over the scheduler of serving.")
     parser.add_argument("--seeds", type=int, default=1000, help="how many schedules (1000)")
     parser.add_argument("--seed", type=int, help="run this one only, and print what happens")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a line of text")
     given = parser.parse_args()
     if given.seed is not None:
         World(given.seed, print).run()
         return
-    answered = total = 0
+    became: Counter[str] = Counter()
     for seed in range(given.seeds):
-        told = World(seed).run()
-        answered += sum(what == "answered" for what in told.values())
-        total += len(told)
-    print(f"{given.seeds} schedules, {total} requests, {answered} answered, the others refused; nothing violated")
+        became.update(World(seed).run().values())
+    total = sum(became.values())
+    if given.json:
+        sums = {"schedules": given.seeds, "requests": total, "became": dict(sorted(became.items())), "violations": 0}
+        print(json.dumps({"benchmark": "serve_faults", "kind": "twin", **sums}))
+    else:
+        said = f"{given.seeds} schedules, {total} requests, {became['answered']} answered, the others refused"
+        print(f"{said}; nothing violated")
 
 
 if __name__ == "__main__":
