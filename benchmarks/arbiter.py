@@ -79,7 +79,9 @@ class App:
         import ray
 
         agent, outbox, self._outbox = self._agent, self._outbox, []
-        for instruction in ray.get(self._arbiter.exchange.remote(agent.app, agent.session, outbox)):
+        for instruction in ray.get(
+            self._arbiter.exchange.remote(agent.app, agent.session, [*outbox, agent.heartbeat()])
+        ):
             events, notices = agent.handle(instruction)
             self._outbox += events
             self._coming.update({each.gpu.id: each.token for each in notices if isinstance(each, Gained)})
@@ -221,7 +223,7 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
     while now + patience / 2 < arbiter.state.settings.lease_s / 2:
         # Until the first leases end nothing happens.
         now += patience / 2
-        send(m.Tick(), *(m.Heard(name, name) for name in names))
+        send(m.Tick(), *(agents[name].heartbeat() for name in names))
     spent.clear()
     count.clear()
     rounds = arbiter.state.rounds
@@ -229,7 +231,7 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
         now += TICK_S
         send(m.Tick())
         # Each app speaks at every second tick.
-        send(*(m.Heard(name, name) for name in names[tick % 2 :: 2]))
+        send(*(agents[name].heartbeat() for name in names[tick % 2 :: 2]))
     return {
         "apps": apps,
         "seconds": seconds,

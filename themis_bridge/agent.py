@@ -100,6 +100,10 @@ class Agent:
                 return [m.AppJoined(self.app, self.session, self.user)], []
         return [], []
 
+    def heartbeat(self) -> m.Heard:
+        """What to send to the arbiter five times a second. The answer has the app's leases if they have changed."""
+        return m.Heard(self.app, self.session, self._version)
+
     def vacated(self, gpu: str, token: int | None = None) -> list[m.AppEvent]:
         """The executor has left the GPU for good. Returns what to send to the arbiter, which does not answer it.
 
@@ -164,7 +168,7 @@ class Agent:
             known = self.leases.get(gpu)
             if known is None:
                 out.append(Gained(view.gpu, view.token))
-            elif known.leftover and view.leftover and view.remaining > known.remaining:
+            elif known.leftover and view.leftover and view.expires > known.expires:
                 # The GPU is a leftover once more: the lease that was valued by the bid has ended.
                 self._bid = None
             if view.ending and not (known is not None and known.ending):

@@ -150,6 +150,7 @@ class Arbiter:
         """The app does not take part any more."""
         self.state.backoff.forget(app=name)
         self._leases.end_leases_of(name)
+        self._leases.forget_app(name)
         self.auctioneer.forget_app(name)
         self.auctioneer.begin_soon()
 
@@ -202,7 +203,7 @@ class Arbiter:
 
     @_on_event.register
     def _on_heard(self, event: m.Heard) -> None:
-        self._leases.tell_app(event.app)
+        self._leases.remind_app(event.app, event.version)
 
     @_on_event.register
     def _on_rho_answer(self, event: m.RhoAnswer) -> None:

@@ -19,8 +19,10 @@ class LeaseManager:
 
     def __init__(self, state: ArbiterState, out: list[m.Instruction]):
         self._state, self._out = state, out
-        #: Second part of the version of a `messages.Leases`; it grows with each of them.
+        #: Second part of the version of a `messages.Leases`; it grows with each change that is told.
         self._version = 0
+        #: App -> the version of its leases as they are now.
+        self._versions: dict[str, tuple[int, int]] = {}
 
     # --- grant, end, tell
 
@@ -40,18 +42,42 @@ class LeaseManager:
         self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
 
     def tell_app(self, name: str) -> None:
+        """Something that an app is told of its leases has changed: tell it all of them."""
+        if name in self._state.apps:
+            self._version += 1
+            self._versions[name] = self._state.epoch, self._version
+            self._tell(name)
+
+    def remind_app(self, name: str, known: tuple[int, int] | None) -> None:
+        """Tell an app its leases if it does not know them. ``known``: the version that it knows."""
+        if known is not None and known > (self._state.epoch, self._version):
+            # Of an arbiter before this one, which lost its books. Smaller versions would be ignored.
+            self._state.epoch = known[0] + 1
+        if name not in self._versions or self._versions[name][0] != self._state.epoch:
+            self.tell_app(name)
+        elif known != self._versions[name]:
+            self._tell(name)
+
+    def forget_app(self, name: str) -> None:
+        """It is gone, or away."""
+        self._versions.pop(name, None)
+
+    def _tell(self, name: str) -> None:
         """Tell an app all that it holds, except grants that are tried again after a failure."""
         state = self._state
-        app = state.apps.get(name)
-        if app is None:
-            return
-        self._version += 1
         views = tuple(
-            m.LeaseView(state.gpus[each.gpu], each.token, each.expires - state.clock, each.ending, each.leftover)
+            m.LeaseView(
+                gpu=state.gpus[each.gpu],
+                token=each.token,
+                remaining=each.expires - state.clock,
+                ending=each.ending,
+                leftover=each.leftover,
+                expires=each.expires,
+            )
             for each in state.leases.of(name)
             if (each.gpu, name) not in state.backoff
         )
-        self._out.append(m.Leases(name, app.session, (state.epoch, self._version), views))
+        self._out.append(m.Leases(name, state.apps[name].session, self._versions[name], views))
 
     def end_leases_of(self, app: str) -> None:
         """End all leases of an app that is gone, and all promises to it."""

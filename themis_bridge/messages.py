@@ -1,7 +1,8 @@
 """All that goes into the arbiter and comes out of it, as plain frozen dataclasses. All times are seconds.
 
 Events say what happened, instructions what the shell must do. A `Leases` message has all leases of an app instead of a
-change to them, so that a lost, repeated or overtaken message does no harm.
+change to them, so that a lost, repeated or overtaken message does no harm. An agent that has missed the last one tells
+so by the version in its next heartbeat.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ class AppLeft(AppEvent):
 
 @dataclass(frozen=True)
 class Heard(AppEvent):
-    """An app is alive. Every other event of the app says so, too."""
+    """An app is alive. Every other event of the app says so, too.
+
+    version: of the newest `Leases` that its agent knows, so that it is told them only if they have changed since; None:
+        it does not say.
+    """
+
+    version: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -216,7 +223,8 @@ class Offer(AppInstruction):
 class LeaseView:
     """One lease as its holder is told of it.
 
-    remaining: seconds until its end.
+    remaining: seconds until its end when the message was made.
+    expires: its end on the arbiter's clock, which grows when the lease is renewed.
     ending: it will not be renewed.
     leftover: the app was given the GPU and did not win it.
     group: id of the placement group that is reserved for it, in hexadecimal digits, filled in by the shell; "" while
@@ -229,11 +237,15 @@ class LeaseView:
     ending: bool = False
     leftover: bool = False
     group: str = ""
+    expires: float = 0.0
 
 
 @dataclass(frozen=True)
 class Leases(AppInstruction):
-    """Tell an app all leases that it holds. ``version`` only grows: a message with a smaller one is out of date."""
+    """Tell an app all leases that it holds.
+
+    ``version`` grows with each change of an app's leases: a message with another one that is not larger is out of date.
+    """
 
     version: tuple[int, int]
     leases: tuple[LeaseView, ...]

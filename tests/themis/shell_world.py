@@ -198,7 +198,7 @@ class World:
         agent, outbox = self.agents[name], self._outbox[name]
         agent.work.now = self.now
         sending = list(outbox)
-        for instruction in self.actor.exchange(name, agent.session, sending):
+        for instruction in self.actor.exchange(name, agent.session, [*sending, agent.heartbeat()]):
             events, notices = agent.handle(instruction)
             outbox += events
             for notice in notices:

@@ -94,7 +94,7 @@ def test_the_cached_table_does_not_outlive_the_leases_that_it_was_bid_for():
     # The lease of the leftover ends, and the GPU is a leftover again.
     told(4, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 50.0, leftover=True))
     assert rho() == pytest.approx(1.0)
-    told(5, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 90.0, leftover=True))
+    told(5, m.LeaseView(first, 7, 60.0), m.LeaseView(second, 6, 90.0, leftover=True, expires=90.0))
     assert rho() == pytest.approx(3.0)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from tests.themis.cluster import Cluster, Job
 from themis_bridge import messages as m
+from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.leases import LeaseTable
 
@@ -26,6 +29,60 @@ def test_a_heartbeat_looks_at_no_gpu_of_other_apps(monkeypatch: pytest.MonkeyPat
         (told,) = cluster.arbiter.handle(m.Heard("a", "s"), cluster.now)
     assert isinstance(told, m.Leases)
     assert {view.gpu.id for view in told.leases} == cluster.holds("a") != set()
+
+
+def holding(gpus: int) -> Cluster:
+    cluster = Cluster(gpus)
+    cluster.join("a", Job(gpus, 1e5))
+    cluster.wait(10)
+    assert len(cluster.agents["a"].leases) == gpus
+    return cluster
+
+
+def heartbeat(cluster: Cluster) -> list[m.Instruction]:
+    """The answer to the agent's heartbeat, which the agent does not get."""
+    return cluster.arbiter.handle(cluster.agents["a"].heartbeat(), cluster.now)
+
+
+@pytest.mark.parametrize("gpus", [4, 512])
+def test_an_app_whose_leases_have_not_changed_is_told_nothing(gpus: int) -> None:
+    cluster = holding(gpus)
+    sent = len(pickle.dumps(cluster.agents["a"].heartbeat()))
+    for _ in range(50):
+        cluster.now += 0.2
+        assert heartbeat(cluster) == []
+    assert sent < 200, "what it sends does not grow either"
+
+
+def test_a_change_whose_message_is_lost_is_told_again() -> None:
+    cluster = holding(4)
+    agent = cluster.agents["a"]
+    cluster.silent.add("a")
+    cluster.arbiter.state.leases.get("g0").expires = cluster.now
+    cluster.wait(1)
+    for _ in range(2):  # the first answer is lost, too
+        (told,) = heartbeat(cluster)
+        assert "g0" in agent.leases
+    agent.handle(told)
+    assert set(agent.leases) == {"g1", "g2", "g3"}
+    assert heartbeat(cluster) == []
+
+
+@pytest.mark.parametrize("books", ["there", "lost", "lost, and the clock of the machine stands still"])
+def test_a_restarted_arbiter_tells_every_app_its_leases(books: str) -> None:
+    cluster = holding(4)
+    state, agent = cluster.arbiter.state, cluster.agents["a"]
+    data = state.saved() if books == "there" else {}
+    if books.endswith("still"):
+        state.epoch = 10**9
+        cluster.arbiter._leases.tell_app("a")
+        cluster.send(m.Tick())
+    wall = state.epoch / 1000 if books.endswith("still") else 1e9
+    cluster.arbiter, _ = Arbiter.restored(data, cluster.reserved, state.gpus.values(), wall)
+    (told,) = heartbeat(cluster)
+    assert told.version > agent.heartbeat().version
+    agent.handle(told)
+    assert len(agent.leases) == 4 and heartbeat(cluster) == []
 
 
 def test_time_that_passes_with_heartbeats_is_accounted() -> None:

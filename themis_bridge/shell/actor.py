@@ -117,7 +117,9 @@ class ArbiterActor:
         with self._lock:
             for event in events:
                 self._handle(event)
-            self._handle(m.Heard(app, session))
+            if not any(isinstance(event, m.Heard) for event in events):
+                # An agent of an earlier version; it is told all its leases each time.
+                self._handle(m.Heard(app, session))
             mail = self._outgoing.fetch(session)
             return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
 

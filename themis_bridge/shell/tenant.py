@@ -196,7 +196,8 @@ class Tenant:
         while True:
             with self._lock:
                 sending = list(self._outbox)
-            answer = self._send(sending)
+                heartbeat = self._agent.heartbeat()
+            answer = self._send([*sending, heartbeat])
             with self._lock:
                 # Messages stay in the list until the call has returned; one that is sent twice does no harm.
                 del self._outbox[: len(sending)]

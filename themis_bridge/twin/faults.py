@@ -148,7 +148,7 @@ class World:
         self._to_arbiter(m.Tick(), delay=0.0)
         for driver in self.drivers:
             if driver.agent is not None and self.now >= driver.paused_until:
-                self._to_arbiter(m.Heard(driver.name, driver.agent.session))
+                self._to_arbiter(driver.agent.heartbeat())
             # The shell looks again and again whether silent drivers are dead.
             for number in range(1, driver.session + (driver.agent is None)):
                 self._to_arbiter(m.DriverDied(driver.name, f"{driver.name}/{number}"))
