@@ -1,0 +1,446 @@
+"""Questions that one GPU answers and no stand-in: ``python -m benchmarks.gpu.probes NAME`` prints the answer as JSON.
+
+Each is asked by `benchmarks.gpu` in a process of its own with an end, so that one that hangs costs its limit only. What
+is expected of an answer stands in `PROBES`. ``mps_killed`` is asked only by its name: it kills a client of MPS while
+that computes, and nobody knows what becomes of the user's other programs on that GPU. ``--rehearse``: on a core, where
+the question can be asked there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.gpu.peers import communicator, killed_peers, two_ranks
+from benchmarks.salus_jobs import device_home
+from fluidtune.cluster.process_leftovers import GPU_MEMORY_ALLOWANCE
+from fluidtune.cluster.process_reset import ProcessBaseline
+from salus_share import Need
+from salus_share.captures import CaptureRefused
+from salus_share.memory import CONTEXT, is_out_of_memory
+from salus_share.mps import Mps, apply, is_fault
+from salus_share.telemetry import Telemetry
+
+Answer = dict[str, Any]
+MB = 1 << 20
+_spawn = multiprocessing.get_context("spawn")
+#: How long a process that a question starts may take to answer, seconds. Judgement: to import torch and start CUDA.
+CHILD_S = 20.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question. ``right``: whether an answer is the expected one; None: it cannot tell.
+
+    ``limit``: seconds. ``cores``: it can be asked on a core, too. ``named``: it is asked only by its name.
+    """
+
+    ask: Callable[[str], Answer]
+    expected: str
+    right: Callable[[Answer], bool | None]
+    limit: float = 20.0
+    cores: bool = False
+    named: bool = False
+
+
+def context(device: str) -> Answer:
+    import torch
+
+    telemetry = Telemetry()
+    before = {gpu.uuid: gpu.memory_used for gpu in telemetry.sample()}
+    x = torch.ones(1024, 1024, device=device)
+    float((x @ x).sum())
+    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+    after = {gpu.uuid: gpu.memory_used for gpu in telemetry.sample()}
+    grown = [after[name] - before[name] for name in after if name.endswith(uuid) and name in before]
+    held = telemetry.process_memory(uuid, os.getpid())
+    reserved = torch.cuda.memory_reserved()
+    return {
+        "by_process_mb": None if held is None else (held - reserved) // MB,
+        "by_gpu_mb": (grown[0] - reserved) // MB if grown else None,
+        "taken_for_mb": CONTEXT // MB,
+    }
+
+
+def context_is_right(answer: Answer) -> bool | None:
+    known = [answer[name] for name in ("by_process_mb", "by_gpu_mb") if answer[name] is not None]
+    return known[0] <= answer["taken_for_mb"] if known else None
+
+
+def unload(device: str) -> Answer:
+    import torch
+
+    baseline = ProcessBaseline(watch=True)
+    baseline.note_imports()
+
+    def trial() -> None:
+        torch.backends.cudnn.benchmark = True
+        model: Any = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to(device)
+        model.holds_itself = [model]  # as a prepared model does, by the hooks of its gradients
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(512, 1024, device=device)).square().mean().backward()
+            optimizer.step()
+
+    thread = threading.Thread(target=trial)
+    thread.start()
+    thread.join()
+    found: Answer = {"left_behind": baseline.restore(), "benchmark": torch.backends.cudnn.benchmark}
+    on_gpu = device != "cpu"
+    found["allocated"] = torch.cuda.memory_allocated() if on_gpu else 0
+    found["reserved"] = torch.cuda.memory_reserved() if on_gpu else 0
+    return found
+
+
+def unload_is_right(answer: Answer) -> bool:
+    clean = answer["left_behind"] is None and not answer["benchmark"]
+    return clean and max(answer["allocated"], answer["reserved"]) <= GPU_MEMORY_ALLOWANCE
+
+
+def _empty_beside_a_pool(pipe: Connection, device: str) -> None:
+    """Empty torch's cache while another thread is in its pool."""
+    import torch
+
+    entered, leave = threading.Event(), threading.Event()
+    pool = torch.cuda.MemPool()
+
+    def inside() -> None:
+        with torch.cuda.use_mem_pool(pool):
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=inside, daemon=True)
+    thread.start()
+    entered.wait()
+    x = torch.empty(1024 * MB, dtype=torch.uint8, device=device)
+    del x
+    try:
+        torch.cuda.empty_cache()
+        pipe.send({"left_mb": torch.cuda.memory_reserved() // MB})
+    except RuntimeError as error:
+        pipe.send({"raised": str(error).splitlines()[0]})
+    leave.set()
+    thread.join()
+
+
+def pools(device: str) -> Answer:
+    import torch
+
+    from salus_share.streams import InProcessLanes, LaneJob
+
+    child, process = start(_empty_beside_a_pool, device)
+    found: Answer = {"emptied_beside_a_pool": answer_of(child, process)}
+    process.join()
+    found["then_ended_with"] = process.exitcode
+    inside, over = threading.Event(), threading.Event()
+
+    def stays(job: LaneJob) -> None:
+        with job.iteration():
+            x = torch.ones(64 * MB, device=device)
+            inside.set()
+            over.wait(CHILD_S)
+            del x
+
+    def goes(job: LaneJob) -> None:
+        inside.wait(CHILD_S)
+        with job.iteration():
+            x = torch.ones(64 * MB, device=device)
+            del x
+        over.set()
+
+    with device_home() as directory:
+        lanes = InProcessLanes(device, "pools", capacity=4096 * MB, policy="FAIR", directory=directory)
+        futures = [lanes.start(work.__name__, work, Need(8 * MB, 512 * MB)) for work in (stays, goes)]
+        for future in futures:
+            future.result(CHILD_S)
+    return {**found, "reserved": torch.cuda.memory_reserved()}
+
+
+def backward(device: str) -> Answer:
+    import torch
+
+    found: Answer = {"gradient": 4096 * 4096 * 4}
+    for name, threads in (("own_thread", False), ("torchs_thread", True)):
+        layer, pool = torch.nn.Linear(4096, 4096).to(device), torch.cuda.MemPool()
+        x = torch.ones(8, 4096, device=device)
+        with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(pool):
+            with torch.autograd.set_multithreading_enabled(threads):
+                layer(x).sum().backward()
+            torch.cuda.synchronize()
+        found[name] = sum(segment["total_size"] for segment in pool.snapshot())
+    return found
+
+
+def visible(device: str) -> Answer:
+    code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    gpu = Telemetry().sample()[0]
+    found: Answer = {"nvml": gpu.uuid}
+    for name, value in (("by_uuid", gpu.uuid), ("by_number", str(gpu.index))):
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CHILD_S)
+        found[name] = done.stdout.split() or done.stderr[-200:]
+    return found
+
+
+def visible_is_right(answer: Answer) -> bool:
+    seen = [answer["by_uuid"], answer["by_number"]]
+    return all(each[0] == "1" and each[1].removeprefix("GPU-") == answer["nvml"].removeprefix("GPU-") for each in seen)
+
+
+def capture(device: str) -> Answer:
+    """A CUDA graph in a thread, while another trial of the process is in its memory pool."""
+    import torch
+
+    from salus_share.streams import InProcessLanes, LaneJob
+
+    inside, over = threading.Event(), threading.Event()
+
+    def stays(job: LaneJob) -> None:
+        with job.iteration():
+            x = torch.ones(1024, 1024, device=device)
+            inside.set()
+            while not over.wait(0.001):
+                x = torch.tanh(x @ x)
+
+    def captures(job: LaneJob, mode: str) -> Any:
+        inside.wait(CHILD_S)
+        x = torch.ones(256, 256, device=device)
+        x @ x  # what cuBLAS allocates once is no part of a graph
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode=mode):
+                y = x @ x
+        except CaptureRefused:
+            return "refused"
+        graph.replay()
+        torch.cuda.synchronize()
+        return float(y[0, 0])
+
+    found: Answer = {}
+    with device_home() as directory:
+        lanes = InProcessLanes(device, "capture", capacity=4096 * MB, policy="FAIR", directory=directory)
+        neighbour = lanes.start("stays", stays, Need(64 * MB, 64 * MB))
+        for mode in ("global", "thread_local"):
+            work = lanes.start(mode, partial(captures, mode=mode), Need(64 * MB, 64 * MB))
+            error = work.exception(CHILD_S)
+            found[mode] = work.result() if error is None else f"{type(error).__name__}: {str(error)[:200]}"
+        over.set()
+        failed = neighbour.exception(CHILD_S)
+        found["neighbour"] = "well" if failed is None else str(failed)[:200]
+    return found
+
+
+def full(device: str) -> Answer:
+    """Libraries that allocate by themselves, on a GPU without memory."""
+    import torch
+
+    x = torch.ones(64, 64, device=device)
+    hoard, size = [], 1 << 36
+    while size >= MB:
+        try:
+            hoard.append(torch.empty(size, dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError:
+            size //= 2
+    works: Mapping[str, Callable[[], Any]] = {
+        "cublas": lambda: x @ x,
+        "cudnn": lambda: torch.conv2d(x[None, None], x[None, None, :3, :3]),
+        "cusolver": lambda: torch.linalg.inv(x + torch.eye(64, device=device)),
+    }
+    found: Answer = {}
+    for name, work in works.items():
+        try:
+            work()
+            torch.cuda.synchronize()
+            found[name] = "worked"
+        except Exception as error:
+            free = torch.cuda.mem_get_info()[0]
+            known = is_out_of_memory(error, free) and not is_fault(error)
+            found[name] = "known" if known else f"{type(error).__name__}: {str(error)[:200]}"
+    return found
+
+
+def loader(device: str) -> Answer:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.ones(1, device=device)
+    data = TensorDataset(torch.arange(1024.0))
+    batches = DataLoader(data, batch_size=64, num_workers=2, pin_memory=device != "cpu", multiprocessing_context="fork")
+    return {"sum": sum(float(x.to(device, non_blocking=True).sum()) for (x,) in batches)}
+
+
+def clock(device: str) -> Answer:
+    import torch
+
+    x = torch.randn(4096, 4096, device=device)
+    found = {}
+    for _ in range(2):  # the first time cuBLAS starts
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(200):
+            x @ x
+        found["launched_s"] = time.perf_counter() - began
+        torch.cuda.synchronize()
+        found["done_s"] = time.perf_counter() - began
+    return found
+
+
+def _client(pipe: Connection, environment: dict[str, str], seconds: float) -> None:
+    """A client of MPS that computes."""
+    apply(environment)
+    import torch
+
+    x = torch.ones(2048, 2048, device="cuda") / 2048
+    torch.cuda.synchronize()
+    pipe.send("computes")
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline:
+            for _ in range(20):
+                x = x @ x
+            torch.cuda.synchronize()
+        pipe.send({"mean_times_2048": float(x.mean()) * 2048})
+    except RuntimeError as error:
+        pipe.send({"raised": str(error).splitlines()[0], "fault": is_fault(error)})
+
+
+def mps_killed(device: str) -> Answer:
+    with TemporaryDirectory() as directory:
+        daemon = Mps(Telemetry().sample()[0].uuid, Path(directory, "mps"))
+        if not daemon.acquire():
+            return {"had": False, "why": daemon.why}
+        environment = daemon.environment()
+        stays, goes = (start(_client, environment, 6.0) for _ in range(2))
+        found: Answer = {"had": True, "up": [answer_of(*each) for each in (stays, goes)]}
+        time.sleep(1)
+        assert goes[1].pid is not None
+        os.kill(goes[1].pid, signal.SIGKILL)
+        found["beside"] = answer_of(*stays)
+        after = start(_client, environment, 1.0)
+        found["after"] = [answer_of(*after) for _ in range(2)]
+        for _, process in (stays, goes, after):
+            process.kill()
+        daemon.release()
+        return found
+
+
+def mps_is_right(answer: Answer) -> bool | None:
+    if not answer["had"]:
+        return None
+    return all("mean_times_2048" in one for one in (answer["beside"], answer["after"][1]))
+
+
+def start(work: Callable[..., None], *arguments: Any) -> tuple[Connection, BaseProcess]:
+    """Run ``work(pipe, *arguments)`` in a process of its own."""
+    ours, theirs = _spawn.Pipe()
+    process = _spawn.Process(target=work, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def answer_of(pipe: Connection, process: BaseProcess) -> Any:
+    """What the process sends next, or why nothing comes."""
+    with contextlib.suppress(EOFError):
+        return pipe.recv() if pipe.poll(CHILD_S) else f"no answer in {CHILD_S:g} s"
+    process.join()
+    return f"ended with {process.exitcode}"
+
+
+def _all_known(answer: Answer) -> bool:
+    return all(what in ("worked", "known") for what in answer.values())
+
+
+PROBES: dict[str, Probe] = {
+    "context": Probe(context, "a CUDA context is no larger than 600 MiB", context_is_right),
+    "unload": Probe(unload, "a worker holds nothing of the trial that has left it", unload_is_right, cores=True),
+    "pools": Probe(
+        pools,
+        "threads in memory pools give their memory back",
+        lambda answer: answer["reserved"] <= GPU_MEMORY_ALLOWANCE,
+    ),
+    "backward": Probe(
+        backward,
+        "a backward pass allocates in the pool if it runs in its own thread, else not",
+        lambda answer: answer["own_thread"] >= answer["gradient"] > answer["torchs_thread"],
+    ),
+    "two_ranks": Probe(
+        two_ranks,
+        "NCCL refuses two workers on one GPU, and both hear it",
+        lambda answer: all("Duplicate GPU" in str(each) and "CannotDivide" in str(each) for each in answer["ranks"]),
+        limit=50.0,
+    ),
+    "killed_peers": Probe(
+        killed_peers,
+        "a worker goes on within 2 s when its two peers are killed, and makes a new group",
+        lambda answer: "GroupLost" in str(answer["lost"]) and answer["seconds"] <= 2.0 and answer["after"] == "summed",
+        limit=50.0,
+        cores=True,
+    ),
+    "communicator": Probe(
+        communicator,
+        "groups are made and left without growth, and an abort does not wait for kernels",
+        lambda answer: answer["grown_mb"] <= GPU_MEMORY_ALLOWANCE // MB and answer["abort_s"] < answer["kernel_s"] / 2,
+    ),
+    "visible": Probe(visible, "CUDA_VISIBLE_DEVICES by UUID and by number are NVML's GPU", visible_is_right),
+    "capture": Probe(
+        capture,
+        "a CUDA graph is captured beside another thread with `thread_local`, and refused without",
+        lambda answer: answer == {"global": "refused", "thread_local": 256.0, "neighbour": "well"},
+    ),
+    "full": Probe(full, "a library that finds no memory is known by its error", _all_known),
+    "loader": Probe(
+        loader, "forked loaders work where CUDA has started", lambda answer: answer["sum"] == 523776.0, cores=True
+    ),
+    "clock": Probe(
+        clock,
+        "a clock that does not wait for the GPU measures launches",
+        lambda answer: answer["launched_s"] < answer["done_s"] / 2,
+    ),
+    "mps_killed": Probe(
+        mps_killed, "a client of MPS that is killed disturbs no other", mps_is_right, limit=90.0, named=True
+    ),
+}
+
+
+def main() -> None:
+    """Ask one question. What it prints besides goes to standard error."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("name", choices=PROBES)
+    arguments.add_argument("--rehearse", action="store_true", help="on a core")
+    options = arguments.parse_args()
+    probe = PROBES[options.name]
+    if options.rehearse and not probe.cores:
+        sys.exit(f"{options.name} can be asked on a GPU only")
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            answer = probe.ask("cpu" if options.rehearse else "cuda:0")
+        except Exception as error:
+            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    right = None if "failed" in answer else probe.right(answer)
+    print(json.dumps({"expected": probe.expected, "right": False if "failed" in answer else right, "answer": answer}))
+    sys.stdout.flush()
+    os._exit(0)  # a thread that NCCL or CUDA never lets go would keep the process
+
+
+if __name__ == "__main__":
+    main()
