@@ -257,9 +257,10 @@ class FusedTrials:
         if stack.reason is not None:
             slot.trial.note(f"{type(slot.model).__name__} is trained by itself: {stack.reason}")
             return
-        if stack.slots and stack.variant(slot) != stack.variant(stack.slots[0]):
-            slot.trial.note(f"{type(slot.model).__name__} differs from that of another trial in {_unlike(slot, stack)}")
         stack.add(slot)
+        unlike = _unlike(slot, stack)
+        if unlike:
+            slot.trial.note(f"{type(slot.model).__name__} differs from that of another trial in {unlike}")
 
     def leave(self, slot: Slot) -> None:
         """Give a model memory of its own again."""
@@ -310,7 +311,13 @@ def _line(error: Exception) -> str:
 
 
 def _unlike(slot: Slot, stack: Stack) -> str:
-    """The attributes in which a model differs from the first one of its stack."""
-    ours, others = slot.attributes.values, stack.slots[0].attributes.values
-    names = [name for (name, value), (_, other) in zip(ours, others, strict=False) if value != other]
-    return ", ".join(dict.fromkeys(names)) or "its attributes"
+    """The attributes in which a model differs for good from the first one of its stack; "": none."""
+    try:
+        if stack.variant(slot) == stack.variant(stack.slots[0]):
+            return ""
+    except NotFusable:
+        return ""  # its trial says it with its next call
+    both = slot.attributes.values, stack.slots[0].attributes.values
+    ours, others = ([(name, value) for name, value in values if name != "training"] for values in both)
+    names = [name for (name, value), (_, theirs) in zip(ours, others, strict=False) if value != theirs]
+    return ", ".join(dict.fromkeys(names)) or ("" if len(ours) == len(others) else "its attributes")

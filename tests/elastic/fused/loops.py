@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fluidtune.elastic.fused import FusedTrial, FusedTrials, current_trial
+from fluidtune.elastic.random_streams import Streams, capture_streams, restore_streams
 
 SAMPLES, BATCH = 40, 16
 INPUTS = torch.randn(SAMPLES, 8, 8, generator=torch.Generator().manual_seed(5))
@@ -95,9 +98,34 @@ class Broken(Exception):
     """A loop's own error."""
 
 
+class Stopped(BaseException):
+    """What a report raises in a loop that is to end."""
+
+
+@dataclass
+class Position:
+    """Where a loop is. ``batches``: those of its epoch that are still to come."""
+
+    epoch: int = 0
+    iteration: int = 0
+    batches: list[torch.Tensor] = field(default_factory=list)
+    noise: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Saved:
+    """What a loop that is paused leaves behind, with which another one goes on."""
+
+    at: Position
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    streams: Streams
+
+
 @dataclass
 class Plan:
-    """What one trial's loop does. ``raises``, ``ends``: before which iteration, counted from 0."""
+    """What one trial's loop does. ``raises``, ``ends`` and the like: before which iteration, counted from 0."""
 
     number: int = 0
     model: str | Callable[..., nn.Module] = "perceptron"
@@ -106,6 +134,14 @@ class Plan:
     batch: int = BATCH
     raises: int | None = None
     ends: int | None = None
+    #: A report says there that the trial is to end.
+    stops: int | None = None
+    #: It leaves a `Saved` and ends; ``again`` is called with it.
+    pauses: int | None = None
+    #: It takes over the weights and the optimizer's state of ``donor``, and another learning rate.
+    exploits: int | None = None
+    donor: Saved | None = None
+    again: Callable[[Saved], None] | None = None
     dropout: float = 0.0
     step: Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], float] | None = None
     #: Called before each iteration with its number.
@@ -113,8 +149,8 @@ class Plan:
     kept: dict[str, Any] = field(default_factory=dict)
 
 
-def train(plan: Plan) -> dict[str, Any]:
-    """Train as people do; returns the losses, the final state and what was drawn afterwards from each stream."""
+def train(plan: Plan, saved: Saved | None = None) -> dict[str, Any] | Saved:
+    """Train as people do, from ``saved`` on; returns `_ending`, or a `Saved` if it is paused."""
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(plan.number)
     make = MODELS[plan.model] if isinstance(plan.model, str) else plan.model
@@ -123,28 +159,65 @@ def train(plan: Plan) -> dict[str, Any]:
     trial = current_trial()
     if trial is not None:
         trial.prepare(model, optimizer)
-    losses: list[float] = []
-    iteration = 0
+    at = Position()
+    if saved is not None:
+        at = copy.deepcopy(saved.at)
+        model.load_state_dict(saved.model)
+        optimizer.load_state_dict(copy.deepcopy(saved.optimizer))
+        restore_streams(saved.streams)
     try:
-        for _ in range(plan.epochs):
+        while at.epoch < plan.epochs:
             model.train()
-            noise = random.random() + numpy.random.randn()
-            for chosen in torch.randperm(SAMPLES).split(plan.batch):
-                if iteration == plan.ends:
-                    return _ending(model, optimizer, losses)
-                if iteration == plan.raises:
-                    raise Broken(str(iteration))
+            if not at.batches:
+                at.noise = random.random() + numpy.random.randn()
+                at.batches = list(torch.randperm(SAMPLES).split(plan.batch))
+            while at.batches:
+                if at.iteration == plan.ends:
+                    return _ending(model, optimizer, at.losses)
+                if at.iteration == plan.raises:
+                    raise Broken(str(at.iteration))
+                if at.iteration == plan.stops:
+                    with nullcontext() if trial is None else trial.apart():
+                        raise Stopped(str(at.iteration))
+                if at.iteration == plan.pauses and saved is None:
+                    return _paused(plan, at, model, optimizer)
+                if at.iteration == plan.exploits and plan.donor is not None:
+                    model.load_state_dict(plan.donor.model)
+                    optimizer.load_state_dict(copy.deepcopy(plan.donor.optimizer))
+                    for group in optimizer.param_groups:
+                        group["lr"] *= 0.7
                 if plan.before is not None:
-                    plan.before(iteration, model)
-                x, y = INPUTS[chosen] + 1e-3 * noise, LABELS[chosen]
-                losses.append((plan.step or plain)(model, optimizer, x, y))
-                iteration += 1
+                    plan.before(at.iteration, model)
+                chosen = at.batches.pop(0)
+                x, y = INPUTS[chosen] + 1e-3 * at.noise, LABELS[chosen]
+                at.losses.append((plan.step or plain)(model, optimizer, x, y))
+                at.iteration += 1
             model.eval()
             with torch.no_grad():
-                losses.append(F.cross_entropy(model(INPUTS), LABELS).item())
-        return _ending(model, optimizer, losses)
+                at.losses.append(F.cross_entropy(model(INPUTS), LABELS).item())
+            at.epoch += 1
+        return _ending(model, optimizer, at.losses)
     finally:
-        plan.kept.update(model=model, optimizer=optimizer, losses=losses)
+        plan.kept.update(model=model, optimizer=optimizer, losses=at.losses)
+
+
+def _paused(plan: Plan, at: Position, model: nn.Module, optimizer: torch.optim.Optimizer) -> Saved:
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    left = Saved(copy.deepcopy(at), weights, copy.deepcopy(optimizer.state_dict()), capture_streams())
+    if plan.again is not None:
+        plan.again(left)
+    return left
+
+
+def alone(plan: Plan) -> dict[str, Any] | BaseException:
+    """What the trial is alone, to its end: what it returns or raises. `Plan.kept` has its losses."""
+    try:
+        value = train(plan)
+        ended = train(plan, value) if isinstance(value, Saved) else value
+        assert not isinstance(ended, Saved)
+        return ended
+    except (Exception, Stopped) as error:
+        return error
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -185,15 +258,10 @@ def same(ours: Any, alone: Any) -> None:
 
 def compare(plans: list[Plan], *, fused: bool = True) -> list[FusedTrial]:
     """AssertionError unless each trial of these is what it is alone."""
-    alone: list[Any] = []
-    for plan in plans:
-        try:
-            alone.append(train(plan))
-        except Exception as error:
-            alone.append(error)
+    of_each = [alone(plan) for plan in plans]
     trials = together(plans)
-    for trial, expected in zip(trials, alone, strict=True):
-        if isinstance(expected, Exception):
+    for trial, expected in zip(trials, of_each, strict=True):
+        if isinstance(expected, BaseException):
             assert repr(trial.error) == repr(expected)
             continue
         if trial.error is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
 import random
 import threading
@@ -14,14 +13,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from fluidtune.elastic.fused import FusedTrials, current_trial
 
-from .loops import INPUTS, MODELS, OPTIMIZERS, Broken, Plan, Twice, compare, perceptron, plain, together
+from .loops import INPUTS, MODELS, OPTIMIZERS, Plan, Twice, compare, perceptron, plain, together
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -50,72 +47,6 @@ def test_different_batch_sizes_train_side_by_side() -> None:
 def test_a_trial_that_ends_or_raises_leaves_the_others_as_they_are() -> None:
     others = [Plan(1, optimizer="adam", raises=3), Plan(2, ends=2), Plan(3, optimizer="adam")]
     compare([Plan(0, optimizer="adam"), *others])
-
-
-moments = st.one_of(st.none(), st.integers(0, 7))
-plans = st.builds(
-    Plan,
-    number=st.integers(0, 9),
-    optimizer=st.sampled_from(["sgd", "momentum", "adamw"]),
-    raises=moments,
-    ends=moments,
-    dropout=st.sampled_from([0.0, 0.2]),
-    batch=st.sampled_from([16, 16, 20]),
-)
-
-
-def joined_at_any_moment(chosen: list[Plan], gates: list[int], model: str, epochs: int) -> None:
-    """Each trial but the first one is started by the first one, before the iteration that is its gate."""
-    for plan in chosen:
-        plan.model, plan.epochs, plan.before, plan.kept = model, epochs, None, {}
-    alone: list[Any] = []
-    from .loops import same, train
-
-    for plan in chosen:
-        try:
-            alone.append(train(plan))
-        except Broken as error:
-            alone.append(error)
-    trials = FusedTrials()
-    started: list[Any] = []
-
-    def start(iteration: int, _: nn.Module) -> None:
-        for plan, gate in zip(chosen[1:], gates, strict=False):
-            if gate == iteration:
-                started.append((plan, trials.start("joiner", train, plan)))
-
-    chosen[0].before = start
-    started.append((chosen[0], trials.start("first", train, chosen[0])))
-    assert started[0][1].join(60) and all(trial.join(60) for _, trial in started)
-    trials.join()
-    for plan, trial in started:
-        expected = alone[chosen.index(plan)]
-        if isinstance(expected, Broken):
-            assert repr(trial.error) == repr(expected)
-        else:
-            assert trial.error is None, trial.error
-            # Adam divides a gradient by its own size: where the true one is 0, as of the bias of attention's keys, the
-            # weights are made of rounding, and the losses do not depend on them.
-            whole = plan.optimizer == "sgd" or model != "transformer"
-            names = [name for name in expected if whole or name in ("losses", "drawn")]
-            same([trial.value[name] for name in names], [expected[name] for name in names])
-            assert trial.reasons == []
-
-
-@settings(max_examples=4, deadline=None)
-@given(st.lists(plans, min_size=2, max_size=4), st.lists(st.integers(0, 5), min_size=3, max_size=3))
-def test_trials_come_end_and_raise_at_any_moment(chosen: list[Plan], gates: list[int]) -> None:
-    joined_at_any_moment(chosen, gates, "perceptron", 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=int(os.environ.get("FLUIDTUNE_FUSED", "50")), deadline=None)
-@given(st.lists(plans, min_size=2, max_size=5), st.lists(st.integers(0, 12), min_size=4, max_size=4))
-def test_trials_of_every_model_come_end_and_raise_at_any_moment(
-    model: str, chosen: list[Plan], gates: list[int]
-) -> None:
-    joined_at_any_moment(chosen, gates, model, 5)
 
 
 # -- what a trial leaves behind, and what it sees of itself --

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fluidtune.elastic.fused import current_trial
+from fluidtune.elastic.fused import FusedTrials, current_trial
 
-from .loops import Plan, Twice, compare, perceptron, plain
+from .loops import INPUTS, Plan, Twice, compare, perceptron, plain
 
 
 class Branching(nn.Module):
@@ -183,6 +183,30 @@ def test_a_model_whose_calls_never_meet_says_what_it_writes(sizes: Counter[tuple
 
     trials = compare([Plan(0, model=Counting, before=leading), Plan(1, model=Counting, before=behind)], fused=False)
     assert any("writes to its module" in line for trial in trials for line in trial.reasons)
+
+
+def test_hooks_that_another_trial_has_meanwhile_are_no_error_of_one_that_joins() -> None:
+    trials = FusedTrials()
+
+    def hooked_later() -> None:
+        trial, model = current_trial(), perceptron()
+        assert trial is not None
+        trial.prepare(model)
+        model.register_forward_hook(lambda module, args, out: out * 2)
+        trials.start("joiner", joins)
+        trial.prepare()  # the other one goes first
+        model(INPUTS)
+
+    def joins() -> None:
+        trial, model = current_trial(), perceptron()
+        assert trial is not None
+        trial.prepare(model)
+        model(INPUTS)
+
+    trials.start("first", hooked_later)
+    first, second = trials.join()
+    assert first.error is None and second.error is None
+    assert ["has hooks" in line for line in first.reasons] == [True] and second.reasons == []
 
 
 @pytest.mark.slow
