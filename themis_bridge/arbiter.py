@@ -48,6 +48,7 @@ class Arbiter:
         reserved: Mapping[str, tuple[str, int]],
         gpus: Iterable[Gpu],
         wall: float,
+        newest: int = 0,
         policy: Policy | None = None,
     ) -> tuple[Arbiter, list[m.Instruction]]:
         """The successor of a dead arbiter, and the instructions that make reservations and books agree.
@@ -58,8 +59,10 @@ class Arbiter:
                 removed; without books they become leases.
             gpus: the GPUs in the cluster now.
             wall: time of day, s; see `ArbiterState.loaded`.
+            newest: the largest token that any reservation ever had, if that is known.
         """
-        arbiter = cls(ArbiterState.loaded(data, gpus, [token for _, token in reserved.values()], wall), policy)
+        tokens = [newest, *(token for _, token in reserved.values())]
+        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall), policy)
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter, arbiter._instructions()
 

@@ -19,6 +19,10 @@ from themis_bridge.locality import Gpu
 from themis_bridge.settings import NO_QUOTA, Settings
 from themis_bridge.usage import FORGOTTEN, decayed, fair_share
 
+#: The doubts about so many users are remembered, the latest ones. Judgement: more users than a cluster has, and whoever
+#: joins under ever new names makes a user of each.
+MOST_DOUBTS = 1000
+
 
 class ArbiterState:
     """See the module. Everything but ``gpus`` and ``backoff`` is stored in the books."""
@@ -70,7 +74,7 @@ class ArbiterState:
         Args:
             data: what `saved` returned; empty if the books are lost.
             gpus: the GPUs in the cluster now.
-            tokens: tokens of the reservations that exist now. The next token is larger than all of them.
+            tokens: of reservations that exist or have existed. The next token is larger than all of them.
             wall: time of day, s. Without books, tokens and epochs go on from its milliseconds, which is more than any
                 arbiter before can have reached.
 
@@ -177,6 +181,8 @@ class ArbiterState:
             owed -= work
         if owed > 0:
             self.doubts[user] = before, owed
+            if len(self.doubts) > MOST_DOUBTS:
+                del self.doubts[next(iter(self.doubts))]
 
     # --- questions
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections.abc import Container
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,7 @@ class Group:
 class World:
     """See the module.
 
-    fault: (function, number): that call of the function, counted from 0, raises an exception.
+    fault: (function, number), or some of these: that call of the function, counted from 0, raises an exception.
     done: whether that call has its effect before it raises.
     gives_back: whether agents give each GPU back as soon as they know its group, so that leases change all the time.
     """
@@ -45,7 +46,7 @@ class World:
         self,
         monkeypatch: Any,
         path: Any,
-        fault: tuple[str, int] | None = None,
+        fault: tuple[str, int] | Container[tuple[str, int]] = (),
         done: bool = False,
         gpus: int = 2,
         settings: dict[str, Any] | None = None,
@@ -55,10 +56,16 @@ class World:
         self._gives_back = gives_back
         self._settings = SETTINGS if settings is None else settings
         self.books = path / "books" / "head.json"
-        self.gpus, self.fault, self.done = gpus, fault, done
+        self.gpus, self.done = gpus, done
+        self.faults = {fault} if isinstance(fault, tuple) and fault else fault
         #: Function -> how often it was called.
         self.calls: dict[str, int] = {}
-        self.disk_full = False
+        #: With this error every write of the books fails; None: writing works.
+        self.disk: OSError | None = None
+        #: What the clocks of the arbiter's machine say while they stand still; None: they go.
+        self.stands_at: float | None = None
+        #: By how much they are behind ``now``.
+        self.behind = 0.0
         #: Placement group id -> its entry in Ray's table.
         self.table: dict[str, dict[str, str]] = {}
         #: GPUs that something outside Themis holds.
@@ -75,8 +82,10 @@ class World:
         ray = SimpleNamespace(
             nodes=nodes,
             PlacementGroupID=bytes,
-            cluster_resources=lambda: {"CPU": float(self.gpus)},
-            available_resources=lambda: {"CPU": float(self.gpus - self.outside - len(self.there()))},
+            cluster_resources=self._faulty("cluster_resources", lambda: {"CPU": float(self.gpus)}),
+            available_resources=self._faulty(
+                "available_resources", lambda: {"CPU": float(self.gpus - self.outside - len(self.there()))}
+            ),
         )
         monkeypatch.setattr(reservations, "ray", ray)
         monkeypatch.setattr(reservations, "PlacementGroup", Group)
@@ -85,12 +94,15 @@ class World:
         monkeypatch.setattr(books_file, "write_books", written)
         monkeypatch.setattr(actor, "Gauges", lambda: SimpleNamespace(set=lambda *args: None))
         monkeypatch.setattr(actor, "threading", SimpleNamespace(RLock=threading.RLock, Thread=self._no_thread))
-        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1e9 + self.now, sleep=self._sleep)
+        clock = SimpleNamespace(monotonic=self._clock, time=lambda: 1e9 + self._clock(), sleep=self._sleep)
         monkeypatch.setattr(actor, "time", clock)
         self.start()
 
     def _no_thread(self, **kwargs: Any) -> Any:
         return SimpleNamespace(start=lambda: None, ident=None)
+
+    def _clock(self) -> float:
+        return self.now - self.behind if self.stands_at is None else self.stands_at
 
     def start(self) -> None:
         """Start the arbiter's process; Ray starts it again if its constructor raises."""
@@ -106,9 +118,9 @@ class World:
     def _faulty(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = self.calls[name] = self.calls.get(name, -1) + 1
-            if name == "write_books" and self.disk_full:
-                raise OSError(28, "No space left on device")
-            if (name, number) != self.fault:
+            if name == "write_books" and self.disk is not None:
+                raise self.disk
+            if (name, number) not in self.faults:
                 return real(*args, **kwargs)
             if self.done:
                 real(*args, **kwargs)

@@ -50,6 +50,7 @@ def start(monkeypatch, tmp_path):
         ray = SimpleNamespace(
             cluster_gpus=lambda unit: ([Gpu(f"m-{i}", "m") for i in range(cores)], {"m": "node:m"}),
             found=lambda: {key: (state, key) for key, state in reserved.items()},
+            newest_token=lambda: max((key[2] for key in reserved), default=0),
             id_of=lambda key: str(key[2]),
             CREATED="CREATED",
             REMOVED="REMOVED",

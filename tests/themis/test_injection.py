@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.themis.cluster import Job
 from tests.themis.shell_world import World
+from themis_bridge.shell import actor
 
 #: Virtual seconds after a fault within which every GPU that an app wants must be used.
 RECOVERY_S = 60.0
@@ -80,30 +85,115 @@ def test_the_instructions_after_one_that_fails_are_carried_out(monkeypatch, tmp_
     assert_all_used(world)
 
 
-def test_a_full_disk_stops_nothing_for_longer_than_it_lasts(monkeypatch, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("error", "remedy"), [("ENOSPC", "make room"), ("EROFS", "let this user write"), ("EACCES", "let this user write")]
+)
+def test_a_full_disk_or_one_that_is_read_only_stops_nothing_for_longer(error, remedy, monkeypatch, tmp_path, caplog):
     world = two_apps(World(monkeypatch, tmp_path))
     world.run(8)
     assert_all_used(world)
     held = world.there()
-    world.disk_full = True
+    number = getattr(errno, error)
+    world.disk = OSError(number, os.strerror(number))
     world.run(60)
     status = world.actor.status()
-    assert "No space left on device" in status["trouble"][0] and status["waiting"]
+    assert os.strerror(number) in status["trouble"][0] and status["waiting"]
     assert sorted(world.there()) == sorted(held), "leases go on"
-    assert "make room" in caplog.text
+    assert remedy in caplog.text
     assert len([line for line in caplog.messages if "cannot be written" in line]) < 30, "writing backs off"
     assert len(world.actor._outgoing.waiting) < 30, "nothing piles up"
-    world.disk_full = False
+    world.disk = None
     world.run(RECOVERY_S)
     assert_all_used(world)
     assert not world.actor.status()["trouble"]
+
+
+def test_an_arbiter_starts_and_stops_where_nothing_can_be_written(monkeypatch, tmp_path, caplog):
+    world = two_apps(World(monkeypatch, tmp_path))
+    world.run(8)
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def fail(*args, **kwargs):
+        raise read_only
+
+    world.disk = read_only
+    for name in ("replace", "unlink", "mkdir"):
+        monkeypatch.setattr(Path, name, fail)
+    held = world.there()
+    world.start()
+    world.run(5)
+    assert sorted(world.there()) == sorted(held) and "let this user write" in world.actor.status()["trouble"][0]
+    world.actor.close()
+    assert not world.there() and "cannot be deleted" in caplog.text
+    # Books that cannot even be read.
+    world.books.write_text("{")
+    world.start()
+    assert f"they stay as {world.books}" in caplog.text
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_clocks_that_stop_for_a_minute_lose_no_gpu(jumps, monkeypatch, tmp_path):
+    world = two_apps(World(monkeypatch, tmp_path))
+    world.run(8)
+    assert_all_used(world)
+    held = sorted(world.there())
+    world.stands_at = world.now
+    world.run(30)
+    assert sorted(world.there()) == held, "no lease ends, no app is silent"
+    world.join("c", Job(3, 500.0))  # a GPU is recalled for it, and changes hands when the clocks go again
+    world.run(30)
+    world.stands_at, world.behind = None, 0.0 if jumps else 60.0
+    world.run(RECOVERY_S)
+    assert_all_used(world)
+    assert world.actor.status()["apps"].keys() == {"a", "b", "c"}
+
+
+def test_tokens_grow_where_books_are_lost_and_the_time_of_day_stands_still(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, gives_back=True)
+    world.stands_at = 0.0
+    monkeypatch.setattr(actor.time, "monotonic", lambda: world.now)
+    given: list[int] = []
+    for _ in range(3):
+        world.books.unlink(missing_ok=True)
+        world.start()
+        assert world.actor._arbiter.state.leases.token >= max(given, default=0)
+        world.join("a", Job(2, 500.0), "a/1")
+        world.run(10)
+        world.leave("a")
+        world.run(5)
+        assert not world.there()
+        given.append(world.actor._arbiter.state.leases.token)
+    assert given[0] < given[1] < given[2]
+
+
+@pytest.mark.parametrize("name", ["available_resources", "cluster_resources"])
+def test_a_look_at_what_others_hold_may_fail(name, monkeypatch, tmp_path):
+    for number in range(3):
+        world = World(monkeypatch, tmp_path / str(number), fault=(name, number), gpus=4, settings={})
+        world.outside = 2
+        two_apps(world)
+        while world.calls.get(name, -1) < number:
+            world.run(1.0)
+        world.outside = 0
+        world.run(15)
+        assert_all_used(world)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_the_search_for_a_group_that_may_have_been_made_may_fail(done, monkeypatch, tmp_path):
+    faults = {("placement_group", 2), ("get_placement_group", 0), ("get_placement_group", 1)}
+    world = two_apps(World(monkeypatch, tmp_path, fault=faults, done=done))
+    while world.calls.get("get_placement_group", -1) < 2:
+        world.run(1.0)
+    world.run(RECOVERY_S)
+    assert_all_used(world)
 
 
 def test_the_whole_table_is_read_only_at_the_start(monkeypatch, tmp_path):
     world = two_apps(World(monkeypatch, tmp_path))
     world.run(100)
     assert sum(each["state"] == "REMOVED" for each in world.table.values()) > 5
-    assert world.calls["whole table"] == 1
+    assert world.calls["whole table"] == 2, "what exists, and the newest token"
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import types
 from typing import Any
 
 from tests.themis.cluster import Job
 from tests.themis.shell_world import World
+from themis_bridge.arbiter_state import MOST_DOUBTS, ArbiterState
 from themis_bridge.shell import actor
 
 #: Not part of what the arbiter keeps: code, and the stand-in of Ray.
@@ -46,3 +48,40 @@ def test_nothing_is_kept_of_a_lease_that_is_over(monkeypatch, tmp_path) -> None:
     first = after(100)
     # Less than one object for every third change: what the arbiter holds for a moment differs by about 100.
     assert after(300) < first + 100
+
+
+def test_apps_that_come_and_go_for_ever_leave_nothing_behind(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(actor, "TICKS", 1)
+    world = World(monkeypatch, tmp_path, gpus=4)
+    numbers = itertools.count()
+
+    def after(apps: int) -> tuple[int, int]:
+        """The objects that the arbiter reaches, and the length of its books, after so many more apps, long silent."""
+        for number in itertools.islice(numbers, apps):
+            name = f"app{number}"
+            world.join(name, Job(2, 1e4))
+            world.run(1.0)
+            if number % 3 == 0:
+                world.leave(name)  # it says so
+            else:
+                world.agents.pop(name)
+                if number % 3 == 1:
+                    world.end_driver(name)  # else it stands still for ever
+        world.run(100.0)
+        world.table = {id: group for id, group in world.table.items() if group["state"] != "REMOVED"}
+        assert not world.there()
+        return kept(list(vars(world.actor).values())), len(world.books.read_text())
+
+    objects, length = after(20)
+    later = after(60)
+    assert later[0] < objects + 20 and later[1] < length + 20
+
+
+def test_doubts_about_ever_new_users_are_bounded() -> None:
+    state = ArbiterState()
+    for number in range(MOST_DOUBTS + 10):
+        app = state.add(f"app{number}", "")
+        app.doubt, app.served, app.useful = 2.0, 10.0, 1
+        state.forget(f"app{number}")
+    assert len(state.doubts) == MOST_DOUBTS
+    assert "app0" not in state.doubts and f"app{MOST_DOUBTS + 9}" in state.doubts

@@ -148,6 +148,54 @@ def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, monkeypatch, c
     job.close()
 
 
+@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "join", "exchange", "get"])
+@pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
+def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, monkeypatch):
+    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
+    failed = []
+
+    def once(real):
+        def function(*args, **kwargs):
+            if not failed:
+                failed.append(call)
+                raise error("injected")
+            return real(*args, **kwargs)
+
+        return function
+
+    if call in ("join", "exchange"):
+        remote = getattr(cluster.arbiter, call)
+        remote.remote = once(remote.remote)
+    else:
+        owner = {"start": tenant.control, "get": ray}.get(call, tenant.reservations)
+        monkeypatch.setattr(owner, call, once(getattr(owner, call)))
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    assert failed and cluster.arbiter.apps == {"a"}
+    job.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
+def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypatch):
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    starts = []
+
+    def start(unit):
+        starts.append(unit)
+        raise error("injected")
+
+    def gone(*args):
+        raise ray.exceptions.RayActorError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tenant.control, "start", start)
+        job._arbiter.exchange.remote = gone
+        wait_for(lambda: len(starts) > 2)
+    cluster.arbiter = Arbiter("GPU")
+    wait_for(lambda: cluster.arbiter.apps == {"a"})
+    cluster.arbiter.exchange.remote = gone
+    job.close()  # nothing is raised
+
+
 def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
     assert cluster.arbiter.life == "sign0"

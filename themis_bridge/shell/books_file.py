@@ -8,7 +8,7 @@ directory is made with mode 0700 and the file with 0600; what another user has m
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import logging
 import os
@@ -38,7 +38,7 @@ class Books:
         #: Since when writing has failed, how often, why, and when it is tried again.
         self._since = self._again = 0.0
         self._failures = 0
-        self._why = ""
+        self._why = self._remedy = ""
 
     def read(self) -> dict[str, Any]:
         """What the last arbiter wrote; empty if there are no books, or if they cannot be read and were kept aside.
@@ -62,14 +62,16 @@ class Books:
     def keep_aside(self, why: Exception) -> None:
         """Give books that cannot be read another name, so that they can be looked at."""
         aside = self._path.with_suffix(".kept")
-        with contextlib.suppress(OSError):
+        try:
             self._path.replace(aside)
+            kept = f"they are kept as {aside}"
+        except OSError as error:
+            kept = f"they stay as {self._path} ({error.strerror})"
         logger.error(
-            "themis: the books cannot be read (%s: %s); they are kept as %s, and the arbiter starts with what the "
-            "placement groups tell",
+            "themis: the books cannot be read (%s: %s); %s, and the arbiter starts with what the placement groups tell",
             type(why).__name__,
             why,
-            aside,
+            kept,
         )
 
     def write(self, data: Mapping[str, Any]) -> bool:
@@ -86,6 +88,8 @@ class Books:
             self._since = self._since if self._failures else now
             self._again = now + min(PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             self._failures = min(self._failures + 1, 60)
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._remedy = "make room on that disk" if full else "let this user write there"
             self._why = str(error)
             logger.warning("themis: %s", self.trouble())
             return False
@@ -95,8 +99,11 @@ class Books:
         return True
 
     def remove(self) -> None:
-        """Delete the books, because no lease is left."""
-        self._path.unlink(missing_ok=True)
+        """Delete the books, because no lease is left. If that fails, the next arbiter reads old books."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("themis: the books %s cannot be deleted (%s)", self._path, error)
 
     def trouble(self) -> str:
         """Why the books cannot be written, for people; "" if they can."""
@@ -104,7 +111,7 @@ class Books:
             return ""
         return (
             f"the books {self._path} cannot be written for {self._clock() - self._since:.0f} s ({self._why}); "
-            "no lease begins or ends until they can: make room on that disk"
+            f"no lease begins or ends until they can: {self._remedy}"
         )
 
 

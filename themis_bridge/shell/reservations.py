@@ -3,7 +3,8 @@
 The group is named ``themis/APP/GPU/TOKEN``, so that an arbiter that lost its books can read the leases off the cluster.
 A group is created only from free resources; removing it kills what runs in it. Groups are addressed by id, because Ray
 finds a group by its name only in the namespace of whoever made it. Ray keeps removed groups in its table for ever, so
-that reading the whole table takes ever longer: only `found` and `states` do, which the arbiter calls when it starts.
+that reading the whole table takes ever longer: only `found`, `newest_token` and `states` do, which the arbiter calls
+when it starts.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ def found() -> dict[Key, tuple[str, PlacementGroup]]:
             key = parts[1], parts[2], int(parts[3])
             there[key] = str(group["state"]), by_id(str(group["placement_group_id"]))
     return there
+
+
+def newest_token() -> int:
+    """The largest token that any reservation ever had; Ray's table has those that are removed, too."""
+    names = [str(group["name"]).split("/") for group in placement_group_table().values()]
+    return max((int(name[3]) for name in names if len(name) == 4 and name[0] == _PREFIX), default=0)
 
 
 def states() -> dict[Key, str]:

@@ -49,16 +49,17 @@ def restored(
             # It could not be made, and was being removed.
             errands.remove((there[gpu][0], gpu, there[gpu][1]))
         there[gpu] = app, token
+    newest = reservations.newest_token()
     data = books.read()
     bundles = data.pop("bundles", {})
     try:
         if not isinstance(bundles, dict):
             raise TypeError(f"bundles={bundles!r}: expected one for each app")
-        arbiter, out = Arbiter.restored(data, there, gpus, wall)
+        arbiter, out = Arbiter.restored(data, there, gpus, wall, newest)
     except BAD_BOOKS as error:
         books.keep_aside(error)
         data, bundles = {}, {}
-        arbiter, out = Arbiter.restored(data, there, gpus, wall)
+        arbiter, out = Arbiter.restored(data, there, gpus, wall, newest)
     if not data:
         arbiter.state.settings = Settings().changed(settings)
     logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))

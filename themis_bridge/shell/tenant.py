@@ -102,13 +102,16 @@ class Tenant:
         """The job is done: give all its GPUs back."""
         self._over.set()
         self._thread.join(ANSWER_S)
-        with contextlib.suppress(ray.exceptions.RayError):
+        try:
             self._send([m.AppLeft(self.app, self._agent.session)])
+        except Exception as error:
+            logger.warning("themis: the arbiter was not told that %s has ended (%s)", self.app, type(error).__name__)
         self._remove_sign_of_life()
 
     def _remove_sign_of_life(self) -> None:
         if self._life is not None and ray.is_initialized():
-            with contextlib.suppress(ray.exceptions.RayError):
+            # Ray removes it when this process ends.
+            with contextlib.suppress(Exception):
                 reservations.remove(self._life)
 
     # --- joining
@@ -128,8 +131,9 @@ class Tenant:
                 raise ThemisError(_plain(error)) from None
             except ray.exceptions.GetTimeoutError:
                 trouble = f"the arbiter has not answered within {ANSWER_S:g} s"
-            except (ray.exceptions.RayError, ValueError) as error:
-                trouble = f"the arbiter does not answer: {error}"
+            except Exception as error:
+                # Whatever Ray raises at one place, it may not raise again.
+                trouble = f"the arbiter does not answer: {type(error).__name__}: {error}"
             if not trouble:
                 return
             if time.monotonic() > deadline:
@@ -181,9 +185,13 @@ class Tenant:
 
     def _find_arbiter(self) -> None:
         """Find the arbiter that Ray has restarted, or start one if it was stopped."""
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        try:
             self._arbiter = control.start(self._unit)
             self._join_again()
+        except (ray.exceptions.RayError, ValueError):
+            pass  # It is tried again.
+        except Exception:
+            logger.exception("themis: the agent of %s did not find the arbiter; it tries again", self.app)
 
     def _send(self, events: list[m.AppEvent]) -> list[m.Instruction]:
         answer: list[m.Instruction] = ray.get(
