@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("ray")  # a machine with a GPU may have none, and these tests are not for it
+
 from benchmarks.common import ROOT
 from benchmarks.gpu.__main__ import Outcome, Part, Report, go_through, judge_probe, judge_salus, judge_searches, parts
 from benchmarks.gpu.probes import PROBES
