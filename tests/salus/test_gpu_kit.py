@@ -181,8 +181,12 @@ def test_questions_that_a_core_can_answer(name: str) -> None:
     assert found["right"] is True and done.stdout.count("\n") == 1, found
 
 
-def test_a_question_for_a_gpu_fails_in_one_line_without_one() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.probes", "visible"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+def test_an_answer_that_cannot_be_judged_is_a_line_all_the_same() -> None:
+    code = (
+        "import sys; from benchmarks.gpu import probes\n"
+        "probes.PROBES['visible'] = probes.Probe(lambda device: {'by_uuid': ''}, 'one', probes.visible_is_right)\n"
+        "sys.argv = ['probes', 'visible']; probes.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
     found = json.loads(done.stdout)
-    assert found["right"] in (False, True) and "answer" in found
+    assert found["right"] is False and found["answer"]["by_uuid"] == "" and "KeyError" in found["answer"]["failed"]
