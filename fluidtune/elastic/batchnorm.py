@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .attribution import Share
+from .errors import CannotDivide
 from .group_view import GroupView
 
 _torch_batch_norm = F.batch_norm
@@ -67,9 +68,7 @@ class GlobalBatchStatistics:
         return y.to(input.dtype)
 
 
-def _statistics(
-    x: torch.Tensor, share: Share, group: GroupView
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _statistics(x: torch.Tensor, share: Share, group: GroupView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, variance and unbiased variance of each channel over all workers' samples. x: (N, C) or (N, C, ...)."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -95,6 +94,8 @@ class _Gather(torch.autograd.Function):
     Backward runs in each worker for the mean loss of its own share, and `gradients` then weights the result by the
     worker's share. The part of a gradient that comes from another worker's loss must be weighted by that worker's share
     instead: it is multiplied by that share, summed, and divided by this worker's share.
+
+    Backward cannot be differentiated again, as a gradient penalty wants it: autograd does not see the sum.
     """
 
     @staticmethod
@@ -104,6 +105,11 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if torch.is_grad_enabled():  # create_graph=True; all workers are here
+            raise CannotDivide(
+                "a gradient of a gradient goes through batch normalisation, whose statistics are of all workers' "
+                "samples: give the trial one worker, or another kind of normalisation"
+            )
         owed = grads[0].contiguous() * ctx.weight if ctx.weight else torch.zeros_like(grads[0])
         ctx.group.backend.allreduce_(owed, "the gradient of batch statistics")
         mine = owed[ctx.group.backend.rank]

@@ -149,13 +149,15 @@ class GroupMember:
                 self.state.load(commit.state, with_streams=True)
         return self.come_to(start)
 
-    def turn(self, epoch: int) -> int:
-        """The boundary after an iteration; ``epoch`` runs next."""
+    def turn(self, epoch: int, closing: bool = False) -> int:
+        """The boundary after an iteration; ``epoch`` runs next. ``closing``: see `come_to`."""
         self.position.iteration += 1
-        return self.come_to(epoch)
+        return self.come_to(epoch, closing)
 
-    def come_to(self, epoch: int) -> int:
+    def come_to(self, epoch: int, closing: bool = False) -> int:
         """A boundary of a member: give the order as the leader, or obey it. ``epoch`` runs next.
+
+        ``closing``: at most one iteration of this loop is left, so that all weights are compared.
 
         Raises:
             Left: the trial or this worker's part in it is over.
@@ -168,7 +170,7 @@ class GroupMember:
         if self.width > 1:
             refuse_left_out(self, "boundary")
         self.batches.next_turn()
-        order = self._agree()
+        order = self._agree(closing)
         if order.kind == "end":
             self._group.dissolve(orderly=True)
             self._end_loop(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
@@ -177,6 +179,8 @@ class GroupMember:
                 f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "
                 "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
             )
+        if self.width > 1:
+            self._comparison.make_equal(self._group, self.state, order.weights)
         if order.kind == "stop":
             self.committing = True
             self.commits.offer(self.position, self.state, force=True)
@@ -184,8 +188,6 @@ class GroupMember:
             self.committing = False
             self._group.dissolve(orderly=True)
             self._end_loop(f"trial {self.trial} was asked to stop after iteration {self.position.iteration}")
-        if self.width > 1:
-            self._comparison.make_equal(self._group, self.state, order.weights)
         if order.reform is not None:
             self._reform(order.reform)
         self.commits.offer(self.position, self.state)
@@ -206,12 +208,12 @@ class GroupMember:
         self._group.close()
         self.state.set_width(1)
 
-    def _agree(self) -> BoundaryOrder:
-        """The leader's order for this boundary."""
+    def _agree(self, closing: bool) -> BoundaryOrder:
+        """The leader's order for this boundary. Weights are compared when this group or its loop is about to end."""
         order = self._decide() if self.leader else None
         note = self.commits.note_of_save() if self.leader else None
         if order is not None:
-            order = replace(order, note=note, weights=self._comparison.weights_due())
+            order = replace(order, note=note, weights=closing or order.kind != "go" or self._comparison.weights_due())
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:

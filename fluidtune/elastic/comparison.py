@@ -1,14 +1,16 @@
 """Compares, at a boundary, what must be equal in all workers of a group: a cheap digest of it travels.
 
 Weights of workers drift apart where a loop keeps state that no joiner gets, such as a counter of its own for a warm-up.
-Small facts are compared at every boundary, weights as often as that costs less than `SHARE` of the time. If something
-differs, all workers take the leader's state over. The second time it ends the trial's growth, because the loop would do
-it again.
+Small facts are compared at every boundary, weights at the first one in a group, as often as that costs less than
+`SHARE` of the time, before a loop's last iteration and after it, and before the group is re-formed or stopped. If
+something differs, all workers take the leader's state over. The second time it ends the trial's growth, because the
+loop would do it again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import time
 from collections.abc import Iterable
@@ -36,8 +38,10 @@ class Comparison:
 
     def __init__(self, growth: Growth) -> None:
         self._growth = growth
-        #: When the weights were compared last (monotonic clock), and the seconds that this took; None: not so far.
-        self._last: tuple[float, float] | None = None
+        #: When the weights were compared last (monotonic clock); None: not in this group.
+        self._last: float | None = None
+        #: The seconds that the quickest digest took: one that is slow on a busy machine must not delay later ones.
+        self._cost = math.inf
         #: What was found to differ since the last boundary, and put right: the worker, and the words.
         self._within: tuple[int, str] | None = None
 
@@ -51,14 +55,15 @@ class Comparison:
 
     def weights_due(self) -> bool:
         """Leader: whether the weights are worth a comparison now."""
-        return self._last is None or self._last[1] <= SHARE * (time.monotonic() - self._last[0])
+        return self._last is None or self._cost <= SHARE * (time.monotonic() - self._last)
 
     def make_equal(self, group: CollectiveBackend, state: CommittableState, weights: bool) -> None:
         """Compare the workers, and let all have the leader's state if they differ. ``weights``: theirs, too."""
         started = time.monotonic()
         facts = state.facts(weights)
         if weights:
-            self._last = (started, time.monotonic() - started)
+            self._last = started
+            self._cost = min(self._cost, time.monotonic() - started)
         if not facts:
             return
         rows = group.exchange(torch.tensor(list(facts.values()), dtype=torch.float64), "the comparison of the workers")

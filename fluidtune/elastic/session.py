@@ -243,7 +243,7 @@ class ElasticSession:
             epoch = self._member.begin(start, counted=True)
             while epoch is not None and epoch < stop:
                 yield epoch
-                epoch = self._member.turn(epoch + 1)
+                epoch = self._member.turn(epoch + 1, closing=epoch + 2 >= stop)
         finally:
             self._in_epochs = False
 

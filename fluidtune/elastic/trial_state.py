@@ -188,6 +188,8 @@ class TrialState:
             )
         for obj, part in zip(self._stateful, state["stateful"], strict=True):
             obj.load_state_dict(part)
+            if isinstance(obj, torch.optim.Optimizer):
+                _keep_types(obj, part)
         with torch.no_grad():
             for parameter, value in zip(self._loose, state["loose"], strict=True):
                 parameter.copy_(value)
@@ -218,6 +220,22 @@ class TrialState:
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
+    """Give the optimizer's state the types that it had in the optimizer that it is from.
+
+    torch's `load_state_dict` casts it to the type of its parameter: a follower would round NAdam's ``mu_product``, a
+    float32, in another way than its leader.
+    """
+    numbers = [number for group in loaded["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        state = optimizer.state.get(parameter, {})
+        for name, value in loaded["state"].get(number, {}).items():
+            now = state.get(name)
+            if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype:
+                state[name] = value.detach().to(now.device, copy=True)
 
 
 def _steers(obj: Any) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
+from fluidtune.elastic.errors import CannotDivide
 from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
@@ -152,3 +153,26 @@ def in_half_precision():
 
 def test_half_precision_stays(pool):
     assert on_all(pool, in_half_precision) == [alone(in_half_precision)] * 3
+
+
+def penalised(create_graph):
+    """A gradient penalty, as in WGAN-GP; or a gradient by itself, which is not differentiated again."""
+    torch.manual_seed(4)
+    x = torch.randn(12, 6, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    model, loader = elastic.prepare(model, DataLoader(TensorDataset(x), batch_size=12))
+    for (part,) in loader:
+        part = part.clone().requires_grad_(True)
+        try:
+            (slope,) = torch.autograd.grad(model(part).sum(), part, create_graph=create_graph)
+            (model(part).square().mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
+        except CannotDivide as error:
+            return str(error)
+    return [p.grad for p in model.parameters()]
+
+
+def test_a_gradient_of_a_gradient_is_refused_by_all_workers(pool):
+    assert all("a gradient of a gradient goes through" in str(found) for found in on_all(pool, penalised, True))
+    expected = alone(penalised, False)
+    for gradients in on_all(pool, penalised, False):
+        torch.testing.assert_close(gradients, expected)

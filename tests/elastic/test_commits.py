@@ -332,3 +332,25 @@ def test_a_killed_leader_leaves_a_commit_that_can_be_loaded(tmp_path):
         assert newest() > reached
         reached = newest()
     assert len(os.listdir(tmp_path)) <= 3, "the two commits, and at most one that was being written"
+
+
+@pytest.mark.parametrize("parameters", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adam])
+def test_an_optimizers_state_keeps_its_types(kind, parameters):
+    sessions, optimizers = [], []
+    for worker in ("a", "b"):
+        model = torch.nn.Linear(3, 1).to(parameters)
+        optimizers.append(kind(model.parameters(), lr=0.01))
+        sessions.append(ElasticSession(trial="t", worker=worker, leader=True, backend=TorchBackend()))
+        sessions[-1].prepare(model, optimizers[-1])
+        model(torch.ones(2, 3, dtype=parameters)).sum().backward()
+        optimizers[-1].step()
+    sessions[1]._objects.load(sessions[0]._objects.capture(), with_streams=False)
+    given, found = (list(optimizer.state.values()) for optimizer in optimizers)
+    for ours, theirs in zip(found, given, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            if isinstance(value, torch.Tensor):
+                assert ours[name].dtype == value.dtype and torch.equal(ours[name], value), name
+    for session in sessions:
+        session.close()

@@ -56,8 +56,14 @@ def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):
 
 
 def test_a_loader_that_keeps_its_processes_gives_the_same_order_at_every_width(pool):
-    config = {"processes": True}
+    config = {"processes": 1}
     same(run(pool, trials.mlp, config, (2, 1, 2)), *trials.plain(trials.mlp, config))
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_a_loader_with_two_processes_at_width_three_comes_to_its_end(pool, persist):
+    config = {"processes": 2, "persist": persist}
+    same(run(pool, trials.mlp, config, (3, 3, 3)), *trials.plain(trials.mlp, config))
 
 
 def test_a_stranger_that_reaches_the_store_runs_no_code_and_changes_no_result(pool, tmp_path):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from unittest import mock
 
 import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
+from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform, comparison
 from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.growth import Growth
 from fluidtune.testing.processes import peer_processes, until
 
 from . import trials
@@ -309,6 +311,47 @@ def test_workers_that_differ_get_the_leaders_state_and_it_is_said(pool, what, sa
         for name, value in trials.plain(trials.warming, config)[1].items():
             torch.testing.assert_close(leader[1][name], value)
             torch.testing.assert_close(follower[1][name], value)
+
+
+@pytest.mark.parametrize("ends", ["by itself", "re-formed", "stopped"])
+def test_drift_is_named_before_a_loop_or_its_group_ends_however_dear_digests_are(pool, ends):
+    driver = Driver(pool, trials.warming, {"what": "once", "seldom": True, "stop": 6})
+    driver.turn(1)
+    driver.resize(2)
+    found = []
+    for turn in range(2, 7):
+        if turn == 5 and ends == "re-formed":
+            driver.resize(1)
+        if turn == 5 and ends == "stopped":
+            pool[0].call(trials.leave)
+            pool[0].call(trials.allow)
+            break
+        pool[0].call(trials.allow)
+        driver.turn(turn)
+        found.append(pool[0].call(trials.difference))
+    if ends == "stopped":
+        assert [worker.call(trials.outcome)[0] for worker in pool] == ["left"] * 2
+        found.append(pool[0].call(trials.difference))
+    # The weights drift in the third turn. They are compared for their price when the group is new, and not again.
+    named = 3 if ends != "by itself" else 4
+    assert "in: parameters;" in found.pop(named), found
+    assert not any(found)
+
+
+def test_a_slow_digest_does_not_delay_later_ones():
+    taken = iter([0.0, 0.01, 0.01, 10.0, 1010.0, 1010.01])  # the first one takes 10 ms, the second one 9 s
+    ours = comparison.Comparison(Growth())
+    with mock.patch.object(comparison.time, "monotonic", lambda: next(taken)):
+        for _ in range(2):
+            ours.make_equal(None, NoFacts(), weights=True)
+    for now, due in ((0.5, False), (1.02, True)):
+        with mock.patch.object(comparison.time, "monotonic", lambda now=now: now):
+            assert ours.weights_due() == due
+
+
+class NoFacts:
+    def facts(self, weights):
+        return {}
 
 
 def test_nested_loops_have_all_their_turns():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -18,7 +19,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform, comparison, gradients
+from fluidtune.elastic import (
+    CommitStore,
+    ElasticSession,
+    GroupLost,
+    LoopThread,
+    Reform,
+    comparison,
+    gradients,
+    trial_state,
+)
 from fluidtune.elastic.backends import CollectiveBackend, backend_class
 from fluidtune.testing.collective_backends import SECRET
 
@@ -36,7 +46,8 @@ def mlp(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     torch.manual_seed(config.get("seed", 1))
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    kept = {"num_workers": 1, "persistent_workers": True} if config.get("processes") else {}
+    processes = config.get("processes", 0)
+    kept = {"num_workers": processes, "persistent_workers": config.get("persist", True)} if processes else {}
     loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True, **kept)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
     for _ in elastic.epochs(config.get("start", 0), config.get("stop", 4)):
@@ -106,10 +117,19 @@ def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor
 def warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     """A warm-up that counts its steps itself; or ``what`` else a worker can have for itself.
 
-    The workers' weights are compared at every boundary, however short its turns are.
+    The workers' weights are compared at every boundary, however short its turns are. With "seldom" a digest takes so
+    long that they never are for its price.
     """
+    if config.get("seldom"):
+        with mock.patch.object(trial_state, "digest_of_tensors", _slowly):
+            return _warming(config, report)
     with mock.patch.object(comparison, "SHARE", math.inf):
         return _warming(config, report)
+
+
+def _slowly(tensors: Any) -> float:
+    time.sleep(0.3)
+    return comparison.digest_of_tensors(tensors)
 
 
 def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
@@ -122,7 +142,7 @@ def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
     model, optimizer, scheduler, loader = elastic.prepare(model, optimizer, scheduler, loader)
     follows = Hosted.now is not None and not Hosted.now.session.leader
-    for _ in elastic.epochs(0, config["stop"]):
+    for epoch in elastic.epochs(0, config["stop"]):
         for x, y in loader:
             steps += 1
             if what == "warm-up":
@@ -136,6 +156,9 @@ def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
             optimizer.step()
         if what == "buffer":
             model.seen += x.sum().detach()
+        if what == "once" and follows and epoch == 2:
+            with torch.no_grad():
+                model[0].weight *= 1.01
         if what == "scheduler" and follows:
             scheduler.step()
         if what == "rounding" and follows:
