@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -65,3 +66,37 @@ def test_an_import_sets_it_where_a_cluster_may_be_started(given, kept):
     code = "import os, fluidtune; print(os.environ.get('PYTHONHASHSEED'))"
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert (answer.stdout.strip() == str(given.get(hash_seed.VARIABLE))) == kept
+
+
+SEARCH = """
+import os, sys
+if sys.argv[1] == "theirs":  # somebody else's cluster: FluidTune was not there when it started
+    import ray
+    ray.init(num_cpus=2, include_dashboard=False)
+import fluidtune
+from ray import tune
+
+def train(config):
+    tune.report({"hash": hash("word"), "pid": os.getpid()})
+
+results = fluidtune.Tuner(
+    train,
+    param_space={"x": tune.grid_search([1, 2])},
+    run_config=tune.RunConfig(storage_path=sys.argv[2]),
+    executor=fluidtune.FluidExecutor(devices="cpu:2", fresh_workers=True),
+).fit()
+print("found", [(result.metrics["pid"], result.metrics["hash"]) for result in results])
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("cluster", ["ours", "theirs"])
+def test_two_worker_processes_of_a_job_hash_a_word_alike(no_ray, tmp_path, cluster):
+    environment = {k: v for k, v in os.environ.items() if k != hash_seed.VARIABLE}
+    given = [sys.executable, "-c", SEARCH, cluster, str(tmp_path)]
+    answer = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=300)
+    line = next((line for line in answer.stdout.splitlines() if line.startswith("found ")), None)
+    assert line is not None, answer.stdout + answer.stderr
+    (pid, word), (other_pid, other_word) = ast.literal_eval(line.removeprefix("found "))
+    assert pid != other_pid
+    assert word == other_word
