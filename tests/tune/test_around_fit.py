@@ -1,12 +1,14 @@
-"""What a script may do around ``fit``: start and stop Ray in a loop, fit twice, run as a module."""
+"""What a script may do around ``fit``: start and stop Ray in a loop, remove its folder, fit twice, run as a module."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from ray import tune
 
 import fluidtune
-from tests.tune.running import outcome
+from fluidtune.report import EVENT_LOG_NAME
+from fluidtune.tune import final_report
+from tests.tune.running import fit, outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +44,25 @@ def test_ray_is_started_and_stopped_around_three_jobs_of_one_process(tmp_path: P
 def loop(config: dict[str, Any]) -> None:
     for iteration in range(3):
         tune.report({"score": float(config["x"] * iteration)})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_a_folder_that_is_removed_right_after_fit_stays_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # docs/bugs.md, 141. Drawing takes longer than all else at the end of the job, as on a slow machine.
+    draw = final_report.write_report
+    monkeypatch.setattr(final_report, "write_report", lambda log: (time.sleep(2), draw(log)))
+    folder = tmp_path / "storage"
+    fit("fluid", loop, {"x": tune.grid_search([1, 2])}, folder)
+    experiment = {path.name for path in (folder / "fluid").iterdir()}
+    trials = [{path.name.split(".")[0] for path in (folder / "fluid").glob(f"*_x={x}_*/*")} for x in (1, 2)]
+    shutil.rmtree(folder)
+    assert {EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png"} <= experiment
+    assert all({"result", "progress", "params", "events"} <= written for written in trials), trials
+    time.sleep(3)
+    assert not folder.exists()
 
 
 @pytest.mark.ray
