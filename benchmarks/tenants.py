@@ -1,16 +1,20 @@
-"""Several tuning jobs that arrive one after the other on one Ray cluster, under stock Ray and under Themis.
+"""Several tuning jobs that arrive one after the other on one Ray cluster: stock Ray, FluidTune alone, and Themis.
 
 ``python -m benchmarks.tenants --json [--devices emulated:8|cpu:2] [--seconds S] [--lease S] [--quick]``. There are four
 jobs (job.py), each a process: a large one, and smaller ones that arrive while it runs. The side ``stock`` runs them as
-they are, the side ``themis`` through ``fluidtune run --shared``, with the same cluster, arrivals and configurations.
+they are, the side ``fluid`` through ``fluidtune run``, without an arbiter, and the side ``themis`` through
+``fluidtune run --shared``, with the same cluster, arrivals and configurations. On the side ``fluid`` each job asks Ray
+for the devices that it can use at the moment, of all that the cluster has, and gives back those of no use to it.
 
-A job's rho is T_sh / T_id (eq. 1). T_sh is the time from the start of its process to its end. T_id is
-B / min(devices, trials) * N_avg: B is the sum of its trials' training seconds on the stock side, where each trial has a
-device to itself, and N_avg is, on each side, the number of jobs, averaged over this job's life.
+A job's rho is T_sh / T_id (eq. 1), the one of `themis_bridge.independent_finish_time`. T_sh is the time from the start
+of its process to its end. T_id is B / min(devices / N, trials): B is the sum of its trials' training seconds on the
+stock side, where each trial has a device to itself, and N is, on each side, the number of jobs, averaged over this
+job's life.
 
 A side has ``rho`` and ``seconds`` by job, ``worst_rho`` and ``makespan`` (s, from the first arrival to the last end).
-``ratios`` are stock's figures divided by those of Themis: of ``worst_rho`` (also in ``ratio``) and of ``makespan``. On
-the side ``themis`` trials share devices and grow as in any run under FluidTune, which is part of what is compared.
+``ratios`` are stock's figures divided by those of Themis: of ``worst_rho`` (also in ``ratio``) and of ``makespan``;
+``ratios_without_arbiter`` are those of the side ``fluid`` divided by those of Themis. On both these sides trials share
+devices and grow as in any run under FluidTune, so that their difference is what the arbiter does.
 """
 
 from __future__ import annotations
@@ -29,6 +33,10 @@ from benchmarks.common import ROOT, cores, finish, kill_tree, parser, result, sa
 from benchmarks.head import Head, head
 from benchmarks.sides import JOB
 from fluidtune.profiles import DEFAULT, Profile
+from themis_bridge import independent_finish_time
+
+#: The sides, in the order in which they are run.
+SIDES = STOCK, FLUID, THEMIS = "stock", "fluid", "themis"
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,16 @@ REAL = [Tenant("large", 0, 10, 6), Tenant("middle", 15, 4, 6), Tenant("small", 2
 PATIENCE_S = 900.0
 
 
-def run_side(shared: bool, tenants: list[Tenant], options: Any, profile: str | None) -> dict[str, dict[str, float]]:
-    """Run the jobs on a new cluster. Returns job -> when it began and ended (s), and what it measured itself."""
+def run_side(side: str, tenants: list[Tenant], options: Any, profile: str | None) -> dict[str, dict[str, float]]:
+    """Run the jobs on a new cluster. Returns job -> when it began and ended (s), and what it measured itself.
+
+    ``side``: one of `SIDES`.
+    """
     emulated = profile is not None
     count = cores(options.devices, ("cpu", "emulated"))
     resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": count} if emulated else {"num_cpus": count}
     with tempfile.TemporaryDirectory(prefix="fluidtune-tenants-") as directory, head(**resources) as cluster:
-        if shared:
+        if side == THEMIS:
             lease = ["--lease", str(options.lease), "--notice", str(options.lease / 3)]
             _call(cluster, ["arbiter", "--address", cluster.address, "start", *lease])
         begun = time.time()
@@ -74,7 +85,7 @@ def run_side(shared: bool, tenants: list[Tenant], options: Any, profile: str | N
                 now = time.time() - begun
                 while waiting and now >= waiting[0].arrives * options.seconds:
                     tenant = waiting.pop(0)
-                    command = _command(tenant, shared, options.devices, cluster, directory, profile, count)
+                    command = command_of(tenant, side, options.devices, cluster.address, directory, profile, count)
                     with open(Path(directory, f"{tenant.name}.log"), "w") as log:
                         process = subprocess.Popen(
                             command, cwd=ROOT, env=cluster.environment, stdout=log, stderr=subprocess.STDOUT
@@ -112,17 +123,19 @@ def _call(cluster: Head, command: list[str]) -> None:
     )
 
 
-def _command(
-    tenant: Tenant, shared: bool, devices: str, cluster: Head, directory: str, profile: str | None, count: int
+def command_of(
+    tenant: Tenant, side: str, devices: str, address: str, directory: str, profile: str | None, count: int
 ) -> list[str]:
-    own = ["--address", cluster.address, "--name", tenant.name, "--algorithm", "grid", "--cpus", str(count)]
+    """The command of a job on a side. ``address``: of the Ray cluster. ``count``: its devices."""
+    own = ["--address", address, "--name", tenant.name, "--algorithm", "grid", "--cpus", str(count)]
     own += ["--trials", str(tenant.trials), "--epochs", str(tenant.epochs), "--storage", directory]
     own += ["--out", str(Path(directory, f"{tenant.name}.json"))]
     if profile is not None:
         own += ["--trainable", "emulated", "--gpus", str(count), "--profile", profile]
-    if not shared:
+    if side == STOCK:
         return [sys.executable, JOB, *own, *(["--pace"] if profile is not None else [])]
-    ours = ["--shared", "--devices", devices, *(["--profile", profile] if profile is not None else [])]
+    ours = ["--devices", devices, *(["--profile", profile] if profile is not None else [])]
+    ours += ["--shared"] if side == THEMIS else []
     return [sys.executable, "-m", "fluidtune.cli", "run", *ours, JOB, *own]
 
 
@@ -134,9 +147,10 @@ def fairness(
     for tenant in tenants:
         start, end = found[tenant.name]["start"], found[tenant.name]["end"]
         together = sum(max(0.0, min(end, other["end"]) - max(start, other["start"])) for other in found.values())
-        alone = budgets[tenant.name] / min(devices, tenant.trials)
         seconds[tenant.name] = end - start
-        rho[tenant.name] = (end - start) / (alone * together / (end - start))
+        jobs = max(1.0, together / (end - start))
+        fair = independent_finish_time(budgets[tenant.name], devices, tenant.trials, jobs)
+        rho[tenant.name] = (end - start) / fair
     return {
         "rho": rho,
         "worst_rho": max(rho.values()),
@@ -149,7 +163,7 @@ def fairness(
 
 def main() -> None:
     """The command."""
-    arguments = parser("Tuning jobs that share a Ray cluster, under stock Ray and under Themis.")
+    arguments = parser("Tuning jobs that share a Ray cluster: stock Ray, FluidTune alone, and Themis.")
     arguments.add_argument("--devices", default="emulated:8", help="emulated:N or cpu:N (emulated:8)")
     arguments.add_argument(
         "--seconds", type=float, help="seconds of an emulated iteration on one device (2; 0.4 with --quick)"
@@ -168,13 +182,15 @@ def main() -> None:
             scaled: Profile = DEFAULT.scaled(options.seconds)
             scaled.save(profile)
         found = {}
-        for name in ("stock", "themis"):
-            found[name] = run_side(name == "themis", tenants, options, profile)
+        for name in SIDES:
+            found[name] = run_side(name, tenants, options, profile)
             ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in found[name].items())
             say(f"{name}: {ends}")
-    budgets = {job: each["trial_seconds"] for job, each in found["stock"].items()}
+    budgets = {job: each["trial_seconds"] for job, each in found[STOCK].items()}
     sides = {name: fairness(side, budgets, tenants, count) for name, side in found.items()}
-    against = {key: sides["stock"][key] / sides["themis"][key] for key in ("worst_rho", "makespan")}
+    against, alone = (
+        {key: sides[other][key] / sides[THEMIS][key] for key in ("worst_rho", "makespan")} for other in (STOCK, FLUID)
+    )
     finish(
         result(
             "tenants",
@@ -185,6 +201,7 @@ def main() -> None:
             budgets=budgets,
             sides=sides,
             ratios=against,
+            ratios_without_arbiter=alone,
             ratio=against["worst_rho"],
         ),
         options.json,
