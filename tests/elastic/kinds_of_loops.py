@@ -616,7 +616,7 @@ def trial(config: dict[str, Any], report: Callable[[float], None]) -> dict[str, 
         loss = elastic.mean(run.total, run.count)
         _after_turn(run, loss, config["folder"])
         report(loss)
-        if mix.extra == "stops early" and epoch == 2:
+        if mix.extra == "stops early" and epoch == config["stop"] - 2:
             break
     own = {name: part.state_dict() for name, part in run.more.items() if hasattr(part, "state_dict")}
     return {"model": dict(model.state_dict()), "own": own}
