@@ -32,7 +32,7 @@ from .mixes import HISTORIES, KINDS, cover, drawn, may_be_refused, may_differ, s
 
 pytestmark = pytest.mark.slow
 
-#: Mixes for each kind, in a longer search. FLUIDTUNE_MIXES=20 pytest tests/elastic/test_kinds_of_loops.py -k finds_no_other
+#: Mixes for each kind, in a longer search.
 MIXES = int(os.environ.get("FLUIDTUNE_MIXES", "0"))
 #: A loss above this says nothing: a loop that diverges multiplies rounding. Judgement: losses begin below 100.
 DIVERGED = 1e6
