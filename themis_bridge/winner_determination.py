@@ -16,6 +16,7 @@ import highspy
 import numpy as np
 
 from themis_bridge.errors import ThemisError
+from themis_bridge.solver import SilentHighs
 
 #: Two sums of logarithms (and so, relatively, two products) that differ by less count as equal. Judgement: far above
 #: the rounding error of a sum of some hundred logarithms, far below any difference that matters.
@@ -74,7 +75,7 @@ class WinnerDetermination:
         self._uses = np.concatenate([bidder.uses for bidder in bidders])
         #: By bidder, the column of its row that uses nothing.
         self._empty = self._first[:-1] + [int(np.argmin(bidder.uses.any(axis=1))) for bidder in bidders]
-        self._solver = _quiet(self._program(np.arange(len(self._values))))
+        self._solver = _solver(self._program(np.arange(len(self._values))))
 
     def solve(self) -> Selection:
         """The best selection of all bidders."""
@@ -128,7 +129,7 @@ class WinnerDetermination:
         """The best selection among the open columns. ``columns``: a selection among them, worth ``value``."""
         lp = self._program(open_)
         lp.integrality_ = [highspy.HighsVarType.kInteger] * len(open_)
-        solver = _quiet(lp)
+        solver = _solver(lp)
         solver.setOptionValue("mip_rel_gap", 0.0)
         solver.setOptionValue("mip_abs_gap", EQUAL / 2)
         solver.setOptionValue("mip_feasibility_tolerance", EQUAL)
@@ -208,9 +209,7 @@ class WinnerDetermination:
         return lp
 
 
-def _quiet(lp: highspy.HighsLp) -> highspy.Highs:
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("threads", 1)
+def _solver(lp: highspy.HighsLp) -> highspy.Highs:
+    solver = SilentHighs()
     solver.passModel(lp)
     return solver

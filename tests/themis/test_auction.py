@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -182,3 +184,15 @@ def test_kinds_of_gpu_do_not_mix():
     rival = Bid("b", {NONE: 2.0, frozenset({"slow"}): 1.5})
     clearing = clear_auction([bid, rival], where, where=where)
     assert clearing.proportional == {"a": frozenset({"fast"}), "b": frozenset({"slow"})}
+
+
+def test_the_solver_prints_nothing():
+    """It does so once in a process, below Python's own output; what prints JSON would print that first."""
+    code = (
+        "from tests.themis.brute import random_bids\n"
+        "import random\n"
+        "from themis_bridge import clear_auction\n"
+        "gpus = [str(n) for n in range(6)]\n"
+        "clear_auction(random_bids(random.Random(1), 4, gpus), gpus)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b""

@@ -17,6 +17,7 @@ import numpy as np
 
 from themis_bridge.auction import Bid
 from themis_bridge.policy import Outcome, Situation
+from themis_bridge.solver import SilentHighs
 from themis_bridge.twin.apps import SWITCH_S, Facts
 from themis_bridge.twin.greedy import Rule, Supply
 
@@ -79,8 +80,8 @@ class _Program:
         lp.a_matrix_.value_ = np.array(self._value)
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[each] for each in integer]
-        solver = highspy.Highs()
-        for name, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", GAP), ("time_limit", SOLVE_S)):
+        solver = SilentHighs()
+        for name, value in (("mip_rel_gap", GAP), ("time_limit", SOLVE_S)):
             solver.setOptionValue(name, value)
         solver.passModel(lp)
         solver.run()
