@@ -1,4 +1,4 @@
-"""HiGHS, which solves the auction's program and those of planned policies. Decides nothing but that it prints nothing."""
+"""HiGHS, which solves the programs of the auction and of planned policies, so that it prints nothing."""
 
 from __future__ import annotations
 
