@@ -44,12 +44,12 @@ def prepare(*objects: Any) -> Any:
       is left out for that is found, and the trial goes on with one worker. Other decisions are not found.
 
     Give such a trial one worker (``max_workers=1``). Most of these are found: before the first growth of a job, the
-    new worker computes three steps whole and divided (`rehearsal`). If the gradients differ, an event names the
+    new worker computes up to eight steps whole and divided (`rehearsal`). If the gradients differ, an event names the
     parameter, the trial keeps one worker, and from then on every growth in the job is checked. With the environment
     variable ``FLUIDTUNE_CHECK=1`` in the driver every growth is. A check takes the new worker three runs of the code
-    up to its first three optimizer steps, with the memory of two models; the trial trains on meanwhile. It cannot
-    tell where the loop itself draws random numbers for each sample, and it does not see what begins after the first
-    step.
+    up to its first three optimizer steps (up to eight, if they are short), with the memory of two models; the trial
+    trains on meanwhile. It cannot tell where the loop itself draws random numbers for each sample, and it does not see
+    what begins after these steps.
 
     Raises:
         TypeError: an object has no ``state_dict`` and ``load_state_dict``; the data of a DataLoader cannot be divided,

@@ -16,6 +16,7 @@ import contextlib
 import gc
 import math
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,9 +40,13 @@ _WORKERS = 2
 #: Batches without an optimizer step, after which the gradients accumulated so far are compared. Judgement: more than
 #: most loops accumulate, and a small part of an epoch.
 _MOST_BATCHES = 16
-#: Steps of each optimizer that are compared, at the same weights. Judgement: where the samples of one batch happen to
-#: divide evenly (as many of each class on both sides), a loss that is no mean shows at the next.
-_STEPS = 3
+#: Steps of each optimizer that are compared, at the same weights, at least and at most. Where the samples of one batch
+#: happen to divide evenly, a loss that is no mean shows at the next. Eight samples of two classes divide evenly with a
+#: probability of 0.27, and at three steps in a row with 0.02: that was seen. At eight steps it is 3e-5.
+_STEPS, _MOST_STEPS = 3, 8
+#: Seconds of the run alone after which no more than the least steps are compared. Judgement: a trial whose growth waits
+#: for as long as eight long steps loses more than the check is worth.
+_SECONDS = 4.0
 #: Bytes of gradients that a run may keep for that; one step is compared always. Judgement: small beside a worker.
 _KEPT = 2**28
 #: The functions of torch.nn.functional that do nothing meanwhile.
@@ -61,11 +66,11 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
     try:
         with _steady_arithmetic() as precision:
             try:
-                (alone,) = _play(run, 1, device, begun)
+                (alone,) = _play(run, 1, device, begun, None)
             except Exception as error:
                 return Verdict("unknown", f"the loop failed alone: {error!r}")
             try:
-                first, *_ = _play(run, _WORKERS, device, begun)
+                first, *_ = _play(run, _WORKERS, device, begun, alone.steps)
             except torch.OutOfMemoryError as error:
                 return Verdict("unknown", f"two workers did not fit the device together: {error}".splitlines()[0])
             except GroupLost as error:
@@ -91,6 +96,8 @@ class _Record:
     streams: Streams | None = None
     #: The GPU's random stream has moved between the first batch and the step.
     drew_on_gpu: bool = False
+    #: After so many steps of each optimizer the loop was ended.
+    steps: int = _MOST_STEPS
 
 
 class _Watch(BatchesAtHand):
@@ -105,8 +112,12 @@ class _Watch(BatchesAtHand):
 
 
 class _Recorder:
-    def __init__(self) -> None:
+    """``steps``: how many steps of each optimizer are compared; None: as many as fit the time."""
+
+    def __init__(self, steps: int | None) -> None:
         self.record = _Record()
+        self._wanted = steps
+        self._since = time.monotonic()
         self._names: dict[int, str] = {}
         self._optimizers: list[torch.optim.Optimizer] = []
         self._start: dict[str, torch.Tensor] = {}
@@ -137,7 +148,7 @@ class _Recorder:
         return self._names[id(parameter)]
 
     def fetching(self, *, learns: bool) -> None:
-        if self._steps and (not learns or self._kept >= _KEPT or min(self._steps.values()) >= _STEPS):
+        if self._steps and (not learns or self._kept >= _KEPT or self._enough_steps()):
             raise Enough
         if self._batches >= _MOST_BATCHES:
             raise Enough
@@ -148,6 +159,15 @@ class _Recorder:
             self._gpu_stream = _gpu_stream()
             if not self._optimizers:
                 self._start = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    def _enough_steps(self) -> bool:
+        wanted = self._wanted
+        if wanted is None:
+            wanted = _MOST_STEPS if time.monotonic() < self._since + _SECONDS else _STEPS
+        done = min(self._steps.values())
+        if done >= wanted:
+            self.record.steps = done
+        return done >= wanted
 
     def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """A step begins: its gradients are kept, and it gets a learning rate of 0, so that the next is comparable.
@@ -176,7 +196,7 @@ class _Recorder:
     def _keep(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         step = self._steps.get(number, 0)
         self._begun.add(f"{number}.{step}")
-        if step >= _STEPS or (step and self._kept >= _KEPT):
+        if step >= _MOST_STEPS or (step and self._kept >= _KEPT):
             return
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             name = self._know(f"number {i} of optimizer {number}", parameter)
@@ -206,10 +226,10 @@ class _Recorder:
 class _Session(ElasticSession):
     """The session of one worker in a rehearsal: it ends before its second boundary at the latest."""
 
-    def __init__(self, backend: TurnBackend, device: str) -> None:
+    def __init__(self, backend: TurnBackend, device: str, steps: int | None) -> None:
         super().__init__(trial="rehearsal", worker=f"w{backend.rank}", leader=True, backend=backend, device=device)
         self.leader = False  # for the trial's code
-        self.recorder = _Recorder()
+        self.recorder = _Recorder(steps)
         self._member.batches = _Watch(self.recorder)
         self._member.state.set_width(backend.world)
 
@@ -233,13 +253,13 @@ class _Session(ElasticSession):
         return super().boundary(done)
 
 
-def _play(run: Callable[[], Any], workers: int, device: str, begun: Streams) -> list[_Record]:
-    """Run the code as this many workers; what each has computed. Raises what the code raises."""
+def _play(run: Callable[[], Any], workers: int, device: str, begun: Streams, steps: int | None) -> list[_Record]:
+    """Run the code as this many workers, up to ``steps`` steps; what each has computed. Raises what the code raises."""
     turns = InTurns(workers)
 
     def play(rank: int) -> _Record:
         restore_streams(begun)
-        session = _Session(TurnBackend(turns, rank, device), device)
+        session = _Session(TurnBackend(turns, rank, device), device, steps)
         with turns.as_session(session):
             try:
                 # A thread of autograd, which the workers share, must not wait for another worker.

@@ -165,7 +165,7 @@ SCHEMA: dict[str, EventSchema] = {
         {"trial": TRIAL, "reason": "what differed, in words"},
     ),
     "growth_checked": EventSchema(
-        "Before the trial grew, a new worker has computed up to three steps of its loop whole and divided among two"
+        "Before the trial grew, a new worker has computed up to eight steps of its loop whole and divided among two"
         " workers.",
         {
             "trial": TRIAL,

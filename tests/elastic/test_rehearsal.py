@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fluidtune import elastic
+from fluidtune.elastic import rehearsal
 from fluidtune.elastic.rehearsal import rehearse
 
 
@@ -244,6 +245,27 @@ def test_what_the_contract_does_not_cover_is_found(trial, says, seed):
     assert verdict.kind == "differs", verdict
     assert says in verdict.reason
     assert "\n" not in verdict.reason
+
+
+def evenly_divided_at_first():
+    """Five batches of which each half has two positives, and a sixth with four in its first half."""
+    even, uneven = [1.0, 0.0] * 4, [1.0] * 4 + [0.0] * 4
+    y = torch.tensor(even * 5 + uneven).reshape(-1, 1)
+    x = torch.randn(len(y), 4)
+    model, loader = elastic.prepare(nn.Linear(4, 1), DataLoader(TensorDataset(x, y), batch_size=8))
+    optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in elastic.epochs(0, 2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            (((model(x) - y).square() * y).sum() / y.sum().clamp(min=1)).backward()
+            optimizer.step()
+
+
+def test_samples_that_happen_to_divide_evenly_do_not_hide_an_error(monkeypatch):
+    assert rehearse(evenly_divided_at_first).kind == "differs"
+    # Where steps are long, only three are compared.
+    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
+    assert rehearse(evenly_divided_at_first).kind == "same"
 
 
 def noisy(model, x, y):

@@ -190,7 +190,7 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
 def outside_the_contract(config: dict[str, Any]) -> None:
     """Fetches a batch ahead, the last of another size; or weights its samples. Neither can be divided among workers.
 
-    The last batch is the fifth: a rehearsal of three steps does not come to it.
+    The last batch is the eleventh: a rehearsal of eight steps does not come to it.
     """
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -198,7 +198,7 @@ def outside_the_contract(config: dict[str, Any]) -> None:
     from fluidtune import elastic
 
     torch.manual_seed(1)
-    inputs = torch.linspace(-1, 1, 35, dtype=torch.float64).reshape(-1, 1)
+    inputs = torch.linspace(-1, 1, 83, dtype=torch.float64).reshape(-1, 1)
     model = torch.nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=8, shuffle=True)
