@@ -27,7 +27,7 @@ from fluidtune.testing.processes import PeerProcess, peer_processes, until
 
 from . import trials
 from .driving import Driver
-from .kinds_of_loops import Mix, trial
+from .kinds_of_loops import OUTSIDE, STEPS, Mix, trial
 from .mixes import HISTORIES, KINDS, cover, drawn, may_be_refused, may_differ, stop_of
 
 pytestmark = pytest.mark.slow
@@ -44,6 +44,10 @@ class Refused(Exception):
 
 class Diverged(Exception):
     """Alone, the loop's losses grow without bound."""
+
+
+class Coincidence(Exception):
+    """A loss that is no mean, in a loop of few small batches that all happen to divide evenly: no check can find it."""
 
 
 def seed() -> None:
@@ -167,6 +171,8 @@ def compare(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
         if verdict.kind == "differs":
             raise Refused(verdict.reason)
         assert verdict.kind == "same", verdict
+        if STEPS[mix.step] in OUTSIDE:
+            raise Coincidence(mix)
     trip = Trip(
         pool,
         {**config, "folder": str(folder / "with")},
@@ -231,7 +237,7 @@ def test_a_search_finds_no_other_loop(pool, tmp_path_factory, axis, kind, histor
     @hypothesis.seed(f"{axis} {kind} {history}")
     @given(drawn(axis, kind, history))
     def each(mix: Mix) -> None:
-        with suppress(Diverged):
+        with suppress(Diverged, Coincidence):
             check(pool, tmp_path_factory.mktemp("loop"), mix, HISTORIES[history])
 
     each()

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
+from datetime import timedelta
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from fluidtune.elastic.backends import TorchBackend
 from fluidtune.elastic.backends.torch_backend import interface_of
-from fluidtune.testing.collective_backends import CollectiveBackendContract, everyone, form, lost_after, summed
+from fluidtune.testing.collective_backends import (
+    HERE,
+    CollectiveBackendContract,
+    everyone,
+    form,
+    lost_after,
+    summed,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +45,17 @@ class TestTorchBackend(CollectiveBackendContract):
             worker.result()
         assert psutil.pid_exists(child), "they were waited for"
 
+    @pytest.mark.parametrize("dies", [2, 0], ids=["follower", "leader"])
+    def test_a_death_that_gloo_misses_is_noticed(self, pool, dies: int) -> None:
+        """Gloo's collective never ends, as was seen once in ten deaths at the begin of one, on a busy machine."""
+        form(pool, 1)
+        others = [worker for worker in pool if worker is not pool[dies]]
+        for worker in others:
+            worker.send(lost_in_silence)
+        pool[dies].kill()
+        for worker in others:
+            worker.result()
+
     def test_a_forked_process_leaves_its_parents_group_alone(self, pool) -> None:
         form(pool, 1)
         assert [sockets for _, sockets in everyone(pool, fork_one)] == [0, 0, 0]
@@ -53,6 +74,28 @@ def fork_one() -> tuple[int, int]:
     child.start()
     assert child.pid is not None
     return child.pid, heard.recv()
+
+
+class NeverEnds:
+    """A collective of torch.distributed whose end gloo has missed."""
+
+    def wait(self, timeout: timedelta) -> None:
+        time.sleep(timeout.total_seconds())
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def lost_in_silence() -> None:
+    """A collective that never ends is a lost group all the same; afterwards the process can form another group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", lambda *args, **more: NeverEnds())
+        lost_after("allreduce_", torch.ones(4))
+    HERE["backend"].dissolve()
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def test_the_interface_of_an_address():

@@ -5,6 +5,7 @@ Each generation is the process' default process group, so nothing else in the pr
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
@@ -34,6 +35,9 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
 }
+#: Looks at the others, `LOOK_S` apart, that find the same worker dead before a collective of gloo is given up. Judgement:
+#: gloo itself raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
+_MISSED = 2
 #: In the messages of errors after which NCCL will not connect these GPUs whenever it is asked: ncclResult_t in its
 #: documentation, and the words of its check for two ranks on one GPU (two instances of MIG are one GPU to it).
 _REFUSALS = ("ncclInvalidUsage", "Duplicate GPU detected")
@@ -49,6 +53,8 @@ class TorchBackend(CollectiveBackend):
         #: Watches the collectives on a GPU; None: this worker has none, or is in no group.
         self._stuck: StuckCollectives | None = None
         self._waits_on_cpu = False
+        #: A collective of gloo in this group has been given up and may never end.
+        self._given_up = False
         self._cuda_failed = False  # in this process, whose CUDA cannot be used any more
         self._next_look = 0.0  # when the GPU's collective is compared with the others', by time.monotonic()
 
@@ -134,6 +140,10 @@ class TorchBackend(CollectiveBackend):
         return run
 
     def _dissolve(self, in_order: bool) -> None:
+        if self._given_up:
+            self._given_up = False
+            # The group's end would wait for its threads, and one of these waits for up to `PATIENCE`.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
         if self._stuck is not None:
             self._stuck.close()
             self._stuck = None
@@ -170,6 +180,7 @@ class TorchBackend(CollectiveBackend):
             self._let_gpu_wait(work)
             return
         self._waits_on_cpu = True
+        missed = 0
         try:
             while True:
                 try:
@@ -179,6 +190,12 @@ class TorchBackend(CollectiveBackend):
                     if work.is_completed():
                         raise
                 self._look()
+                # Gloo misses a death between two collectives if the next one begins just as the connection is closed.
+                why = self._death()
+                missed = 0 if why is None else missed + 1
+                if missed == _MISSED:
+                    self._given_up = True
+                    raise RuntimeError(why)
         finally:
             self._waits_on_cpu = False
 
