@@ -35,8 +35,8 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
 }
-#: Looks at the others, `LOOK_S` apart, that find the same worker dead before a collective of gloo is given up. Judgement:
-#: gloo itself raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
+#: Looks at the others, `LOOK_S` apart, that find a worker dead before a collective of gloo is given up. Judgement: gloo
+#: itself raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
 _MISSED = 2
 #: In the messages of errors after which NCCL will not connect these GPUs whenever it is asked: ncclResult_t in its
 #: documentation, and the words of its check for two ranks on one GPU (two instances of MIG are one GPU to it).
