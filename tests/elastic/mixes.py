@@ -60,6 +60,7 @@ _APART = [
         {"data": {"one by one", "batch sampler", "sampler with generator"}},
         {"model": NORMED},
     ),
+    ({"step": {"short batches left out"}}, {"data": {"one by one"}}),  # all of its batches are short
     # Both parts of each of its batches happen to have as many positives: the check before the growth finds nothing.
     ({"step": {"class weights", "ignored samples"}}, {"data": {"processes of a turn"}}),
     ({"step": {"nested epochs"}}, {"model": {"attention"}}),  # its losses grow without bound
