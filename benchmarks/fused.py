@@ -185,18 +185,17 @@ def in_threads(work: Work, count: int) -> Run:
 class Packed:
     """Processes that train a trial each when `run` asks for it.
 
-    ``method``: "fork" or "spawn". ``environment``: what each has before CUDA starts.
+    ``environment``: what each has before CUDA starts. They are spawned: neither CUDA nor the threads with which torch
+    computes on cores survive a fork.
     """
 
-    def __init__(self, count: int, method: str, environment: Mapping[str, str]) -> None:
-        context: Any = multiprocessing.get_context(method)
+    def __init__(self, count: int, environment: Mapping[str, str]) -> None:
+        context: Any = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
-            # A forked process would hold our ends open, and not notice that we have ended.
-            inherited = [*self._pipes, ours] if method == "fork" else []
-            process = context.Process(target=_serve, args=(theirs, dict(environment), inherited), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, dict(environment)), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -239,11 +238,9 @@ def _answer(pipe: Connection) -> Any:
     return answer
 
 
-def _serve(pipe: Connection, environment: dict[str, str], inherited: Sequence[Connection]) -> None:
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     """One packed process: for each trial it gets ready, waits, and trains, until the other end is closed."""
     os.environ.update(environment)
-    for other in inherited:
-        other.close()
     while True:
         try:
             work, number = pipe.recv()
@@ -282,8 +279,7 @@ def packed(count: int, device: str) -> Iterator[tuple[Packed, str | None]]:
             mps = Mps(uuid, Path(directory) / "mps")
             why = None if mps.acquire() else mps.why
             environment = mps.environment()
-        # On cores: torch is imported already, and no thread of this process is left. CUDA does not survive a fork.
-        processes = Packed(count, "spawn" if device == "cuda" else "fork", environment)
+        processes = Packed(count, environment)
         try:
             yield processes, why
         finally:
