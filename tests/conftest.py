@@ -294,9 +294,3 @@ def wait_until_nothing(left: Callable[[], list[str]], patience: float = 60.0) ->
 def assert_nothing_left() -> None:
     """Fail unless what a test started in the cluster is gone, now or soon."""
     wait_until_nothing(left_in_cluster)
-
-
-@pytest.fixture
-def no_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tune without its CSV, JSON and TensorBoard loggers, where a test does not look at their files."""
-    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")

@@ -220,7 +220,6 @@ def holds_its_gpu(config: dict[str, Any]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(150)
-@pytest.mark.usefixtures("no_loggers")
 def test_a_job_on_gpus_with_lanes_runs_under_mps_outlives_its_faults_and_leaves_no_daemon(
     tmp_path: Path, node: Node, one_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.tune.running import Recorder, fit, outcome
 from tests.tune.trainables import Stepper, with_checkpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2", "no_loggers")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
 MUTATIONS: dict[str, Any] = {"x": [0, 1, 2, 3, 4, 5, 6, 7, 8]}
 GRID = {"x": tune.grid_search([0, 1, 2, 3])}

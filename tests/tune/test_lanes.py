@@ -17,7 +17,7 @@ from fluidtune import FluidTuneError
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.tune.running import Recorder, fit
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150), pytest.mark.usefixtures("no_loggers")]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 MB = 1 << 20
 
@@ -148,8 +148,7 @@ def curves(results: Any) -> dict[int, list[float]]:
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("ray2")
-def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS")
+def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path) -> None:
     space = {"x": tune.grid_search([1, 2, 3]), "n": 20, "greedy": 0, "attempts": str(tmp_path / "attempts")}
     alone = curves(
         fit("fluid", steady, space, tmp_path / "alone", executor=fluidtune.FluidExecutor(devices="cpu:1"), mode="min")

@@ -103,7 +103,7 @@ def tune_in_a_task(path: str, name: str) -> list[Any]:
     return outcome(fit("fluid", trainable, space, Path(path) / name, executor=ON_DEMAND))
 
 
-@pytest.mark.usefixtures("ray4", "no_loggers")
+@pytest.mark.usefixtures("ray4")
 class TestBesideTrials:
     def test_tasks_of_a_trial_find_the_cores_that_trials_do_not_use(self, tmp_path: Path) -> None:
         results = fit("fluid", nesting, {"x": tune.grid_search([0, 1])}, tmp_path, executor=ON_DEMAND)
@@ -155,7 +155,7 @@ class Other(tune.Callback):
             self.served = result["training_iteration"]
 
 
-@pytest.mark.usefixtures("ray2", "no_loggers")
+@pytest.mark.usefixtures("ray2")
 def test_a_trial_that_has_grown_gives_a_device_to_others_that_wait(tmp_path: Path) -> None:
     log = tmp_path / "fluid" / EVENT_LOG_NAME
     (tmp_path / "notes").mkdir()
@@ -205,7 +205,7 @@ def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_p
     assert values == pytest.approx(undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed"), rel=1e-4)
 
 
-@pytest.mark.usefixtures("no_ray", "no_loggers")
+@pytest.mark.usefixtures("no_ray")
 def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None:
     # A Ray of its own: Ray Data leaves actors behind.
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -228,7 +228,7 @@ def test_train_v2_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not last.errors and outcome(last) == outcome(results)[7:]
 
 
-@pytest.mark.usefixtures("no_ray", "no_loggers")
+@pytest.mark.usefixtures("no_ray")
 def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
     # A Ray of its own: the processes of the two tasks stay, with the objects that Tune has put there.
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -236,7 +236,7 @@ def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
     assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
 
 
-@pytest.mark.usefixtures("no_ray", "no_loggers")
+@pytest.mark.usefixtures("no_ray")
 def test_a_job_of_gpus_starts_on_a_cluster_that_gets_them_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
