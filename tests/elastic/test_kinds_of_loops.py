@@ -162,6 +162,21 @@ def same(ours: Any, alone: Any) -> None:
     torch.testing.assert_close(ours, alone, rtol=2e-5, atol=2e-5)
 
 
+def alike(folder: Path, got: list[float], reports: list[float], values: list[Any], value: Any) -> None:
+    """AssertionError if the workers' results, weights or files are not those of the trial alone."""
+    same(got, reports)
+    for each in values:
+        same(each["model"], value["model"])
+    same(values[0]["own"], value["own"])
+    files, expected = tree(folder / "with" / "w0"), tree(folder / "alone")
+    assert list(files) == list(expected)
+    for name, content in expected.items():
+        if isinstance(content, str):
+            assert files[name] == content
+        else:
+            same(files[name], content)
+
+
 def compare(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
     """AssertionError if the trial, taken through these widths, is not what it is alone. `Refused` if it says why."""
     config = {"mix": mix, "stop": stop_of(mix, widths)}
@@ -178,8 +193,6 @@ def compare(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
             largest = re.search(r"of the largest gradient \(([^)]*)\)", verdict.reason)
             raise Vanished(mix) if largest and float(largest[1]) < NOTHING else Refused(verdict.reason)
         assert verdict.kind == "same", verdict
-        if STEPS[mix.step] in OUTSIDE:
-            raise Coincidence(mix)
     trip = Trip(
         pool,
         {**config, "folder": str(folder / "with")},
@@ -187,17 +200,12 @@ def compare(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
         differs=may_differ(mix),
     )
     got, values = trip.go(widths)
-    same(got, reports)
-    for each in values:
-        same(each["model"], value["model"])
-    same(values[0]["own"], value["own"])
-    files, expected = tree(folder / "with" / "w0"), tree(folder / "alone")
-    assert list(files) == list(expected)
-    for name, content in expected.items():
-        if isinstance(content, str):
-            assert files[name] == content
-        else:
-            same(files[name], content)
+    try:
+        alike(folder, got, reports, values, value)
+    except AssertionError:
+        if STEPS[mix.step] in OUTSIDE:
+            raise Coincidence(mix)
+        raise
 
 
 def check(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
