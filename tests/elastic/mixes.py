@@ -7,9 +7,11 @@ trial's growth. `drawn` is the longer search: Hypothesis draws for each kind and
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from .kinds_of_loops import DATA, EXTRAS, MODELS, OPTIMIZERS, OUTSIDE, SCHEDULES, STEPS, Mix
@@ -153,3 +155,21 @@ def drawn(axis: str, kind: str, name: str) -> st.SearchStrategy[Mix]:
     rng = random.Random(f"{axis} {kind} {name}")
     others = {other: st.sampled_from(rng.sample(kinds, len(kinds))) for other, kinds in AXES.items() if other != axis}
     return st.builds(Mix, **others, **{axis: st.just(kind)}).filter(sensible)
+
+
+def search(axis: str, kind: str, name: str, number: int, each: Callable[[Mix], None]) -> None:
+    """Call ``each`` with ``number`` mixes that are `drawn`, the same ones in each run."""
+
+    @settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.seed(f"{axis} {kind} {name}")
+    @given(drawn(axis, kind, name))
+    def one(mix: Mix) -> None:
+        each(mix)
+
+    one()

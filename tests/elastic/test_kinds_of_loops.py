@@ -15,11 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
 
 from fluidtune.elastic import Reform
 from fluidtune.elastic.rehearsal import rehearse
@@ -28,7 +26,7 @@ from fluidtune.testing.processes import PeerProcess, peer_processes, until
 from . import trials
 from .driving import Driver
 from .kinds_of_loops import OUTSIDE, STEPS, Mix, trial
-from .mixes import HISTORIES, KINDS, cover, drawn, may_be_refused, may_differ, stop_of
+from .mixes import HISTORIES, KINDS, cover, may_be_refused, may_differ, search, stop_of
 
 pytestmark = pytest.mark.slow
 
@@ -241,17 +239,8 @@ def test_a_loop_gives_at_every_width_what_it_gives_alone(pool, tmp_path, history
 @pytest.mark.parametrize("history", HISTORIES if MIXES else [])
 @pytest.mark.parametrize(("axis", "kind"), KINDS if MIXES else [])
 def test_a_search_finds_no_other_loop(pool, tmp_path_factory, axis, kind, history):
-    @settings(
-        max_examples=-(-MIXES // len(HISTORIES)),
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.seed(f"{axis} {kind} {history}")
-    @given(drawn(axis, kind, history))
     def each(mix: Mix) -> None:
         with suppress(Diverged, Coincidence, Vanished):
             check(pool, tmp_path_factory.mktemp("loop"), mix, HISTORIES[history])
 
-    each()
+    search(axis, kind, history, -(-MIXES // len(HISTORIES)), each)

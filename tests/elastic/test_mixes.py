@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from .kinds_of_loops import Mix
-from .mixes import AHEAD, ALIKE, AXES, HISTORIES, KINDS, cover, drawn, may_be_refused, seen, sensible, stop_of
+from .mixes import AHEAD, ALIKE, AXES, HISTORIES, KINDS, cover, may_be_refused, search, seen, sensible, stop_of
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +73,7 @@ def test_a_loop_that_stops_early_has_a_turn_at_each_width():
 def examples(axis, kind, history, number):
     """What the longer search draws for this kind and history."""
     found = []
-
-    @settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.seed(f"{axis} {kind} {history}")
-    @given(drawn(axis, kind, history))
-    def each(mix):
-        found.append(mix)
-
-    each()
+    search(axis, kind, history, number, found.append)
     return found
 
 
