@@ -101,8 +101,9 @@ class WorkerPool:
         self._job = job
         self._mps = mps
         self.fresh = fresh
-        #: Processes of this machine that were told to end before they were clean: trials may have left handlers.
-        self._ending: list[psutil.Process] = []
+        #: Processes of this machine that were told to end before they were known to be clean: trials may have left
+        #: handlers. With each the future of whether it was clean when it ended.
+        self._ending: list[tuple[psutil.Process, Any]] = []
         #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
         #: kept so long, because Ray 2.44 kills an actor that nobody holds.
         self._leaving: dict[Any, PooledWorker] = {}
@@ -265,7 +266,8 @@ class WorkerPool:
     def _tell_to_end(self, worker: PooledWorker) -> None:
         process = self._local_process(worker) if worker.busy else None
         if process is not None:
-            self._ending = [*(each for each in self._ending if each.is_running()), process]
+            ending = [each for each in self._ending if each[0].is_running()]
+            self._ending = [*ending, (process, worker.actor.is_clean.remote())]
         self._note_ends()
         self._leaving[worker.actor.end.remote(cleanup_patience())] = worker
 
@@ -337,7 +339,8 @@ class WorkerPool:
         self.workers.clear()
         self._on_device.clear()
         self._idle.clear()
-        psutil.wait_procs(self._ending, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
+        dirty = [process for process, clean in self._ending if not _says_yes(clean)]
+        psutil.wait_procs(dirty, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
         self._ending.clear()
 
     def _deadline(self, worker: PooledWorker, closing: float) -> float:
@@ -345,3 +348,11 @@ class WorkerPool:
         if not worker.busy:
             return closing + CLOSE_S
         return closing + CLEAN_SOON_S if worker.cleaning is None else worker.cleaning + CLOSE_S
+
+
+def _says_yes(answer: Any) -> bool:
+    """Whether a process that has left Ray had answered True before."""
+    try:
+        return bool(ray.get(answer, timeout=0))
+    except ray.exceptions.RayError:
+        return False  # it died, or was killed before it came to that

@@ -48,6 +48,8 @@ class Worker:
         self._leader: LeaderHost | None = None
         self._follower: FollowerHost | None = None
         self._spec: LoadSpec | None = None
+        #: See `is_clean`.
+        self._clean = True
 
     def info(self) -> WorkerInfo:
         """Who this worker is."""
@@ -69,7 +71,7 @@ class Worker:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.note_imports()
-        self._spec = spec
+        self._spec, self._clean = spec, False
         self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
@@ -110,7 +112,7 @@ class Worker:
         self._kept.stop()
         startup.imported()
         self._baseline.note_imports()
-        self._spec = spec
+        self._spec, self._clean = spec, False
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = storage_of(spec)
         session = follower_session(
@@ -178,7 +180,13 @@ class Worker:
         self._spec = None
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
-        return trouble or fresh or (None if kept else self._baseline.restore(memory_free))
+        trouble = trouble or fresh or (None if kept else self._baseline.restore(memory_free))
+        self._clean = trouble is None and not kept
+        return trouble
+
+    def is_clean(self) -> bool:
+        """Whether no trial has left anything here, so that nothing of a trial's runs when the process ends."""
+        return self._clean
 
     def end(self, within: float) -> None:
         """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.

@@ -33,6 +33,7 @@ from .in_turns import InTurns, TurnBackend
 from .random_streams import Streams, capture_streams, restore_streams
 from .session import ElasticSession
 from .verdict import Verdict
+from .whole_batches import in_whole_batches
 
 #: Workers among which the step is divided. Judgement: an error of the contract shows with two, and a third would cost
 #: another run of the trial's code.
@@ -371,14 +372,22 @@ class _SteadyDataset(Dataset):
 
 
 def _seed(seed: int) -> None:
+    """Seed what `capture_streams` captures.
+
+    Where CUDA has not started, ``torch.manual_seed`` would note each seed, with the stack, for when it starts.
+    """
     random.seed(seed)
     numpy.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
 
 
 def _steady(loader: DataLoader) -> DataLoader:
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_sampler is None:
         return loader  # `prepare` refuses it
+    if in_whole_batches(loader.dataset, loader.collate_fn, loader.num_workers):
+        return loader  # draws nothing for a sample
     batches: dict[str, Any] = {"batch_sampler": loader.batch_sampler}
     if loader.batch_size is not None:  # the loop may ask for it
         batches = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}

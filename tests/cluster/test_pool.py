@@ -127,6 +127,28 @@ def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monke
     assert pool.killed == [stuck.actor] and waited == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("clean", "waited_for"), [(True, 0), (False, 1), (pool_module.ray.exceptions.RayActorError(), 1)], ids=str
+)
+def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, monkeypatch, clean, waited_for):
+    # docs/bugs.md, 326
+    last, waited = taken(pool, 0), []
+    last.starting = False
+    last.actor.is_clean = SimpleNamespace(remote=lambda: clean)
+    process = SimpleNamespace(is_running=lambda: True)
+    monkeypatch.setattr(pool, "_local_process", lambda worker: process)
+    monkeypatch.setattr(pool_module.ray, "get", get)
+    monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.extend(processes))
+    pool.close()
+    assert pool.ended == [last.actor] and waited == [process] * waited_for
+
+
+def get(answer: Any, timeout: float) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 def test_a_handle_is_kept_until_its_process_has_left_ray(pool):
     slow = taken(pool, 0)
     slow.actor.hangs = True

@@ -45,12 +45,12 @@ def model_of(*more):
     return nn.Sequential(nn.Linear(4, 8), *more, nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
-def loop(loss, *more, norm=False, by_hand=False):
+def loop(loss, *more, norm=False, by_hand=False, dataset=None):
     """A trial: ``loss(model, x, y)``; ``more`` is done with the model after `prepare`."""
 
     def trial():
         model = model_of(*([nn.BatchNorm1d(8)] if norm else []))
-        loader = DataLoader(Samples(), batch_size=9, shuffle=True)
+        loader = DataLoader(dataset or Samples(), batch_size=9, shuffle=True)
         if by_hand:
             model, loader = elastic.prepare(model, loader)
         else:
@@ -318,3 +318,22 @@ def test_a_loop_finds_the_batch_size_that_it_has_given(own):
 
     assert rehearse(trial).kind == "same"
     assert found == {(None, False) if own else (5, True)}
+
+
+def test_the_seed_with_which_cuda_is_to_start_stays():
+    # docs/bugs.md, 325
+    before = torch.cuda._lazy_seed_tracker.get_calls()
+    assert rehearse(loop(mean)).kind == "same"
+    assert torch.cuda._lazy_seed_tracker.get_calls() == before
+
+
+def test_only_a_dataset_that_may_draw_is_seeded_for_each_sample(monkeypatch):
+    # docs/bugs.md, 325
+    seeds = []
+    seed = rehearsal._seed
+    monkeypatch.setattr(rehearsal, "_seed", lambda of: (seeds.append(of), seed(of)))
+    samples = Samples()
+    assert rehearse(loop(mean, dataset=TensorDataset(samples.x, samples.y))).kind == "same"
+    assert not seeds
+    assert rehearse(loop(mean)).kind == "same"
+    assert len(set(seeds)) == len(samples)
