@@ -15,15 +15,19 @@ from benchmarks.sides import OURS, sides
 FIRST_ITERATION = 0.1
 
 
+def launch_job(quick: bool) -> list[str]:
+    """The arguments of job.py."""
+    trials, steps = (6, 2) if quick else (16, 5)
+    job = ["--algorithm", "grid", "--trainable", "sleep", "--trials", str(trials)]
+    return [*job, "--steps", str(steps), "--seconds", str(steps * FIRST_ITERATION)]
+
+
 def main() -> None:
     options = parser("Seconds from a free place to a trial's first result, beside stock Ray Tune.", repeats=True)
     options.add_argument("--devices", default="cpu:2", help="what all sides run on, cpu:N")
     args = options.parse_args()
     cores(args.devices)
-    trials, steps = (6, 2) if args.quick else (16, 5)
-    job = ["--algorithm", "grid", "--trainable", "sleep", "--trials", str(trials)]
-    length = ["--steps", str(steps), "--seconds", str(steps * FIRST_ITERATION)]
-    measured = repeat(sides(args.devices, [*job, *length]), args.repeats)
+    measured = repeat(sides(args.devices, launch_job(args.quick)), args.repeats)
     found = ratios(measured, OURS, "launch_seconds")
     figures = result(
         "launch",

@@ -23,7 +23,7 @@ tolerance that `ACCEPTS` has for it. ``figure_13`` and ``figure_14`` measure at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -53,6 +53,8 @@ MAX_BATCH = 128
 WARM_UP_S, MEASURED_S = 2.0, 10.0
 #: Of both, with ``--quick``. Judgement: all sides of Table 2 then take 20 s of CPU time.
 QUICK_S = 1.0
+#: To what part of itself a goodput is searched where a search takes minutes (`short`). Judgement.
+SHORT_PRECISION = 0.02
 #: Times the peak, at figure 2.
 LOADS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 1.2, 1.5)
 #: Figure 6a's beta in ms; alpha is 1 ms. Figure 6b's time-outs as parts of the SLO.
@@ -229,7 +231,9 @@ def figure_10(trial: Trial) -> dict[str, int]:
 
 def short(trial: Trial) -> Trial:
     """For parts with hundreds of thousands of requests per second."""
-    return trial._replace(warm_up=1.0, measured=min(trial.measured, 2.0), precision=max(trial.precision, 0.02))
+    return trial._replace(
+        warm_up=1.0, measured=min(trial.measured, 2.0), precision=max(trial.precision, SHORT_PRECISION)
+    )
 
 
 def figure_13(trial: Trial) -> float:
@@ -293,6 +297,11 @@ def accepts_table_2(found: Mapping[str, Mapping[str, Mapping[str, float]]], work
     )
 
 
+def falls(rates: Sequence[float]) -> bool:
+    """Whether no rate is above one before it by more than the precision to which it was searched."""
+    return all(rate <= (1 + SHORT_PRECISION) * min(rates[: number + 1]) for number, rate in enumerate(rates))
+
+
 #: What a part must show. Source: what the paper has, and where it names no figure, what a throwaway simulator of its
 #: rules has shown. Figure 2: utilisation within 0.08 of the load, and a flat top. Figure 6b: time-outs of 12 and 18 %.
 ACCEPTS: dict[str, Callable[[Any], bool]] = {
@@ -311,9 +320,7 @@ ACCEPTS: dict[str, Callable[[Any], bool]] = {
     ),
     "figure_10": lambda found: found["deferred"] < min(found[name] for name in ("nexus", "clockwork", "shepherd")),
     "figure_13": lambda ratio: ratio >= 7.8,
-    "figure_14": lambda found: all(
-        list(rates.values()) == sorted(rates.values(), reverse=True) for rates in found.values()
-    ),
+    "figure_14": lambda found: all(falls(list(rates.values())) for rates in found.values()),
 }
 #: What ``--quick`` runs.
 QUICK = ("table_2",)
