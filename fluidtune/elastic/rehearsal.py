@@ -50,6 +50,9 @@ _STEPS, _MOST_STEPS = 3, 8
 _SECONDS = 4.0
 #: Bytes of gradients that a run may keep for that; one step is compared always. Judgement: small beside a worker.
 _KEPT = 2**28
+#: Roundings of the largest gradient of any step, up to which a difference is not one. Judgement: where terms cancel, as
+#: behind a softmax, a gradient that is 0 is off by a few of them, whatever its own size.
+_ROUNDINGS = 16
 #: The functions of torch.nn.functional that do nothing meanwhile.
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
@@ -289,18 +292,21 @@ def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
         return Verdict("unknown", "the loop computed no gradient of what it has prepared")
     if alone.gradients.keys() != divided.gradients.keys():
         return Verdict("differs", f"divided among {_WORKERS} workers the loop steps other parameters than alone")
-    worst, name, of = 0.0, "", 1.0
-    for number in {key.split(":")[0] for key in alone.gradients}:
-        whole = {k: g for k, g in alone.gradients.items() if k.split(":")[0] == number}
-        scale = max((float(g.abs().max()) for g in whole.values() if g is not None and g.numel()), default=0.0)
-        for key, gradient in whole.items():
-            off = _difference(gradient, divided.gradients[key])
-            if not math.isfinite(scale):
-                return Verdict("unknown", "the gradients are not finite")
-            if not off <= worst * scale:
-                worst, name, of = (off / scale if scale else math.inf), key.split(":", 1)[1], scale
+    sizes = {key: _largest(gradient) for key, gradient in alone.gradients.items()}
+    if not all(map(math.isfinite, sizes.values())):
+        return Verdict("unknown", "the gradients are not finite")
+    scales: dict[str, float] = {}  # by the number of an optimizer's step
+    for key, size in sizes.items():
+        scales[key.split(":")[0]] = max(size, scales.get(key.split(":")[0], 0.0))
     dtypes = {g.dtype for g in alone.gradients.values() if g is not None and g.dtype.is_floating_point}
-    if worst <= math.sqrt(max(spacing, *(torch.finfo(dtype).eps for dtype in dtypes))):
+    eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+    rounding = _ROUNDINGS * eps * max(sizes.values())
+    worst, name, of = 0.0, "", 1.0
+    for key, gradient in alone.gradients.items():
+        off, scale = _difference(gradient, divided.gradients[key]), scales[key.split(":")[0]]
+        if not off <= max(rounding, worst * scale):
+            worst, name, of = (off / scale if scale else math.inf), key.split(":", 1)[1], scale
+    if worst <= math.sqrt(max(spacing, eps)):
         return Verdict("same")
     if _drew_by_sample(alone, divided):
         return Verdict("unknown", "a step draws random numbers for each sample")
@@ -313,9 +319,13 @@ def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
 
 def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     if a is None or b is None:
-        present = a if b is None else b
-        return 0.0 if present is None or not present.numel() else float(present.abs().max())
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+        return _largest(a if b is None else b)
+    off = _largest(a.double() - b.double())
+    return math.inf if math.isnan(off) else off
+
+
+def _largest(gradient: torch.Tensor | None) -> float:
+    return 0.0 if gradient is None or not gradient.numel() else float(gradient.abs().max())
 
 
 def _drew_by_sample(alone: _Record, divided: _Record) -> bool:

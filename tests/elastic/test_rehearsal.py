@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy
@@ -337,3 +338,42 @@ def test_only_a_dataset_that_may_draw_is_seeded_for_each_sample(monkeypatch):
     assert not seeds
     assert rehearse(loop(mean)).kind == "same"
     assert len(set(seeds)) == len(samples)
+
+
+def with_cancelled(parts, slope=1.0):
+    """A trial with a second optimizer whose gradient is 0 where ``parts`` are 0, but for rounding."""
+
+    def trial():
+        model, other = nn.Linear(4, 1), nn.Linear(4, 4)
+        loader = DataLoader(Samples(), batch_size=9)
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model, other)]
+        model, other, loader, *optimizers = elastic.prepare(model, other, loader, *optimizers)
+        for _ in elastic.epochs(0, 3):
+            for x, _y in loader:
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                made = other(x)
+                # Each row's softmax adds up to 1, so its mean has no slope.
+                (model(x).square().mean() + made.softmax(1).mean() + parts * slope * made.square().sum()).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+
+    return trial
+
+
+def test_a_gradient_of_roundings_alone_is_none():
+    # docs/bugs.md, 327
+    assert rehearse(with_cancelled(0.0)).kind == "same"
+    assert rehearse(with_cancelled(1.0)).kind == "differs", "a sum is no mean"
+    assert rehearse(with_cancelled(1.0, slope=1e-4)).kind == "differs", "a small one is one, too"
+
+
+@pytest.mark.parametrize(("alone", "divided", "kind"), [(math.nan, 1.0, "unknown"), (1.0, math.nan, "differs")])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_gradient_that_is_no_number_is_seen_wherever_it_is(first, alone, divided, kind):
+    # docs/bugs.md, 328
+    def record(value):
+        values = [value, 1.0] if first else [1.0, value]
+        return rehearsal._Record({f"0.0:p{i}": torch.tensor([each]) for i, each in enumerate(values)}, streams={})
+
+    assert rehearsal._compare(record(alone), record(divided), 1e-7).kind == kind
