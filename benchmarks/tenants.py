@@ -4,7 +4,9 @@
 jobs (job.py), each a process: a large one, and smaller ones that arrive while it runs. The side ``stock`` runs them as
 they are, the side ``fluid`` through ``fluidtune run``, without an arbiter, and the side ``themis`` through
 ``fluidtune run --shared``, with the same cluster, arrivals and configurations. On the side ``fluid`` each job asks Ray
-for the devices that it can use at the moment, of all that the cluster has, and gives back those of no use to it.
+for the devices that it can use at the moment, of all that the cluster has, and gives back those of no use to it. That
+side is there on real cores only: without an arbiter an emulated device takes nothing of Ray's, so that two jobs would
+have eight of them each.
 
 A job's rho is T_sh / T_id (eq. 1), the one of `themis_bridge.independent_finish_time`. T_sh is the time from the start
 of its process to its end. T_id is B / min(devices / N, trials): B is the sum of its trials' training seconds on the
@@ -13,8 +15,8 @@ job's life.
 
 A side has ``rho`` and ``seconds`` by job, ``worst_rho`` and ``makespan`` (s, from the first arrival to the last end).
 ``ratios`` are stock's figures divided by those of Themis: of ``worst_rho`` (also in ``ratio``) and of ``makespan``;
-``ratios_without_arbiter`` are those of the side ``fluid`` divided by those of Themis. On both these sides trials share
-devices and grow as in any run under FluidTune, so that their difference is what the arbiter does.
+``ratios_without_arbiter``, if there is that side, are those of ``fluid`` divided by those of Themis. On both these
+sides trials share devices and grow as in any run under FluidTune, so that their difference is what the arbiter does.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from themis_bridge import independent_finish_time
 
 #: The sides, in the order in which they are run.
 SIDES = STOCK, FLUID, THEMIS = "stock", "fluid", "themis"
+#: Those on emulated devices.
+EMULATED_SIDES = STOCK, THEMIS
 
 
 @dataclass(frozen=True)
@@ -182,14 +186,16 @@ def main() -> None:
             scaled: Profile = DEFAULT.scaled(options.seconds)
             scaled.save(profile)
         found = {}
-        for name in SIDES:
+        for name in EMULATED_SIDES if emulated else SIDES:
             found[name] = run_side(name, tenants, options, profile)
             ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in found[name].items())
             say(f"{name}: {ends}")
     budgets = {job: each["trial_seconds"] for job, each in found[STOCK].items()}
     sides = {name: fairness(side, budgets, tenants, count) for name, side in found.items()}
-    against, alone = (
-        {key: sides[other][key] / sides[THEMIS][key] for key in ("worst_rho", "makespan")} for other in (STOCK, FLUID)
+    against, *alone = (
+        {key: side[key] / sides[THEMIS][key] for key in ("worst_rho", "makespan")}
+        for name, side in sides.items()
+        if name != THEMIS
     )
     finish(
         result(
@@ -201,7 +207,7 @@ def main() -> None:
             budgets=budgets,
             sides=sides,
             ratios=against,
-            ratios_without_arbiter=alone,
+            **({"ratios_without_arbiter": alone[0]} if alone else {}),
             ratio=against["worst_rho"],
         ),
         options.json,

@@ -1,5 +1,8 @@
 """Jobs that share a cluster: the commands of the sides, and the one rho."""
 
+import json
+import sys
+
 import pytest
 
 from benchmarks import tenants
@@ -33,3 +36,20 @@ def test_the_sides_differ_in_nothing_but_who_runs_the_jobs():
     assert [each for each in command(THEMIS) if each != "--shared"] == command(FLUID)
     script = command(FLUID).index(tenants.JOB)
     assert command(FLUID)[script:] == [each for each in command(STOCK)[1:] if each != "--pace"]
+
+
+@pytest.mark.parametrize(("devices", "sides"), [("emulated:8", [STOCK, THEMIS]), ("cpu:2", [STOCK, FLUID, THEMIS])])
+def test_no_side_has_devices_that_jobs_do_not_keep_from_each_other(devices, sides, monkeypatch, capsys):
+    # docs/bugs.md, 329
+    def run(side, jobs, options, profile):
+        seconds = {STOCK: 12.0, FLUID: 9.0, THEMIS: 6.0}[side]
+        return {job.name: {**ran(0.0, seconds), "trial_seconds": 10.0} for job in jobs}
+
+    monkeypatch.setattr(tenants, "run_side", run)
+    monkeypatch.setattr(sys, "argv", ["tenants", "--json", "--devices", devices])
+    tenants.main()
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["sides"]) == sides
+    assert found["ratios"] == {"worst_rho": 2.0, "makespan": 2.0}
+    alone = {"worst_rho": 1.5, "makespan": 1.5} if FLUID in sides else None
+    assert found.get("ratios_without_arbiter") == alone
