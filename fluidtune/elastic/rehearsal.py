@@ -50,8 +50,8 @@ _STEPS, _MOST_STEPS = 3, 8
 _SECONDS = 4.0
 #: Bytes of gradients that a run may keep for that; one step is compared always. Judgement: small beside a worker.
 _KEPT = 2**28
-#: Roundings of the largest gradient of any step, up to which a difference is not one. Judgement: where terms cancel, as
-#: behind a softmax, a gradient that is 0 is off by a few of them, whatever its own size.
+#: Roundings (of float32, or of a finer type) of the largest gradient of any step, up to which an optimizer's whole
+#: gradient is none. Judgement: where terms cancel, as behind a softmax, a gradient that is 0 is off by a few of them.
 _ROUNDINGS = 16
 #: The functions of torch.nn.functional that do nothing meanwhile.
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -300,11 +300,11 @@ def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
         scales[key.split(":")[0]] = max(size, scales.get(key.split(":")[0], 0.0))
     dtypes = {g.dtype for g in alone.gradients.values() if g is not None and g.dtype.is_floating_point}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    rounding = _ROUNDINGS * eps * max(sizes.values())
+    rounding = _ROUNDINGS * min(eps, torch.finfo(torch.float32).eps) * max(sizes.values())
     worst, name, of = 0.0, "", 1.0
     for key, gradient in alone.gradients.items():
         off, scale = _difference(gradient, divided.gradients[key]), scales[key.split(":")[0]]
-        if not off <= max(rounding, worst * scale):
+        if not off <= (rounding if scale <= rounding else worst * scale):
             worst, name, of = (off / scale if scale else math.inf), key.split(":", 1)[1], scale
     if worst <= math.sqrt(max(spacing, eps)):
         return Verdict("same")

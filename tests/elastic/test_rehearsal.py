@@ -377,3 +377,22 @@ def test_a_gradient_that_is_no_number_is_seen_wherever_it_is(first, alone, divid
         return rehearsal._Record({f"0.0:p{i}": torch.tensor([each]) for i, each in enumerate(values)}, streams={})
 
     assert rehearsal._compare(record(alone), record(divided), 1e-7).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("alone", "divided", "dtype", "kind"),
+    [
+        (2e-16, -1e-16, torch.float64, "same"),
+        (2e-16, 1e-3, torch.float64, "differs"),
+        (1e-3, 1.01e-3, torch.float32, "differs"),
+        (1e-5, 2e-5, torch.float32, "differs"),
+        (0.05, 0.1, torch.bfloat16, "differs"),
+    ],
+)
+def test_a_small_optimizer_is_compared_with_its_own_size(alone, divided, dtype, kind):
+    # docs/bugs.md, 327
+    def record(value):
+        gradients = {"0.0:large": 1.0, "1.0:small": value}
+        return rehearsal._Record({key: torch.tensor([g], dtype=dtype) for key, g in gradients.items()}, streams={})
+
+    assert rehearsal._compare(record(alone), record(divided), 1e-7).kind == kind
