@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
+import weakref
 from datetime import timedelta
 
 import psutil
@@ -22,6 +23,7 @@ from fluidtune.testing.collective_backends import (
     lost_after,
     summed,
 )
+from fluidtune.testing.processes import until
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +58,46 @@ class TestTorchBackend(CollectiveBackendContract):
         for worker in others:
             worker.result()
 
+    def test_gloos_threads_are_not_the_last_to_drop_what_python_has_made(self, pool) -> None:
+        # docs/bugs.md, 330
+        form(pool, 1)
+        assert everyone(pool, living_tensors) == [[True, True, True, False]] * 3
+        pool[0].call(dissolve)
+        assert pool[0].call(kept_tensors) == 0
+
     def test_a_forked_process_leaves_its_parents_group_alone(self, pool) -> None:
         form(pool, 1)
         assert [sockets for _, sockets in everyone(pool, fork_one)] == [0, 0, 0]
         assert everyone(pool, summed, 1.0, 4) == [[3.0]] * 3
+
+
+def living_tensors() -> list[bool]:
+    """Of the tensors of four small collectives, the last one first, whether they are there after their end.
+
+    A large one in between is not kept.
+    """
+    backend = HERE["backend"]
+    seen = []
+    for number in range(4):
+        tensor = torch.ones(8)
+        backend.broadcast_(tensor)
+        seen.append(weakref.ref(tensor))
+        del tensor
+        if number == 2:
+            large = torch.ones(2**19)
+            backend.broadcast_(large)
+            gone = weakref.ref(large)
+            del large
+    until(lambda: gone() is None)
+    return [each() is not None for each in reversed(seen)]
+
+
+def dissolve() -> None:
+    HERE["backend"].dissolve()
+
+
+def kept_tensors() -> int:
+    return len(HERE["backend"]._kept)
 
 
 def fork_one() -> tuple[int, int]:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -38,6 +39,14 @@ NCCL_SETTINGS = {
 #: Looks at the others, `LOOK_S` apart, that find a worker dead before a collective of gloo is given up. Judgement: gloo
 #: itself raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
 _MISSED = 2
+#: Collectives whose objects live on: the present one and two before it. One of gloo's threads drops them a moment
+#: after their end. If it is the last to do so, it takes Python's interpreter for that, and a process that is forked
+#: just then, as a data loader's, waits for ever (CPython before 3.12: `PyOS_AfterFork_Child` takes a lock before it
+#: makes it anew). Gloo has two threads (torch's default), and both have done something else by then.
+_KEPT = 3
+#: Bytes of a collective that is not kept: others follow it before a loader starts, whose indices are broadcast.
+#: Judgement: far more than indices take, and little memory.
+_LARGE = 2**20
 #: In the messages of errors after which NCCL will not connect these GPUs whenever it is asked: ncclResult_t in its
 #: documentation, and the words of its check for two ranks on one GPU (two instances of MIG are one GPU to it).
 _REFUSALS = ("ncclInvalidUsage", "Duplicate GPU detected")
@@ -55,6 +64,8 @@ class TorchBackend(CollectiveBackend):
         self._waits_on_cpu = False
         #: A collective of gloo in this group has been given up and may never end.
         self._given_up = False
+        #: The latest collectives of gloo with their tensors, see `_KEPT`.
+        self._kept: deque[tuple[Any, ...]] = deque(maxlen=_KEPT)
         self._cuda_failed = False  # in this process, whose CUDA cannot be used any more
         self._next_look = 0.0  # when the GPU's collective is compared with the others', by time.monotonic()
 
@@ -154,6 +165,8 @@ class TorchBackend(CollectiveBackend):
         except RuntimeError:
             if not self._cuda_failed:
                 raise
+        finally:
+            self._kept.clear()
 
     # Gloo pairs up the collectives of one kind by their order, and ends the process if their sizes differ. So what can
     # meet in a loop that leaves a step out has a kind of its own: gradients, batch statistics, exchanges, broadcasts.
@@ -165,20 +178,24 @@ class TorchBackend(CollectiveBackend):
         self._wait(dist.broadcast(tensor, src=0, async_op=True), tensor)
 
     def _gather(self, row: torch.Tensor) -> torch.Tensor:
-        rows = row.new_empty(self.world, *row.shape)
-        self._wait(dist.all_gather(list(rows.unbind()), row.contiguous(), async_op=True), row)
+        rows, own = row.new_empty(self.world, *row.shape), row.contiguous()
+        parts = list(rows.unbind())
+        self._wait(dist.all_gather(parts, own, async_op=True), own, parts)
         return rows
 
     def _exchange(self, note: torch.Tensor) -> torch.Tensor:
         notes = note.new_empty(self.world, *note.shape)
-        self._wait(dist.all_to_all_single(notes, note.expand_as(notes).contiguous(), async_op=True), note)
+        own = note.expand_as(notes).contiguous()
+        self._wait(dist.all_to_all_single(notes, own, async_op=True), own, notes)
         return notes
 
-    def _wait(self, work: Any, tensor: torch.Tensor) -> None:
-        """Wait for a collective. On a GPU, only the GPU waits."""
+    def _wait(self, work: Any, tensor: torch.Tensor, *others: Any) -> None:
+        """Wait for a collective of these tensors. On a GPU, only the GPU waits."""
         if tensor.is_cuda:
             self._let_gpu_wait(work)
             return
+        if tensor.nbytes <= _LARGE:
+            self._kept.append((work, tensor, others))
         self._waits_on_cpu = True
         missed = 0
         try:
