@@ -24,6 +24,8 @@ class Reason(str, Enum):
     MAKES_WAY = "it was too late for a batch of the size that the load needs"
     #: It came so late that even a batch of 1, started at once, would end too late.
     LATE_ON_ARRIVAL = "its deadline was too near when it came"
+    #: It was not even read: what waits before it takes too long.
+    QUEUE_FULL = "too many requests wait before it"
     #: Its GPU was lost, and it was too late for another one.
     GPU_LOST = "its GPU was lost and its deadline was too near for another one"
     #: It may be what ends the process of its GPU, so it gets no third one.

@@ -37,6 +37,7 @@ from symphony_serve.batching.start_times import StartPolicy
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.kept_profiles import profiles_to_json
+from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import check_slo
 from symphony_serve.shell.measuring import measure_models
@@ -124,6 +125,8 @@ class Front:
         if self._asked >= MOST_OPEN:
             self._books.count(name, "refused: too_many")
             return _json(503, {"error": "refused", "reason": f"{MOST_OPEN} requests are open already"})
+        if asked.url.path != WAY and self._hopeless(name, self._way.seconds if self._way is not None else 0.0):
+            return _json(503, {"error": "refused", "reason": Reason.QUEUE_FULL.value})
         self._asked += 1
         try:
             return await self._read_and_answer(asked, name, time.monotonic())
@@ -184,6 +187,8 @@ class Front:
         arrival = time.monotonic()
         if name not in self._names:
             raise ServeError(self._unknown(name))
+        if self._hopeless(name, self._way.least if self._way is not None else 0.0):
+            raise Refused(name, Reason.QUEUE_FULL)
         try:
             status, text = await self._answer(name, value, arrival, self._way.least if self._way is not None else 0.0)
         except _NotThere as error:
@@ -211,7 +216,8 @@ class Front:
             self._books.count(name, "bad")
             raise ServeError(trouble)
         try:
-            status, text = await asyncio.wrap_future(self._server.submit(name, value, self._left(name, way)))
+            within = left(self._server, self._models[name], self._setting.slo, way)
+            status, text = await asyncio.wrap_future(self._server.submit(name, value, within))
         except Refused as refused:
             self._books.count(name, f"refused: {refused.reason.name.lower()}")
             raise
@@ -224,14 +230,13 @@ class Front:
         self._books.count(name, "failed" if status != 200 else "late" if late else "answered")
         return status, text
 
-    def _left(self, name: str, way: float) -> float:
-        """Seconds of the SLO that are left for the server after the way."""
-        server, left = self._server, self._setting.slo - way
-        assert server is not None
-        if server.unanswered == 0 and left < server.profile(name).seconds(1) + self._models[name].delays.smallest:
-            # Else nothing would ever tell that batches of 1 have become shorter again.
-            return self._setting.slo
-        return left
+    def _hopeless(self, name: str, way: float) -> bool:
+        """Whether a request can be refused, and is counted so, before it is read: that costs more than the refusal."""
+        server = self._server
+        if server is None or not server.hopeless(name, left(server, self._models[name], self._setting.slo, way)):
+            return False
+        self._books.count(name, "refused: queue_full")
+        return True
 
     def _bad(self, name: str, said: str, status: int = 400) -> Response:
         self._books.count(name, "bad")
@@ -370,6 +375,15 @@ class Front:
         """By trial, the seconds that an answer takes besides its batch."""
         way = self._way.seconds if self._way is not None else 0.0
         return {name: model.delays.smallest + way for name, model in self._models.items()}
+
+
+def left(server: ThreadedServer, model: Model, slo: float, way: float) -> float:
+    """Seconds of the SLO that are left for the server after the way."""
+    after = slo - way
+    if server.unanswered == 0 and after < server.profile(model.name).seconds(1) + model.delays.smallest:
+        # Else nothing would ever tell that batches of 1 have become shorter again.
+        return slo
+    return after
 
 
 class _NotThere(Exception):

@@ -25,6 +25,7 @@ LOOK_S, LOOKS = 1.0, 10
 #: What became of requests for which a device came too late: more devices would have helped.
 TOO_LATE = (
     *("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost"),
+    "refused: queue_full",
     "refused: no_lease",
 )
 

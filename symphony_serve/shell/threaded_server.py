@@ -19,6 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from symphony_serve.backlog import Backlog
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
@@ -162,6 +163,10 @@ class ThreadedServer:
         self._numbers = itertools.count()
         #: By number, what is neither answered nor refused.
         self._open: dict[int, Answer] = {}
+        #: By model, the seconds of the SLO that are not left for batches.
+        self._besides = {model.name: model.delays.smallest for model in models}
+        budgets = {model.name: model.slo - model.delays.smallest for model in models}
+        self._backlog = Backlog({name: seen.profile for name, seen in self._seen.items()}, budgets)
         self._closed = False
         #: By number, the devices whose threads live; and of each that has left, its last token.
         self._devices: dict[int, _Device] = {}
@@ -200,6 +205,7 @@ class ThreadedServer:
         with self._lock:
             number = next(self._numbers)
             answer = self._open[number] = Answer(self, model, number, value)
+            self._backlog.waits(model)
             if self._closed:
                 self._refuse(number, Reason.CLOSED, told)
             else:
@@ -207,6 +213,18 @@ class ThreadedServer:
                 self._handle(RequestArrived(Request(number, model, arrival, deadline)), told)
         _tell(told)
         return answer
+
+    def hopeless(self, model: str, within: float = math.inf) -> bool:
+        """Whether a request to ``model`` that came now would not be answered, because of what waits before it.
+
+        within: as for `submit`. Who asks this first need not read a request that is refused. See `backlog`.
+        """
+        with self._lock:
+            there = [device.number for device in self._devices.values() if not device.leaves]
+            if self._closed or not there:
+                return False  # `submit` says why, or waits for a device.
+            needed = self._backlog.seconds(model, there, time.monotonic())
+        return needed + self._besides[model] > min(within, self._slos[model])
 
     def join(self, number: int, functions: Mapping[str, Function]) -> None:
         """A device comes. Its batches are taken to take the times that are known.
@@ -321,14 +339,24 @@ class ThreadedServer:
         for request in batch.requests:
             answer = self._open.get(request.id)
             if answer is not None and (answer._sent or answer.set_running_or_notify_cancel()):
+                if not answer._sent:
+                    self._backlog.waits_no_more(batch.model)
                 answer._sent = True
                 answers.append(answer)
+        self._backlog.sent(batch.gpu, batch.start + batch.seconds)
         self._devices[batch.gpu].batches.put((batch, answers, time.monotonic()))
 
     def _refuse(self, number: int, reason: Reason, told: _Told) -> None:
-        answer = self._open.pop(number, None)
+        answer = self._drop(number)
         if answer is not None:
             told.append((answer, None, Refused(answer._model, reason)))
+
+    def _drop(self, number: int) -> Answer | None:
+        """The request is answered, refused or cancelled. None: it was so already."""
+        answer = self._open.pop(number, None)
+        if answer is not None and not answer._sent:
+            self._backlog.waits_no_more(answer._model)
+        return answer
 
     def _refuse_all(self, told: _Told, waiting_only: bool) -> None:
         self._closed = True
@@ -353,7 +381,7 @@ class ThreadedServer:
         with self._lock:
             if not self._closed:
                 self._handle(Cancelled(answer._model, answer._number), told)
-            self._open.pop(answer._number, None)
+            self._drop(answer._number)
         _tell(told)
 
     def _keep_time(self) -> None:
@@ -414,8 +442,9 @@ class ThreadedServer:
         with self._lock:
             if batch.token == device.token:
                 for answer, output in zip(answers, outputs, strict=True):
-                    if self._open.pop(answer._number, None) is not None:
+                    if self._drop(answer._number) is not None:
                         told.append((answer, output, error))
+                self._backlog.done(device.number)
                 if not self._closed:
                     self._handle(BatchDone(batch.gpu, batch.token, batch.plan), told)
             elif not self._closed and not device.leaves:
@@ -456,6 +485,7 @@ class ThreadedServer:
     def _correct(self, batch: Dispatch, seconds: float, waited: float, told: _Told) -> None:
         profile = self._seen[batch.model].add(len(batch.requests), seconds, waited)
         if profile is not None:
+            self._backlog.set_profile(batch.model, profile)
             self._handle(ProfileChanged(batch.model, profile), told)
 
     def _lose(self, device: _Device, answers: list[Answer]) -> None:

@@ -216,6 +216,26 @@ def test_overload_is_refused_with_the_reason():
         assert finished([first]) == [0]
 
 
+def test_a_request_is_hopeless_if_what_waits_before_it_takes_its_whole_slo():
+    """Batches take 1 s for each request, and one of 1 runs: with 60 that wait, the next takes 61 s at least."""
+    gate = Gate()
+    slow = Model("m", Profile.linear(1.0, 0.0, 4), 60.0, Fifo, EAGER, Delays())
+    with ThreadedServer([slow], [{"m": gate}]) as server:
+        assert not server.hopeless("m") and not server.hopeless("m", 1.5) and server.hopeless("m", 0.5)
+        first, others = behind_a_gate(server, gate, 57)
+        assert not server.hopeless("m")
+        others += [server.submit("m", value) for value in range(58, 61)]
+        assert server.hopeless("m") and server.hopeless("m", 59.0)
+        for answer in others[:40]:
+            assert answer.cancel()
+        assert not server.hopeless("m") and server.hopeless("m", 20.0)
+        server.leave(0)
+        assert not server.hopeless("m", 20.0), "without a device, submit decides"
+        gate.open.set()
+        assert finished([first]) == [0]
+    assert server._backlog.waiting == {"m": 0}
+
+
 def test_an_unknown_model_is_refused():
     with ThreadedServer([model()], [{"m": doubled}]) as server:
         answer = server.submit("n", 1)
@@ -386,6 +406,7 @@ def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
     values = zip(answers, outcomes, strict=True)
     assert all(one in (2 * value, "failed", "cancelled") or one in Reason.__members__ for value, one in values)
     assert server.unanswered == 0
+    wait_for(lambda: server._backlog.waiting == {"a": 0, "b": 0})
 
 
 def test_what_is_a_little_late_is_told_with_its_own_moment():

@@ -55,9 +55,9 @@ def test_without_a_lease_requests_are_refused_at_once(monkeypatch):
     monkeypatch.setattr(front.Front, "__del__", lambda self: None)
     asked = object.__new__(front.Front)
     asked._names, asked._books, asked._asked, asked._state = ["t"], Books(["t"]), 0, "serving"
-    asked._server, asked._way = SimpleNamespace(), None
+    asked._server, asked._way = SimpleNamespace(unanswered=1, hopeless=lambda name, within: False), None
     asked._devices = SimpleNamespace(count=0, waits="waiting for a lease of a GPU", trouble="")
-    asked._setting = SimpleNamespace(max_body=MOST)
+    asked._setting, asked._models = SimpleNamespace(max_body=MOST, slo=0.5), {"t": None}
 
     async def receive():
         return {"type": "http.request", "body": b"1", "more_body": False}
@@ -94,18 +94,51 @@ def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch, path)
     assert asked._asked == front.MOST_OPEN
 
 
+@pytest.mark.parametrize("path", ["/", "/-/way"])
+def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(monkeypatch, path):
+    from starlette.requests import Request
+
+    from fluidtune.serving import front
+    from fluidtune.serving.books import Books
+    from symphony_serve.errors import Refused
+
+    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
+    asked = object.__new__(front.Front)
+    asked._names, asked._books, asked._asked, asked._way = ["t"], Books(["t"]), 0, None
+    asked._setting, asked._models = SimpleNamespace(max_body=MOST, slo=0.5), {"t": None}
+    withins = []
+    asked._server = SimpleNamespace(
+        unanswered=9, hopeless=lambda name, within: withins.append(within) or True, submit=None
+    )
+    read = []
+
+    async def receive():
+        read.append(True)
+        return {"type": "http.request", "body": b"1", "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "server": ("h", 80)}
+    answer = asyncio.run(asked(Request(scope, receive)))
+    if path == "/":
+        said = {"error": "refused", "reason": "too many requests wait before it"}
+        assert (answer.status_code, json.loads(answer.body), read) == (503, said, [])
+        with pytest.raises(Refused, match="too many requests wait before it"):
+            asyncio.run(asked(1))
+        assert asked._books.requests("t") == {"refused: queue_full": 2}
+        assert withins == [0.5, 0.5]
+    else:
+        assert (answer.status_code, read) == (200, [True])
+        assert asked._books.requests("t") == {}
+
+
 @pytest.mark.parametrize(
     ("way", "unanswered", "left"),
     [(0.1, 0, 0.4), (0.1, 5, 0.4), (0.35, 0, 0.5), (0.35, 1, 0.15), (0.6, 3, -0.1)],
 )
-def test_the_way_counts_unless_nothing_would_be_tried_any_more(monkeypatch, way, unanswered, left):
+def test_the_way_counts_unless_nothing_would_be_tried_any_more(way, unanswered, left):
     from fluidtune.serving import front
     from symphony_serve.delays import Delays
     from symphony_serve.profiles import Profile
 
-    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
-    asked = object.__new__(front.Front)
-    asked._setting = SimpleNamespace(slo=0.5)
-    asked._models = {"t": SimpleNamespace(delays=Delays(jitter=0.01))}
-    asked._server = SimpleNamespace(unanswered=unanswered, profile=lambda name: Profile.linear(0.0, 0.2, 4))
-    assert asked._left("t", way) == pytest.approx(left)
+    model = SimpleNamespace(name="t", delays=Delays(jitter=0.01))
+    server = SimpleNamespace(unanswered=unanswered, profile=lambda name: Profile.linear(0.0, 0.2, 4))
+    assert front.left(server, model, 0.5, way) == pytest.approx(left)

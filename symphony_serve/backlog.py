@@ -1,0 +1,70 @@
+"""What devices have to do before a request that comes now could be answered. All times are seconds.
+
+A request for which that takes too long will be refused in the end. Told at once, it costs the least: Ray Serve's proxy,
+the front and the network need not carry its input, and an overloaded machine has more time for the others. Nobody loses
+an answer by it, as long as what waits before it is answered: so only what is certain then counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from symphony_serve.profiles import Profile
+
+
+class Backlog:
+    """Counts what waits for each model, and when each device will have run what was sent to it.
+
+    budgets: by model, the seconds within which its batches must end at most. A model that is not in it counts nothing.
+    """
+
+    def __init__(self, profiles: Mapping[str, Profile], budgets: Mapping[str, float]):
+        self._budgets = dict(budgets)
+        self._waiting = dict.fromkeys(budgets, 0)
+        #: By model, the seconds of a request in the batches that take the fewest for each.
+        self._each: dict[str, float] = {}
+        #: By device, when its batch ends by its profile.
+        self._busy: dict[int, float] = {}
+        for model, profile in profiles.items():
+            self.set_profile(model, profile)
+
+    def set_profile(self, model: str, profile: Profile) -> None:
+        """Batches of the model take other times from now on."""
+        most = max(1, profile.largest(self._budgets[model]))
+        self._each[model] = min([profile.seconds(size) / size for size in range(1, most + 1)])
+
+    def waits(self, model: str) -> None:
+        """A request has come."""
+        if model in self._waiting:
+            self._waiting[model] += 1
+
+    def waits_no_more(self, model: str) -> None:
+        """A request was sent for the first time, or refused or cancelled before that."""
+        if model in self._waiting:
+            self._waiting[model] -= 1
+
+    def sent(self, device: int, end: float) -> None:
+        """A batch was sent that ends at ``end`` by its profile."""
+        self._busy[device] = end
+
+    def done(self, device: int) -> None:
+        """The device's batch has ended, or the device is lost with it."""
+        self._busy.pop(device, None)
+
+    def seconds(self, model: str, devices: Iterable[int], now: float) -> float:
+        """At the least, from ``now`` until one more request to ``model`` has been run by one of these devices.
+
+        What waits for other models need not go first, and batches may be the fastest ones: so it can only be more.
+        Infinite: there is no device.
+        """
+        given = list(devices)
+        if not given:
+            return math.inf
+        busy = sum([max(0.0, self._busy.get(device, now) - now) for device in given])
+        return (busy + (self._waiting[model] + 1) * self._each[model]) / len(given)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """By model, how many requests wait."""
+        return dict(self._waiting)
