@@ -127,10 +127,16 @@ class LeaseManager:
         if not lease.closing:
             self.tell_app(lease.app)
         heir = lease.heir
-        if heir in state.apps and gpu in state.gpus and state.quota_left(state.user_of(heir)) > 0:
+        if heir in state.apps and gpu in state.gpus and self._could_use(heir):
             self.grant_gpu(gpu, heir, lease.heir_leftover)
             self.tell_app(heir)
         return True
+
+    def _could_use(self, heir: str) -> bool:
+        """Whether the app may have one more GPU, and has a use for it by its latest report, later than the promise."""
+        state = self._state
+        keeps = [lease for lease in state.leases.of(heir) if not (lease.closing or lease.ending)]
+        return state.apps[heir].useful > len(keeps) and state.quota_left(state.user_of(heir)) > 0
 
     def on_reserved(self, gpu: str, token: int) -> None:
         """A reservation was made: the app is told, so that it learns the group."""

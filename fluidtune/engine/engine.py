@@ -27,6 +27,7 @@ from fluidtune.engine.resizing import (
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Trial, TrialView, TrialWork
+from fluidtune.engine.width_rules import growth_pays
 
 
 class Engine:
@@ -193,19 +194,18 @@ class Engine:
         state = self._state
         return sum(trial.done * base_seconds(state, trial) for trial in state.trials.values() if trial.done)
 
-    def works_left(self) -> Iterator[TrialWork]:
+    def works_left(self, later: float = 0.0) -> Iterator[TrialWork]:
         """The work left of every trial that waits or holds devices, in the order first added.
 
-        It costs a small part of what `trials` does.
+        later: seconds until further devices would be of use, for `TrialWork.grows`. It costs a small part of what `trials` does.
         """
         state = self._state
         for trial in state.trials.values():
             if trial.status in ("running", "suspending", "waiting"):
                 left, base = iterations_left(trial), base_seconds(state, trial)
-                width = self._width(trial)
-                yield TrialWork(
-                    trial.name, trial.group.name, trial.kind, width, trial.iterations, trial.done, left * base, base
-                )
+                pays, width = growth_pays(state, trial, later), self._width(trial)
+                have = (trial.name, trial.group.name, trial.kind, width, tuple(trial.devices))
+                yield TrialWork(*have, trial.iterations, trial.done, left * base, base, pays)
 
     def _width(self, trial: Trial) -> float:
         """See `TrialView.width`."""

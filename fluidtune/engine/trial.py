@@ -167,16 +167,21 @@ class Trial:
 
 
 class TrialWork(NamedTuple):
-    """The work that a trial has left, for whoever looks at all trials often. The fields are those of `TrialView`."""
+    """The work that a trial has left, for whoever looks at all trials often. The fields are those of `TrialView`.
+
+    grows: an elastic trial would be done sooner with more devices (`width_rules.growth_pays`).
+    """
 
     trial: str
     group: str
     kind: Kind
     width: float
+    devices: tuple[int, ...]
     iterations: float | None
     done: int
     height: float
     base: float
+    grows: bool
 
 
 @dataclass(frozen=True)

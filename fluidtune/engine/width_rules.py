@@ -6,7 +6,7 @@ docs/engine.md; how c is found is the matter of `packing_search`.
 
 from __future__ import annotations
 
-from fluidtune.engine.estimates import knows_scaling, scaling_overhead, seconds_left
+from fluidtune.engine.estimates import current_width, knows_scaling, scaling_overhead, seconds_left
 from fluidtune.engine.speed import scaled, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
@@ -29,6 +29,23 @@ def widest(state: State, trial: Trial) -> int:
 def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
     """Whether it is done sooner at width ``other``: DynamicFluid's rule for scaling up, with measured times."""
     return seconds_left(state, trial, other) + state.epsilon < seconds_left(state, trial, width)
+
+
+def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
+    """Whether it would be done sooner with more devices than it has, however many these are.
+
+    later: seconds until they would be of use. Until then it goes on with what it has, and a resize comes after that.
+    """
+    if trial.kind != "elastic" or trial.gang > 1 or trial.growth_ended or not trial.worth_growing:
+        return False
+    if not trial.devices:
+        return True
+    limit = widest_paying(scaling_overhead(trial))
+    limit = min(limit, state.max_workers or limit)
+    before, after = seconds_left(state, trial, current_width(state, trial)), seconds_left(state, trial, limit)
+    if limit <= len(trial.devices) or before <= later:
+        return False
+    return later + state.epsilon + after * (1 - later / before) < before
 
 
 def shrink_pays(state: State, trial: Trial, width: int, narrower: int) -> bool:

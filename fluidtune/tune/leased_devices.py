@@ -7,9 +7,11 @@ which trial leaves a device, and how.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -30,6 +32,9 @@ from themis_bridge.shell.tenant import Tenant
 UNKNOWN_S = 60.0
 #: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
 UPDATE_S = 0.5
+#: So many of the latest devices to which trials have grown say how long that takes. Judgement: their median is then not
+#: that of one moment at which many processes were started.
+LAGS = 9
 
 
 class Progress:
@@ -60,6 +65,9 @@ class Progress:
         self._widest: dict[str, int] = {}
         self._peak = self.useful
         self._slowdowns = Slowdowns()
+        #: Device -> when it came, until a trial has grown to it; and how many seconds that took, of the latest ones.
+        self._came: dict[int, float] = {}
+        self._lags: deque[float] = deque(maxlen=LAGS)
         #: Trial -> the number of its iterations at the last look.
         self._seen: dict[str, int] = {}
         #: The jobs of the last look, by their iterations left, seconds per iteration and largest number of devices.
@@ -80,16 +88,17 @@ class Progress:
         elastic: Counter[str] = Counter()
         fixed = 0
         jobs: dict[tuple[float, float, int], JobInfo] = {}
-        for work in engine.works_left():
+        self._came = {device: self._came.get(device, now) for device in where}
+        for work in engine.works_left(self.lag):
             elastic[work.group] += work.kind == "elastic"
+            most = max(1, int(work.width))
             if work.kind != "elastic":
-                most = max(1, int(work.width))
                 fixed += most
-            elif work.group in widest:
-                most = widest[work.group]
-            else:
+            elif work.group not in widest:
                 pays = widest_paying(engine.group_overheads(work.group)[1])
-                most = widest[work.group] = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
+                widest[work.group] = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
+            if work.grows:
+                most = widest[work.group]
             # The height of a trial without an end says only what it has done so far.
             seconds = work.height if work.iterations is not None else max(work.height, UNKNOWN_S)
             # Many trials have the same work left, and a `JobInfo` is checked when it is made.
@@ -97,9 +106,11 @@ class Progress:
             if key not in jobs:
                 jobs[key] = self._jobs.get(key) or JobInfo(*key)
             groups.setdefault(work.group, []).append(jobs[key])
-            if work.width > 1 and self._seen.get(work.trial) != work.done:
-                view = engine.trial(work.trial)
-                self._learn([where[d] for d in view.devices if d in where], view.seconds)
+            if self._seen.get(work.trial) != work.done:
+                self._learn_lag(work.devices, now)
+                if work.width > 1:
+                    seconds = engine.trial(work.trial).seconds
+                    self._learn([where[d] for d in work.devices if d in where], seconds)
             self._seen[work.trial] = work.done
         self._jobs = jobs
         # Brackets run beside each other: the next rungs of all are one phase, the rungs after these the next phase.
@@ -126,6 +137,23 @@ class Progress:
         if alone and wide:
             self._slowdowns.measured(gpus[:1], 1.0)
             self._slowdowns.measured(gpus, wide / alone)
+
+    def _learn_lag(self, devices: Sequence[int], now: float) -> None:
+        """A trial has reported a result on these devices. The first one on a device to which it has grown counts."""
+        for device in devices:
+            came = self._came.get(device, math.inf)
+            if came < now and len(devices) > 1:
+                self._lags.append(now - came)
+            self._came[device] = math.inf
+
+    @property
+    def lag(self) -> float:
+        """Seconds from the moment at which a device comes until a trial that has grown to it reports a result.
+
+        It holds the start of a process there and two iterations: the one that was under way, and the first one there.
+        0 while it is not known. A job does not ask for devices that would come too late.
+        """
+        return statistics.median(self._lags) if self._lags else 0.0
 
     @property
     def useful(self) -> int:

@@ -78,6 +78,29 @@ def test_a_leftover_for_the_heir_is_no_leftover_of_the_holder():
     assert cluster.agents["b"].leases["g0"].leftover
 
 
+def test_an_heir_that_has_no_use_for_the_gpu_any_more_does_not_get_it():
+    # docs/bugs.md, 332
+    cluster = Cluster(4)
+    cluster.join("a", Job(4))
+    state = cluster.arbiter.state
+    cluster.wait(20)
+    agent = cluster.join("b", Job(2, 300.0))
+    for _ in range(200):
+        promised = [lease for lease in state.leases if lease.heir == "b"]
+        if promised:
+            break
+        cluster.wait(1)
+    assert not cluster.holds("b")
+    # It says before they are free that one is enough.
+    agent.work.jobs = state.apps["b"].useful = len(promised) - 1
+    for _ in range(20):
+        cluster.wait(1)
+        assert len(cluster.holds("b")) < len(promised), "no more than it has a use for"
+        if not any(lease in promised for lease in state.leases):
+            break
+    assert not any(lease in promised for lease in state.leases)
+
+
 def test_tokens_only_grow():
     table = LeaseTable()
     lease = table.grant("g", "a", 10.0)

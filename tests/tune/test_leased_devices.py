@@ -8,7 +8,8 @@ import pytest
 
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, TrialAdded
+from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Resize, Resized, Result, TrialAdded
+from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune import leased_devices
@@ -269,14 +270,12 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def work(number):
-        return SimpleNamespace(
-            trial=f"t{number}", group="g", kind="elastic", width=1, height=100.0, iterations=10, base=10.0, done=0
-        )
+        return TrialWork(f"t{number}", "g", "elastic", 1, (number,), 10, 0, 100.0, 10.0, True)
 
     there = SimpleNamespace(works=[work(k) for k in range(3)], beta=1.0)
     engine = SimpleNamespace(
         has_trials=True,
-        works_left=lambda: iter(there.works),
+        works_left=lambda later: iter(there.works),
         group_overheads=lambda group: (1.0, there.beta),
         work_done=lambda: 0.0,
     )
@@ -294,6 +293,51 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
     progress.update({})
     assert progress.useful == 2
     assert progress.valuation(1.0, 64).independent == pytest.approx(100 / 6)
+
+
+def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
+    """A trial of 2 s an iteration on one device, and half of that on two."""
+    # docs/bugs.md, 331
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    engine = Engine(resize_seconds=0.5)
+    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=clock.now)
+    engine.handle(TrialAdded("a", "g", "elastic", 100), now=clock.now)
+    progress = leased_devices.Progress(lambda: engine, lambda group: (), 8, None)
+
+    def results(count, width):
+        told = []
+        for _ in range(count):
+            clock.now += 2.0 / width
+            told += engine.handle(Result("a", 2.0 / width, width), now=clock.now)
+        return told
+
+    def asked(*devices):
+        clock.now += 1e-3
+        progress._updated = -1.0
+        progress.update({device: gpu(device) for device in devices})
+        return progress.useful
+
+    assert asked(0) == 8 and progress.lag == 0.0
+    results(3, 1.0)
+    assert asked(0) == 8 and progress.lag == 0.0, "its first device is not one to which it has grown"
+    told = engine.handle(DeviceGained(1), now=clock.now)
+    assert asked(0, 1) == 8
+    came = clock.now
+    assert Resize("a", (0, 1)) in told + results(1, 1.0)
+    clock.now += 6.0
+    engine.handle(Resized("a", (0, 1), 0.5), now=clock.now)
+    results(1, 2.0)
+    assert asked(0, 1) == 8 and progress.lag == pytest.approx(clock.now - came) == pytest.approx(9.0, abs=0.1)
+    results(1, 2.0)
+    assert asked(0, 1) == 8 and progress.lag == pytest.approx(9.0, abs=0.1), "a device counts once"
+    results(80, 2.0)
+    # 14 s are left: further devices would come after 9, and do in 1.25 s after a resize what takes 5.
+    assert asked(0, 1) == 8
+    results(6, 2.0)
+    # 8 s are left.
+    assert asked(0, 1) == 2
+    assert progress.valuation(1.0, 8).finish([gpu(k) for k in range(8)]) == pytest.approx(8.0)
 
 
 def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
