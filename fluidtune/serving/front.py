@@ -231,7 +231,7 @@ class Front:
         return status, text
 
     def _hopeless(self, name: str, way: float) -> bool:
-        """Whether a request can be refused, and is counted so, before it is read: that costs more than the refusal."""
+        """Whether a request is refused, and counted so, before it is read. To read it costs more than to refuse it."""
         server = self._server
         if server is None or not server.hopeless(name, left(server, self._models[name], self._setting.slo, way)):
             return False

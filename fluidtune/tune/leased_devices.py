@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -32,8 +32,8 @@ from themis_bridge.shell.tenant import Tenant
 UNKNOWN_S = 60.0
 #: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
 UPDATE_S = 0.5
-#: So many of the latest devices to which trials have grown say how long that takes. Judgement: their median is then not
-#: that of one moment at which many processes were started.
+#: So many of the latest devices say how long it takes until one is of use. Judgement: their median is then not that of
+#: one moment at which many processes were started.
 LAGS = 9
 
 
@@ -65,7 +65,7 @@ class Progress:
         self._widest: dict[str, int] = {}
         self._peak = self.useful
         self._slowdowns = Slowdowns()
-        #: Device -> when it came, until a trial has grown to it; and how many seconds that took, of the latest ones.
+        #: Device -> when it came, until a trial has reported a result there; and the seconds that took, of the latest.
         self._came: dict[int, float] = {}
         self._lags: deque[float] = deque(maxlen=LAGS)
         #: Trial -> the number of its iterations at the last look.
@@ -106,11 +106,11 @@ class Progress:
             if key not in jobs:
                 jobs[key] = self._jobs.get(key) or JobInfo(*key)
             groups.setdefault(work.group, []).append(jobs[key])
-            if self._seen.get(work.trial) != work.done:
+            if self._seen.get(work.trial, work.done) != work.done:
                 self._learn_lag(work.devices, now)
                 if work.width > 1:
-                    seconds = engine.trial(work.trial).seconds
-                    self._learn([where[d] for d in work.devices if d in where], seconds)
+                    gpus = [where[device] for device in work.devices if device in where]
+                    self._learn(gpus, engine.trial(work.trial).seconds)
             self._seen[work.trial] = work.done
         self._jobs = jobs
         # Brackets run beside each other: the next rungs of all are one phase, the rungs after these the next phase.
@@ -138,20 +138,20 @@ class Progress:
             self._slowdowns.measured(gpus[:1], 1.0)
             self._slowdowns.measured(gpus, wide / alone)
 
-    def _learn_lag(self, devices: Sequence[int], now: float) -> None:
-        """A trial has reported a result on these devices. The first one on a device to which it has grown counts."""
+    def _learn_lag(self, devices: Iterable[int], now: float) -> None:
+        """A trial has reported a result on these devices. The first one on each device counts."""
         for device in devices:
             came = self._came.get(device, math.inf)
-            if came < now and len(devices) > 1:
+            if came < now:
                 self._lags.append(now - came)
             self._came[device] = math.inf
 
     @property
     def lag(self) -> float:
-        """Seconds from the moment at which a device comes until a trial that has grown to it reports a result.
+        """Seconds from the moment at which a device comes until a trial reports a result there; 0: nothing is known.
 
-        It holds the start of a process there and two iterations: the one that was under way, and the first one there.
-        0 while it is not known. A job does not ask for devices that would come too late.
+        It holds the start of a process, an iteration, and the rest of the one after which a trial grows to the device.
+        A job does not ask for devices that would come too late.
         """
         return statistics.median(self._lags) if self._lags else 0.0
 

@@ -95,15 +95,18 @@ def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch, path)
 
 
 @pytest.mark.parametrize("path", ["/", "/-/way"])
-def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(monkeypatch, path):
+def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(path):
     from starlette.requests import Request
 
     from fluidtune.serving import front
     from fluidtune.serving.books import Books
     from symphony_serve.errors import Refused
 
-    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
-    asked = object.__new__(front.Front)
+    class Front(front.Front):
+        def __del__(self):
+            """Nothing was started."""
+
+    asked = object.__new__(Front)
     asked._names, asked._books, asked._asked, asked._way = ["t"], Books(["t"]), 0, None
     asked._setting, asked._models = SimpleNamespace(max_body=MOST, slo=0.5), {"t": None}
     withins = []
