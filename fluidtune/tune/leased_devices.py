@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -138,20 +138,23 @@ class Progress:
             self._slowdowns.measured(gpus[:1], 1.0)
             self._slowdowns.measured(gpus, wide / alone)
 
-    def _learn_lag(self, devices: Iterable[int], now: float) -> None:
-        """A trial has reported a result on these devices. The first one on each device counts."""
+    def _learn_lag(self, devices: Sequence[int], now: float) -> None:
+        """A trial has reported a result on these devices. The first one on a device to which it has grown counts.
+
+        Not that on its own first device: when a job begins, many processes start at once, and each takes longer.
+        """
         for device in devices:
             came = self._came.get(device, math.inf)
-            if came < now:
+            if came < now and len(devices) > 1:
                 self._lags.append(now - came)
             self._came[device] = math.inf
 
     @property
     def lag(self) -> float:
-        """Seconds from the moment at which a device comes until a trial reports a result there; 0: nothing is known.
+        """Seconds from the moment at which a device comes until a trial that has grown to it reports a result.
 
         It holds the start of a process, an iteration, and the rest of the one after which a trial grows to the device.
-        A job does not ask for devices that would come too late.
+        0 while nothing is known. A job does not ask for devices that would come too late.
         """
         return statistics.median(self._lags) if self._lags else 0.0
 
