@@ -49,7 +49,7 @@ class Backlog:
         self._busy[device] = end
 
     def done(self, device: int) -> None:
-        """The device's batch has ended, or the device is lost with it."""
+        """The device's batch has ended. (That of a device that was lost counts until it would have ended.)"""
         self._busy.pop(device, None)
 
     def seconds(self, model: str, devices: Iterable[int], now: float) -> float:

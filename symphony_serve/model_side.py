@@ -41,6 +41,11 @@ class Model:
     def __post_init__(self) -> None:
         check_slo(self.name, self.profile, self.slo, self.delays.smallest)
 
+    @property
+    def budget(self) -> float:
+        """Seconds of the SLO that the delays leave for a batch of 1."""
+        return self.slo - self.delays.smallest
+
 
 class RateMeter:
     """Measures the requests per second of a model."""

@@ -197,8 +197,8 @@ class Engine:
     def works_left(self, later: float = 0.0) -> Iterator[TrialWork]:
         """The work left of every trial that waits or holds devices, in the order first added.
 
-        later: seconds until further devices would be of use, for `TrialWork.grows`. It costs a small part of what
-        `trials` does.
+        It costs a small part of what `trials` does. later: seconds until further devices would be of use, for
+        `TrialWork.grows`.
         """
         state = self._state
         for trial in state.trials.values():

@@ -161,6 +161,11 @@ class Trial:
         return self.status == "running" and self.resizing_to is None
 
     @property
+    def can_grow(self) -> bool:
+        """Whether it may ever have more than one worker."""
+        return self.kind == "elastic" and self.gang <= 1 and not self.growth_ended
+
+    @property
     def worth_growing(self) -> bool:
         """At least two iterations are left, as far as is known."""
         return self.iterations is None or self.iterations >= 2

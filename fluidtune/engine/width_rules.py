@@ -21,7 +21,7 @@ def allowed_width(state: State) -> int:
 
 def widest(state: State, trial: Trial) -> int:
     """d for this trial: `allowed_width`, or less if that does not pay as measured; 1 if it cannot grow."""
-    if trial.kind != "elastic" or trial.gang > 1 or trial.growth_ended:
+    if not trial.can_grow:
         return 1
     return int(min(allowed_width(state), widest_paying(scaling_overhead(trial))))
 
@@ -36,7 +36,7 @@ def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
 
     later: seconds until they would be of use. Until then it goes on with what it has, and a resize comes after that.
     """
-    if trial.kind != "elastic" or trial.gang > 1 or trial.growth_ended or not trial.worth_growing:
+    if not (trial.can_grow and trial.worth_growing):
         return False
     if not trial.devices:
         return True

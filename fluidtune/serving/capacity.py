@@ -89,7 +89,7 @@ def devices_for(models: Sequence[Model], rate: float) -> int:
     """The smallest number of devices of which the twin says that they bear ``rate``, shared equally by the models."""
     if not 0 < rate < float("inf"):
         raise FluidTuneError(f"rate is {rate}, expected requests per second above 0")
-    low, high = 0, max(1, round(gpus_for((one.profile, _budget(one), rate / len(models)) for one in models)))
+    low, high = 0, max(1, round(gpus_for((one.profile, one.budget, rate / len(models)) for one in models)))
     while high <= MOST_DEVICES and simulated(models, high, rate).worst_bad_rate > BAD_RATE:
         low, high = high, 2 * high
     if high > MOST_DEVICES:
@@ -106,7 +106,7 @@ def devices_for(models: Sequence[Model], rate: float) -> int:
 
 def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
     """What this number of devices does."""
-    peak = min(staggered(one.profile, _budget(one), devices).rate for one in models)
+    peak = min(staggered(one.profile, one.budget, devices).rate for one in models)
     found = goodput(lambda asked: simulated(models, devices, asked), max(0.8 * peak, 1.0), PRECISION)
     outcome = simulated(models, devices, rate)
     return Forecast(devices, found, outcome.bad_rate, outcome.median_batch(), outcome.utilisation)
@@ -118,10 +118,6 @@ def simulated(models: Sequence[Model], devices: int, rate: float) -> Outcome:
     slos = {one.name: one.slo for one in models}
     requests = arrivals(rates, slos, seed=1)
     return Simulation(Scheduler(models), devices, requests, WARM_UP_SLOS * max(slos.values()), REQUESTS / rate).run()
-
-
-def _budget(model: Model) -> float:
-    return model.slo - model.delays.smallest
 
 
 def render(found: Sequence[Forecast], rate: float, slo: float) -> RenderableType:

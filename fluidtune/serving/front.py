@@ -117,25 +117,53 @@ class Front:
             return _json(200, self._shown())
         if asked.method != "POST":
             return _json(405, {"error": f"{asked.method} {asked.url.path} is not served; POST an input, or GET /"})
-        if asked.url.path != WAY and self._way is not None:
+        own = asked.url.path == WAY
+        if not own and self._way is not None:
             self._way.passed()
         name = asked.url.path.strip("/") or self._names[0]
-        if asked.url.path != WAY and name not in self._names:
+        if not own and name not in self._names:
             return _json(404, {"error": self._unknown(name)})
         if self._asked >= MOST_OPEN:
             self._books.count(name, "refused: too_many")
             return _json(503, {"error": "refused", "reason": f"{MOST_OPEN} requests are open already"})
-        if asked.url.path != WAY and self._hopeless(name, self._way.seconds if self._way is not None else 0.0):
+        way = self._way.seconds if self._way is not None else 0.0
+        if not own and self._hopeless(name, way):
             return _json(503, {"error": "refused", "reason": Reason.QUEUE_FULL.value})
         self._asked += 1
         try:
-            return await self._read_and_answer(asked, name, time.monotonic())
+            return await self._read_and_answer(asked, name, time.monotonic(), way)
         finally:
             self._asked -= 1
 
     async def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""
-        return self._status()
+        trials = []
+        for trial in self._setting.loading.trials:
+            profile = self._server.profile(trial.name) if self._server is not None else None
+            trials.append(
+                {
+                    "trial": trial.name,
+                    "value": trial.value,
+                    "batch_1_s": profile.seconds(1) if profile is not None else None,
+                    "requests": self._books.requests(trial.name),
+                    "batches": {str(size): count for size, count in self._books.sizes(trial.name).items()},
+                }
+            )
+        return {
+            "state": self._doing,
+            "why": self._why,
+            "slo_s": self._setting.slo,
+            "delays_s": next(iter(self._delays().values()), None),
+            "seconds": time.monotonic() - self._began,
+            "devices": self._devices.count if self._devices is not None else self._setting.devices,
+            "devices_wanted": self._watch.wanted if self._watch is not None else None,
+            "app": self._setting.leasing.app if self._setting.leasing is not None else None,
+            "log": str(self._log.directory) if self._log.directory is not None else None,
+            "pid": os.getpid(),
+            "device_pids": self._devices.pids if self._devices is not None else [],
+            "unanswered": self._server.unanswered if self._server is not None else 0,
+            "trials": trials,
+        }
 
     async def minute(self) -> list[tuple[int, str, int, float, float]]:
         """The batches of the last minute: device, trial, size, seconds from the minute's begin, seconds."""
@@ -163,7 +191,7 @@ class Front:
 
     # One request.
 
-    async def _read_and_answer(self, request: Request, name: str, arrival: float) -> Response:
+    async def _read_and_answer(self, request: Request, name: str, arrival: float, way: float) -> Response:
         try:
             value = json.loads(await _body(request, self._setting.max_body), parse_constant=_no_number)
         except _TooLarge as error:
@@ -173,7 +201,7 @@ class Front:
         if request.url.path == WAY:
             return _json(200, None)
         try:
-            status, text = await self._answer(name, value, arrival, self._way.seconds if self._way is not None else 0.0)
+            status, text = await self._answer(name, value, arrival, way)
         except _NotThere as error:
             return _json(503, {"error": "refused", "reason": str(error)})
         except Refused as refused:
@@ -187,10 +215,11 @@ class Front:
         arrival = time.monotonic()
         if name not in self._names:
             raise ServeError(self._unknown(name))
-        if self._hopeless(name, self._way.least if self._way is not None else 0.0):
+        way = self._way.least if self._way is not None else 0.0
+        if self._hopeless(name, way):
             raise Refused(name, Reason.QUEUE_FULL)
         try:
-            status, text = await self._answer(name, value, arrival, self._way.least if self._way is not None else 0.0)
+            status, text = await self._answer(name, value, arrival, way)
         except _NotThere as error:
             raise ServeError(f"{error}; call again") from None
         if status != 200:
@@ -252,35 +281,6 @@ class Front:
         waits = self._devices.waits if self._devices is not None else ""
         return waits if waits and self._state in ("loading", "serving") else self._state
 
-    def _status(self) -> dict[str, Any]:
-        trials = []
-        for trial in self._setting.loading.trials:
-            profile = self._server.profile(trial.name) if self._server is not None else None
-            trials.append(
-                {
-                    "trial": trial.name,
-                    "value": trial.value,
-                    "batch_1_s": profile.seconds(1) if profile is not None else None,
-                    "requests": self._books.requests(trial.name),
-                    "batches": {str(size): count for size, count in self._books.sizes(trial.name).items()},
-                }
-            )
-        return {
-            "state": self._doing,
-            "why": self._why,
-            "slo_s": self._setting.slo,
-            "delays_s": next(iter(self._delays().values()), None),
-            "seconds": time.monotonic() - self._began,
-            "devices": self._devices.count if self._devices is not None else self._setting.devices,
-            "devices_wanted": self._watch.wanted if self._watch is not None else None,
-            "app": self._setting.leasing.app if self._setting.leasing is not None else None,
-            "log": str(self._log.directory) if self._log.directory is not None else None,
-            "pid": os.getpid(),
-            "device_pids": self._devices.pids if self._devices is not None else [],
-            "unanswered": self._server.unanswered if self._server is not None else 0,
-            "trials": trials,
-        }
-
     # The start, in a thread of its own.
 
     def _begin(self) -> None:
@@ -322,7 +322,7 @@ class Front:
             check_slo(model.name, model.profile, model.slo, delays)
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=delays)
         self._forms, self._models, self._way = forms, {model.name: model for model in models}, way
-        served = {one.name: (one.profile, one.slo - one.delays.smallest - way.seconds) for one in models}
+        served = {one.name: (one.profile, one.budget - way.seconds) for one in models}
         functions = {number: device.functions() for number, device in devices.items()}
         server = ThreadedServer(models, functions, self._books.batch)
         held.serve(server, lambda: self._watch.wanted if self._watch is not None else 1)

@@ -154,7 +154,7 @@ class ThreadedServer:
             self._check(number, functions)
         self._watch = watch
         self._scheduler = self._decides(models)
-        self._seen = {one.name: SeenTimes(one.profile, TRIED * (one.slo - one.delays.smallest)) for one in models}
+        self._seen = {one.name: SeenTimes(one.profile, TRIED * one.budget) for one in models}
         self._jitter = max(model.delays.jitter for model in models)
         self._lock = threading.Lock()
         #: Told when the scheduler wants to be woken sooner than its thread will be.
@@ -163,10 +163,8 @@ class ThreadedServer:
         self._numbers = itertools.count()
         #: By number, what is neither answered nor refused.
         self._open: dict[int, Answer] = {}
-        #: By model, the seconds of the SLO that are not left for batches.
-        self._besides = {model.name: model.delays.smallest for model in models}
-        budgets = {model.name: model.slo - model.delays.smallest for model in models}
-        self._backlog = Backlog({name: seen.profile for name, seen in self._seen.items()}, budgets)
+        self._budgets = {model.name: model.budget for model in models}
+        self._backlog = Backlog({model.name: model.profile for model in models}, self._budgets)
         self._closed = False
         #: By number, the devices whose threads live; and of each that has left, its last token.
         self._devices: dict[int, _Device] = {}
@@ -224,7 +222,8 @@ class ThreadedServer:
             if self._closed or not there:
                 return False  # `submit` says why, or waits for a device.
             needed = self._backlog.seconds(model, there, time.monotonic())
-        return needed + self._besides[model] > min(within, self._slos[model])
+        spent = max(0.0, self._slos[model] - within)
+        return needed > self._budgets[model] - spent
 
     def join(self, number: int, functions: Mapping[str, Function]) -> None:
         """A device comes. Its batches are taken to take the times that are known.
