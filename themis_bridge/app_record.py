@@ -68,7 +68,9 @@ class AppRecord:
     spent: float = 0.0
     #: How fast ``served`` grows while it holds all GPUs that it could use; 1 if its placement costs it nothing.
     speed: float = 0.0
-    #: The most GPUs that it could use by its last report.
+    #: The most GPUs that it could use by its last report; 0 while none is of use.
+    wanted: int = 1
+    #: The same by its last report that claimed work, at least 1. ``served`` is in seconds on so many GPUs.
     useful: int = 1
     #: The smallest value so far of (work done + work left) / (all work claimed).
     least: float = math.inf
@@ -122,11 +124,11 @@ class AppRecord:
             elapsed: seconds since the app joined.
             contention: N_avg over its life.
         """
-        self.endless = report.endless
+        self.endless, self.wanted = report.endless, min(report.useful, max(1, gpus))
         if report.endless:
             # It may have claimed work before, and do so again.
             self._count_served(self.speed)
-            self.useful, self.tokens = min(report.useful, max(1, gpus)), []
+            self.useful, self.tokens = self.wanted, []
             share = gpus / contention
             self.rho = endless_rho(self.useful, share, len(held))
             self.best = endless_rho(self.useful, share, self.useful)

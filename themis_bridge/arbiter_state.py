@@ -205,7 +205,7 @@ class ArbiterState:
         """
         record, reserve = self.apps[app], self.settings.reserves.get(app, 0)
         most = min(reserve, self.settings.quotas.get(self.user_of(app), NO_QUOTA))
-        return most if record.endless else min(most, record.useful)
+        return most if record.endless else min(most, record.wanted)
 
     def leases_of_user(self, user: str) -> list[Lease]:
         """The leases that the apps of a user hold."""
@@ -221,7 +221,7 @@ class ArbiterState:
 
     def why_not_admitted(self, app: str) -> str:
         """Why an app that comes is refused, in one line; "" if it is not."""
-        most, wanted = self.settings.most_demand, sum(each.useful for each in self.apps.values())
+        most, wanted = self.settings.most_demand, sum(each.wanted for each in self.apps.values())
         if not most or not self.gpus or wanted <= most * len(self.gpus):
             return ""
         return (

@@ -30,7 +30,7 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
             "best": app.best,
             "age": state.clock - app.joined,
             "contention": state.contention(name),
-            "demand": app.useful,
+            "demand": app.wanted,
             "user": state.user_of(name),
             "weight": weights.get(state.user_of(name), 1.0),
             "usage": state.usage.get(state.user_of(name), 0.0),
@@ -67,7 +67,7 @@ def why_it_waits(state: ArbiterState, name: str) -> str:
     app = state.apps[name]
     if app.rho is None:
         return f"it has not reported yet; {_missing(state, name)}"
-    return _missing(state, name) if app.useful > len(state.leases.of(name)) else ""
+    return _missing(state, name) if app.wanted > len(state.leases.of(name)) else ""
 
 
 def _missing(state: ArbiterState, name: str) -> str:

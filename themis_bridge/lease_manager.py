@@ -136,7 +136,7 @@ class LeaseManager:
         """Whether the app may have one more GPU, and has a use for it by its latest report, later than the promise."""
         state = self._state
         keeps = [lease for lease in state.leases.of(heir) if not (lease.closing or lease.ending)]
-        return state.apps[heir].useful > len(keeps) and state.quota_left(state.user_of(heir)) > 0
+        return state.apps[heir].wanted > len(keeps) and state.quota_left(state.user_of(heir)) > 0
 
     def on_reserved(self, gpu: str, token: int) -> None:
         """A reservation was made: the app is told, so that it learns the group."""

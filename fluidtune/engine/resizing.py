@@ -239,7 +239,7 @@ def next_width(state: State, trial: Trial, most: int) -> int:
     ``most``: the largest width to think of.
     """
     width = len(trial.devices)
-    if trial.kind != "elastic" or trial.gang > 1 or not _may_grow(state, trial) or not _may_want(state, trial):
+    if not trial.can_grow or not _may_grow(state, trial) or not _may_want(state, trial):
         return width
     if width == 1 and not state.is_alone(trial):
         return width

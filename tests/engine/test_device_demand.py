@@ -11,6 +11,7 @@ from fluidtune.engine import (
     DeviceGained,
     Engine,
     GroupAnnounced,
+    GrowthEnded,
     Kind,
     KindFound,
     Resize,
@@ -83,6 +84,16 @@ def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -
     measured(engine, "a")
     assert engine.demand(8).growing == 1
     assert engine.demand(0).growing == 0
+
+
+def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
+    # docs/bugs.md, 333
+    engine = engine_with(1, *added("a", kind="elastic"))
+    measured(engine, "a")
+    assert engine.demand(8).growing == 1
+    engine.handle(GrowthEnded("a"), now=2.0)
+    assert engine.demand(8) == DeviceDemand()
+    assert engine.handle(DeviceGained(1), now=3.0) == []
 
 
 def test_what_the_demand_says_is_what_the_engine_does_with_it() -> None:

@@ -24,8 +24,9 @@ class Job:
 
     def valuation(self, contention, cluster_gpus):
         jobs = [JobInfo(1, self.seconds)] * self.jobs
-        independent = independent_finish_time(self.jobs * self.seconds, cluster_gpus, max(1, self.jobs), contention)
-        whole = independent_finish_time(self.jobs * self.seconds, cluster_gpus, max(1, self.jobs), 1.0)
+        budget = max(self.jobs * self.seconds, 1e-3)
+        independent = independent_finish_time(budget, cluster_gpus, max(1, self.jobs), contention)
+        whole = independent_finish_time(budget, cluster_gpus, max(1, self.jobs), 1.0)
         return Valuation([jobs], self.now, independent, whole=whole)
 
     def facts(self):

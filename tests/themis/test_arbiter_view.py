@@ -51,6 +51,25 @@ def test_every_reason_to_wait() -> None:
     )
 
 
+def test_a_job_that_could_use_no_gpu_waits_for_none() -> None:
+    # docs/bugs.md, 334
+    cluster = Cluster(2, replace(SETTINGS, most_demand=1.0))
+    agent = cluster.join("a", Job(2, 1e5))
+    cluster.wait(20)
+    agent.work.jobs = 0
+    cluster.send(*agent.vacated("g0"), *agent.vacated("g1"))
+    for _ in range(5):
+        cluster.wait(1)
+    app = view(cluster.arbiter.state)["a"]
+    assert (app["leases"], app["demand"], app["waits"]) == ({}, 0, "")
+    assert cluster.arbiter.state.why_not_admitted("b") == ""
+    assert _app_lines("a", app)[0].startswith("  a: 0 of 0 GPUs")
+    agent.work.jobs = 1
+    for _ in range(5):
+        cluster.wait(1)
+    assert len(cluster.holds("a")) == view(cluster.arbiter.state)["a"]["demand"] == 1
+
+
 def test_a_gpu_that_ray_cannot_reserve_is_a_reason() -> None:
     cluster = Cluster(2)
     cluster.impossible = {("g0", "a")}

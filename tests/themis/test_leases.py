@@ -92,7 +92,7 @@ def test_an_heir_that_has_no_use_for_the_gpu_any_more_does_not_get_it():
         cluster.wait(1)
     assert not cluster.holds("b")
     # It says before they are free that one is enough.
-    agent.work.jobs = state.apps["b"].useful = len(promised) - 1
+    agent.work.jobs = state.apps["b"].wanted = len(promised) - 1
     for _ in range(20):
         cluster.wait(1)
         assert len(cluster.holds("b")) < len(promised), "no more than it has a use for"
