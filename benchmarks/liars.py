@@ -68,6 +68,11 @@ def later(seconds: float) -> Callable[[Spec], list[Spec]]:
     return lambda spec: [replace(spec, arrives=spec.arrives + seconds)]
 
 
+def gangs(number: int) -> Callable[[Spec], list[Spec]]:
+    """The app says that it needs so many GPUs of one machine at once."""
+    return lambda spec: [replace(spec, claims=number)]
+
+
 #: Changes that cannot help. A claim that is wrong by 1 % is none of them: it decides the order of equal apps.
 PLACEBOS = {f"{seconds} s later": Way({}, later(seconds)) for seconds in range(1, 7)}
 LIES = {
@@ -84,6 +89,8 @@ LIES = {
     "placements * 2": Way({"lie": 1.0}),
     "split in two": Way({}, split),
     "come back": Way({}, come_back),
+    "gangs of 2": Way({}, gangs(2)),
+    "gangs of 4": Way({}, gangs(4)),
 }
 
 

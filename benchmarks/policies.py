@@ -1,15 +1,19 @@
 """The auction against orderings, on workloads that no constant of the arbiter was fitted on, on the virtual clock.
 
 ``python -m benchmarks.policies --json [--quick] [--traces DIR] [--only POLICY ...] [--workload NAME ...] [--halves]
-[--past]``. Each policy runs on the same arbiter twice: ``plain`` (no recall of leases, no renewal) and ``both`` (with
-both, as Themis does). The workloads are five by the paper's distributions, on 8 to 128 GPUs, and five recorded ones if
-DIR has them: the 120 jobs of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and of two traces of
-Muri, which were made of other clusters of Philly. ``--halves``: Themis alone, with each constant in `CONSTANTS` halved
-and increased by half. ``--past``: Themis alone, with a half-life of past usage and with admission (`OPTIONS`). The apps
-then belong to `USERS` users; a trace does not say whose a job is, so users are drawn by lot. ``options``: workload ->
-option -> its figures, with ``busiest`` and ``rest``, the mean rho of the apps of the user with most work and of all
-others, ``refused``, the part of the apps that were not admitted when they came, and ``inside``, the worst rho if the
-time until an app is admitted does not count.
+[--past] [--gangs]``. Each policy runs on the same arbiter twice: ``plain`` (no recall of leases, no renewal) and
+``both`` (with both, as Themis does). The workloads are five by the paper's distributions, on 8 to 128 GPUs, and five
+recorded ones if DIR has them: the 120 jobs of Shockwave, the 96 jobs of Gavel, and 50 jobs each of the Philly trace and
+of two traces of Muri, which were made of other clusters of Philly.
+
+``--halves``: Themis alone, with each constant in `CONSTANTS` halved and increased by half. ``--past``: Themis alone,
+with a half-life of past usage and with admission (`OPTIONS`). The apps then belong to `USERS` users; a trace does not
+say whose a job is, so users are drawn by lot. ``options``: workload -> option -> its figures, with ``busiest`` and
+``rest``, the mean rho of the apps of the user with most work and of all others, ``refused``, the part of the apps that
+were not admitted when they came, and ``inside``, the worst rho if the time until an app is admitted does not count.
+``--gangs``: Themis alone, once as before, where a job runs more slowly on fewer GPUs than it can use, and once where it
+needs as many of one machine at once as it can use there. ``gangs``: workload -> side -> its figures, with ``narrow``
+and ``wide``, the mean rho of the apps that need one GPU and of those that need several (in the first run: that will).
 
 ``workloads``: name -> side -> its figures, as of `benchmarks.fairness`, with the tally of the auctions. ``sides``: side
 -> over all workloads the ``median`` and the ``low`` and ``high`` quartile of its worst rho divided by the smallest
@@ -253,6 +257,33 @@ def past(there: dict[str, Workload]) -> dict[str, Any]:
     return {"options": table}
 
 
+def in_gangs(spec: Spec, most: int) -> Spec:
+    """The app with jobs that need all their GPUs at once, but no more than ``most`` of one machine."""
+    width = min(most, *(job.max_gpus for jobs in spec.phases for job in jobs))
+    return replace(spec, together=1 << (width.bit_length() - 1))
+
+
+def gangs(there: dict[str, Workload]) -> dict[str, Any]:
+    """``gangs`` of the module's docstring."""
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for title, workload in there.items():
+        machine = max(Counter(gpu.machine for gpu in workload.gpus).values())
+        rigid = [in_gangs(spec, machine) for spec in workload.specs]
+        for side, specs in (("shrink", workload.specs), ("gangs", rigid)):
+            result = simulate(specs, workload.gpus, Setup(lease_s=workload.lease_s))
+            means = [
+                statistics.mean([result.rho[spec.name] for spec in rigid if (spec.together > 1) is wide] or [0.0])
+                for wide in (False, True)
+            ]
+            figures = {**result.figures(), "narrow": means[0], "wide": means[1]}
+            table.setdefault(title, {})[side] = figures
+            say(
+                f"{title:24} {side:7} worst rho {figures['worst_rho']:6.3f}, makespan {figures['makespan']:7.0f} s, "
+                f"mean JCT {figures['mean_jct']:6.0f} s, mean rho of the narrow {means[0]:.3f}, the wide {means[1]:.3f}"
+            )
+    return {"gangs": table}
+
+
 def main() -> None:
     """The command."""
     arguments = parser("The auction and other policies, each with and without recall and renewal.")
@@ -261,6 +292,7 @@ def main() -> None:
     arguments.add_argument("--only", nargs="+", choices=names, default=names, help="themis, strawman and these")
     arguments.add_argument("--halves", action="store_true", help="Themis alone, with constants moved by half")
     arguments.add_argument("--past", action="store_true", help="Themis alone, with past usage and with admission")
+    arguments.add_argument("--gangs", action="store_true", help="Themis alone, with jobs that need all their GPUs")
     arguments.add_argument("--workload", nargs="+", default=[], help="only these workloads")
     options = arguments.parse_args()
     there = workloads(options.quick, options.traces)
@@ -268,7 +300,10 @@ def main() -> None:
         arguments.error(f"--workload {name!r}: use one of {', '.join(there)}")
     there = {name: workload for name, workload in there.items() if name in options.workload or not options.workload}
     chosen = [name for name in names if name in {"themis", "strawman", *options.only}]
-    figures = halves(there) if options.halves else past(there) if options.past else compare(there, chosen)
+    if options.gangs:
+        figures = gangs(there)
+    else:
+        figures = halves(there) if options.halves else past(there) if options.past else compare(there, chosen)
     finish(result("policies", f"{len(there)} workloads", "twin", **figures), options.json)
 
 

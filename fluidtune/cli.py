@@ -155,8 +155,14 @@ def doctor() -> None:
 
 @cli.group()
 @click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
-def arbiter(address: str) -> None:
+@click.pass_context
+def arbiter(context: click.Context, address: str) -> None:
     """The arbiter, which leases the devices of one Ray cluster to several jobs."""
+    context.obj = address
+
+
+def _connect(address: str) -> None:
+    """Connect to the Ray cluster. Commands do so themselves, since their groups run before a command's ``--help``."""
     import ray
 
     try:
@@ -183,7 +189,9 @@ def arbiter(address: str) -> None:
     "--half-life", "half_life_s", type=float, help="Seconds after which past usage counts half.  [0: never counts]"
 )
 @click.option("--most-demand", type=float, help="Refuse apps while others want this many times all GPUs.  [0: none]")
+@click.pass_obj
 def start(
+    address: str,
     unit: str | None,
     quotas: tuple[str, ...],
     weights: tuple[str, ...],
@@ -191,6 +199,7 @@ def start(
     **settings: float | None,
 ) -> None:
     """Start the arbiter, or change the settings of the running one."""
+    _connect(address)
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
@@ -218,10 +227,12 @@ def start(
 
 @arbiter.command()
 @click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
-def status(as_json: bool) -> None:
+@click.pass_obj
+def status(address: str, as_json: bool) -> None:
     """Show apps, their rho and their leases."""
     import json
 
+    _connect(address)
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
@@ -248,16 +259,19 @@ def _app_lines(name: str, app: dict[str, Any]) -> list[str]:
     if "waits" not in app:
         return [f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old"]
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
+    at_once = f", {app['together']} at once" if app.get("together", 1) > 1 else ""
     line = (
-        f"  {name}: {len(app['leases'])} of {app['demand']} GPUs{f' ({hosts})' if hosts else ''}, {rho}, "
+        f"  {name}: {len(app['leases'])} of {app['demand']} GPUs{f' ({hosts})' if hosts else ''}{at_once}, {rho}, "
         f"user {app['user']}, weight {app['weight']:g}, doubt {app['doubt']:.2f}, {app['age']:.0f} s old"
     )
     return [line, f"    waits: {app['waits']}"] if app["waits"] else [line]
 
 
 @arbiter.command()
-def stop() -> None:
+@click.pass_obj
+def stop(address: str) -> None:
     """End all leases and the arbiter. Jobs that share the cluster start a new one."""
+    _connect(address)
     from themis_bridge.shell import control
 
     click.echo("stopped" if control.stop() else "there was none")
@@ -269,17 +283,6 @@ def stop() -> None:
 def serve(context: click.Context, address: str) -> None:
     """The best trials of a finished run, answering requests over HTTP (docs/serving.md)."""
     context.obj = address
-
-
-def _connect(address: str) -> None:
-    """Connect to the Ray cluster in which trials are served."""
-    import ray
-
-    sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        raise FluidTuneError(f"there is no Ray cluster at {address!r}; start one with: ray start --head")
 
 
 @serve.command("start")
@@ -300,6 +303,7 @@ def _connect(address: str) -> None:
 @click.pass_obj
 def serve_start(address: str, run_dir: str, load: str, shared: bool, **settings: Any) -> None:
     """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`."""
+    sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
     _connect(address)
     from fluidtune.serving.service import loader, serve
 

@@ -41,6 +41,17 @@ def kills(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--kills"))
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread, as in a worker. On a busy machine several threads wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # --- tests that need what this machine has not
 
 

@@ -98,6 +98,20 @@ def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError
 
     assert "ray start --head" in str(_invoke(monkeypatch, "status", connect=connect))
+    said = str(_invoke(monkeypatch, "--address", "10.1.2.3:6379", "status", connect=connect))
+    assert "no Ray cluster at '10.1.2.3:6379'" in said
+
+
+@pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])
+def test_help_and_a_wrong_option_need_no_cluster(group: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # docs/bugs.md, 335
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **settings: pytest.fail("nothing is to be connected to"))
+    helped = CliRunner().invoke(cli, [group, command, "--help"])
+    assert helped.exit_code == 0 and helped.output.startswith("Usage:")
+    wrong = CliRunner().invoke(cli, [group, command, "--address", "10.1.2.3:6379"])
+    assert wrong.exit_code == 2 and "No such option" in wrong.output
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,17 @@ class Agent:
     """The agent of one app.
 
     session: a name that is unique to this run of the app's driver.
-    user: whose app it is, see `messages.AppJoined`.
+    user: whose app it is, together: how many GPUs of one machine each of its trials needs at once; see
+        `messages.AppJoined`.
     """
 
-    def __init__(self, app: str, session: str, work: Work, user: str = ""):
-        self.app, self.session, self.user = app, session, user
+    def __init__(self, app: str, session: str, work: Work, user: str = "", together: int = 1):
+        self.app, self.session, self.user, self.together = app, session, user, together
         self.work = work
         #: GPU id -> its lease, by the arbiter's last message.
         self.leases: dict[str, m.LeaseView] = {}
+        #: GPUs that it gets next, by the arbiter's last message; told only if it needs gangs.
+        self.promised = 0
         self.fence = Fence()
         #: Why the arbiter refused this app for good; None if it did not.
         self.refused: str | None = None
@@ -97,7 +100,7 @@ class Agent:
                 # The arbiter may be a new one whose clock was set back, so its versions and tokens may be smaller than
                 # those known here. From now on they count.
                 self._version, self.fence = (0, 0), Fence()
-                return [m.AppJoined(self.app, self.session, self.user)], []
+                return [m.AppJoined(self.app, self.session, self.user, together=self.together)], []
         return [], []
 
     def heartbeat(self) -> m.Heard:
@@ -153,7 +156,7 @@ class Agent:
     def _update_leases(self, told: m.Leases) -> tuple[list[m.AppEvent], list[Notice]]:
         if told.session != self.session or told.version <= self._version:
             return [], []
-        self._version = told.version
+        self._version, self.promised = told.version, told.promised
         new = {}
         again: list[m.AppEvent] = []
         for view in told.leases:

@@ -97,6 +97,8 @@ class AppRecord:
     endless: bool = False
     #: See `messages.AppJoined`.
     life: str = ""
+    #: See `messages.AppJoined`.
+    together: int = 1
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
         """Note a report, check it against the earlier ones, and compute the app's rho.
@@ -144,16 +146,16 @@ class AppRecord:
         if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME_WORK:
             self._note_progress(self.ends - ends, elapsed - self.at)
         self.tokens, self.at, self.ends, self.whole = tokens, elapsed, ends, report.whole
-        speed = self.speed
-        if held and ends > 0:
-            self.speed = min(1.0, report.left / ends * useful / len(held))
+        speed, number = self.speed, len(held) - len(held) % self.together
+        if number and ends > 0:
+            self.speed = min(1.0, report.left / ends * useful / number)
         # Its leases may have changed since the last report, so its speed was one of these two; the smaller one counts.
         self._count_served(min(speed or self.speed, self.speed))
         self.useful = useful
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         self.doubt = self._work_doubt(grown) * self._placement_overstatement() ** PLACEMENT_POWER
-        self._compute_rho(report, ends, len(held), gpus, elapsed, contention)
+        self._compute_rho(report, ends, number, gpus, elapsed, contention)
 
     def _count_served(self, speed: float) -> None:
         """Its leases since its last report have worked at this ``speed``."""

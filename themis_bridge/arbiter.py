@@ -187,10 +187,13 @@ class Arbiter:
             self._out.append(m.Refused(event.app, event.session, why, final=True))
             return
         app = state.apps.get(event.app)
-        if app is None:
+        if comes := app is None:
             app = state.add(event.app, event.user)
-            self.auctioneer.recall_leases_for(event.app)
         app.session, app.heard, app.user, app.life = event.session, state.clock, event.user, event.life
+        app.together = event.together
+        if comes:
+            self.auctioneer.recall_leases_for(event.app)
+        self._leases.align_ends(event.app)
         self._leases.tell_app(event.app)
         self.auctioneer.begin_soon()
 

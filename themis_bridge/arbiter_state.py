@@ -205,6 +205,7 @@ class ArbiterState:
         """
         record, reserve = self.apps[app], self.settings.reserves.get(app, 0)
         most = min(reserve, self.settings.quotas.get(self.user_of(app), NO_QUOTA))
+        most -= most % record.together
         return most if record.endless else min(most, record.wanted)
 
     def leases_of_user(self, user: str) -> list[Lease]:
@@ -228,6 +229,10 @@ class ArbiterState:
             f"app {app!r} is not admitted: the apps that are here could use {wanted} GPUs, which is more than {most:g} "
             f"times the {len(self.gpus)} GPUs of the cluster (the arbiter's setting most_demand); start it later"
         )
+
+    def gangs(self) -> dict[str, int]:
+        """App -> how many GPUs of one machine it needs at once, for the apps that need several."""
+        return {name: app.together for name, app in self.apps.items() if app.together > 1}
 
     def user_of(self, app: str) -> str:
         """The user of an app that is known."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.locality import whole_gangs
 from themis_bridge.standing import Turn, behind, turn
 
 
@@ -18,10 +19,10 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
     """App -> plain data. ``rho`` is None while the app holds no GPU: it is then practically infinite and says nothing.
 
     The other keys: ``best`` (rho if it had all GPUs that it could use from now on), ``age``, ``contention`` (N_avg),
-    ``demand`` (the most GPUs that it could use now), ``user``, ``weight``, ``usage`` (his decayed GPU
-    seconds), ``reserve`` (GPUs that no auction takes from it), ``doubt`` (its rho is divided by it),
-    ``hosts`` (machine -> GPUs), ``leases`` (GPU -> token and remaining seconds) and ``waits`` (why it has fewer GPUs
-    than it could use; "" if it has as many).
+    ``demand`` (the most GPUs that it could use now), ``together`` (how many of one machine it needs at once),
+    ``user``, ``weight``, ``usage`` (his decayed GPU seconds), ``reserve`` (GPUs that no auction takes from it),
+    ``doubt`` (its rho is divided by it), ``hosts`` (machine -> GPUs), ``leases`` (GPU -> token and remaining seconds)
+    and ``waits`` (why it has fewer GPUs than it could use; "" if it has as many).
     """
     weights = state.weights()
     return {
@@ -31,6 +32,7 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
             "age": state.clock - app.joined,
             "contention": state.contention(name),
             "demand": app.wanted,
+            "together": app.together,
             "user": state.user_of(name),
             "weight": weights.get(state.user_of(name), 1.0),
             "usage": state.usage.get(state.user_of(name), 0.0),
@@ -73,8 +75,10 @@ def why_it_waits(state: ArbiterState, name: str) -> str:
 def _missing(state: ArbiterState, name: str) -> str:
     """Why the app has no further GPU now."""
     user = state.user_of(name)
-    if state.quota_left(user) <= 0:
-        return f"the quota of user {user!r}, {state.settings.quotas[user]} GPUs, is used up"
+    together = state.apps[name].together
+    if state.quota_left(user) < together:
+        short = "is used up" if together == 1 else f"has no room for the {together} GPUs that it needs at once"
+        return f"the quota of user {user!r}, {state.settings.quotas[user]} GPUs, {short}"
     promised = [lease.expires for lease in state.leases if lease.heir == name]
     if promised:
         return f"{len(promised)} GPUs are promised to it, the first within {_until(min(promised), state)}"
@@ -83,8 +87,10 @@ def _missing(state: ArbiterState, name: str) -> str:
     if barred:
         retry = min(until for gpu, until in state.backoff.retry_times(state.clock) if gpu in barred)
         return f"Ray could not reserve {len(barred)} free GPUs for it; next attempt in {_until(retry, state)}"
-    if free:
+    if whole_gangs(map(state.gpus.__getitem__, free), together):
         return f"{len(free)} GPUs are free and about to be offered"
+    if together > 1 and not whole_gangs(state.gpus.values(), together):
+        return f"it needs {together} GPUs of one machine at once, and no machine has so many"
     weights = state.weights()
     own = _behind(state, name, weights)
     ahead = sum(_behind(state, other, weights) < own for other in state.apps if other != name)
@@ -95,8 +101,11 @@ def _missing(state: ArbiterState, name: str) -> str:
     ]
     if not ends:
         return "all other GPUs change hands now"
+    leased = f"it needs {together} GPUs of one machine at once; {len(free)} GPUs are free"
+    if together == 1:
+        leased = f"all {len(state.gpus)} GPUs are leased"
     return (
-        f"all {len(state.gpus)} GPUs are leased; the next one of another app is offered in {_until(min(ends), state)}; "
+        f"{leased}; the next one of another app is offered in {_until(min(ends), state)}; "
         f"{ahead} apps are further behind"
     )
 

@@ -32,11 +32,13 @@ class Bid:
     rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed.
     gang: how many GPUs must be on one machine to be of full use to the app, a power of two. The auction uses it only
         if it is told where the GPUs are.
+    together: a payment leaves it a multiple of so many GPUs, since fewer would be of no use to it.
     """
 
     app: str
     rho: Mapping[Gpus, float]
     gang: int = 1
+    together: int = 1
 
     def check(self, gpus: Gpus) -> None:
         """Raise ThemisError, naming the app, if the bid cannot be true for an offer of ``gpus``."""
@@ -164,9 +166,10 @@ def relaxed_value(bids: Iterable[Bid], gpus: Iterable[Any], *, where: Mapping[An
 def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
     """The floor(c * k) of the k won GPUs that are kept: the listed subset with the lowest rho, else the densest one.
 
-    GPUs are indivisible, so the fraction is rounded down.
+    GPUs are indivisible, and so are gangs, so the fraction is rounded down.
     """
     size = math.floor(share * len(won) + EQUAL)
+    size -= size % bid.together
     if size == len(won):
         return won
     listed = [(rho, row) for row, rho in bid.rho.items() if len(row) == size and row <= won]

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.leases import Lease
-from themis_bridge.locality import Gpu
-from themis_bridge.policy import Outcome, Policy, Situation, Themis
+from themis_bridge.locality import Gpu, whole_gangs
+from themis_bridge.policy import Outcome, Policy, Situation, Themis, whole
 from themis_bridge.preemption import leases_to_recall
 from themis_bridge.reserves import set_aside
 from themis_bridge.rounds import Round
@@ -148,7 +149,8 @@ class Auctioneer:
         state, report = self._state, round_.reports.get(event.app)
         if report is not None:
             app, kept, contention = state.apps[event.app], round_.kept.get(event.app, 0), state.contention(event.app)
-            bid = app.own_bid(event.bid, report, kept, len(state.gpus), state.clock - app.joined, contention)
+            bid = replace(event.bid, together=app.together)
+            bid = app.own_bid(bid, report, kept, len(state.gpus), state.clock - app.joined, contention)
             round_.bids[event.app] = bid
 
     def advance(self) -> None:
@@ -202,15 +204,28 @@ class Auctioneer:
             return
         # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
-        for name, gpu in offer.items():
-            groups.setdefault(state.backoff.barred_apps(name, state.clock), {})[name] = gpu
+        for name, barred in self._barred(offer).items():
+            groups.setdefault(barred, {})[name] = offer[name]
         state.rounds += 1
         self._next = state.clock + self.retry_s / len(groups)
-        barred = list(groups)[state.rounds % len(groups)]
-        asked = {name: app.session for name, app in state.apps.items() if name not in barred}
-        self.round = Round(state.rounds, state.clock + state.settings.answer_s, asked, groups[barred])
+        chosen = list(groups)[state.rounds % len(groups)]
+        asked = {name: app.session for name, app in state.apps.items() if name not in chosen}
+        self.round = Round(state.rounds, state.clock + state.settings.answer_s, asked, groups[chosen])
         for name, session in asked.items():
             self._out.append(m.AskRho(name, session, state.rounds, state.contention(name), len(state.gpus)))
+
+    def _barred(self, offer: Mapping[str, Gpu]) -> dict[str, frozenset[str]]:
+        """GPU on offer -> the apps that must not be granted it now. The GPUs of a gang are offered together."""
+        state, gangs = self._state, self._state.gangs()
+        barred = {name: state.backoff.barred_apps(name, state.clock) for name in offer}
+        held: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name in offer if gangs else ():
+            lease = state.leases.get(name)
+            if lease is not None and lease.app in gangs:
+                held[lease.app, offer[name].machine].append(name)
+        for (app, _), own in held.items():
+            barred.update(dict.fromkeys(own, frozenset().union(*(barred[name] for name in own)) - {app}))
+        return barred
 
     def _make_offers(self, round_: Round) -> None:
         """End the first stage: choose the bidders and send them the offer."""
@@ -222,13 +237,13 @@ class Auctioneer:
         situation = self._situation(round_)
         round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
         if not round_.bidders:
-            self._settle(round_, self._policy.decide(situation, {}) if round_.offer else Outcome())
+            self._settle(round_, self._decided(situation, {}))
             return
         round_.deadline = state.clock + state.settings.answer_s
         for app in situation.quota.keys() & set(round_.bidders):
             round_.rooms[app] = situation.quota[app] - len(situation.held[app])
         for app in round_.bidders:
-            round_.kept[app] = len(situation.held[app])
+            round_.kept[app] = whole_gangs(situation.held[app], situation.together.get(app, 1))
             self._out.append(
                 m.Offer(
                     app,
@@ -245,15 +260,17 @@ class Auctioneer:
     def _clear(self, round_: Round) -> None:
         """End the second stage: let the policy decide."""
         round_.narrow_offer(self._state.offerable())
-        situation = self._situation(round_)
-        self._settle(round_, self._policy.decide(situation, round_.bids) if round_.offer else Outcome())
+        self._settle(round_, self._decided(self._situation(round_), round_.bids))
+
+    def _decided(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+        return whole(situation, self._policy.decide(situation, bids)) if situation.offer else Outcome()
 
     def _settle(self, round_: Round, outcome: Outcome) -> None:
         """Make leases of an outcome: grant free GPUs, renew leases, and promise the other GPUs to their heirs."""
         state = self._state
         self.round = None
         self.tally.add(round_.number, outcome)
-        told = set()
+        told, gangs = set(), state.gangs()
         for gpu in (*round_.reserved, *round_.offer):
             lease, winner = state.leases.get(gpu), round_.reserved.get(gpu) or outcome.grants.get(gpu)
             leftover = gpu in outcome.leftovers
@@ -268,7 +285,7 @@ class Auctioneer:
             if winner == lease.app:
                 # A recalled lease that stays with its holder keeps the end that it had.
                 if not lease.recalled:
-                    lease.expires += state.settings.lease_s
+                    lease.expires = self._leases.next_end(gpu, lease.expires, bool(gangs))
                     lease.leftover = leftover
                     told.add(winner)
             else:
@@ -277,7 +294,10 @@ class Auctioneer:
                     self._promise(lease, winner, leftover)
                 told.add(lease.app)
             lease.recalled = False
+        if gangs:
+            told |= {lease.heir for lease in state.leases if lease.heir in gangs}
         for app in sorted(told):
+            self._leases.align_ends(app)
             self._leases.tell_app(app)
 
     def _promise(self, lease: Lease, heir: str, leftover: bool) -> None:
@@ -315,7 +335,7 @@ class Auctioneer:
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in round_.offer}
         joined = {app: state.apps[app].joined for app in reports}
         quotas = self._quotas(reports, held, round_.number)
-        return Situation(reports, held, round_.offer, holder, quotas, joined, round_.number)
+        return Situation(reports, held, round_.offer, holder, quotas, joined, round_.number, state.gangs())
 
     def _quotas(
         self, reports: Mapping[str, m.Report], held: Mapping[str, tuple[Gpu, ...]], number: int
@@ -343,6 +363,11 @@ class Auctioneer:
             left -= sum(len(held[app]) for app in apps)
             for app in apps:
                 more = max(0, min(left, reports[app].useful - len(held[app])))
+                together = state.apps[app].together
+                more -= more % together
+                if left > 0 and user not in state.settings.quotas and not any(held[each] for each in apps):
+                    # A share that is less than a gang must not keep a user of several apps from ever having one.
+                    more = max(more, min(together, reports[app].useful))
                 quotas[app] = len(held[app]) + more
                 left -= more
         return quotas

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from themis_bridge.auction import Bid, shape
 from themis_bridge.fairness import JobInfo, endless_rho
-from themis_bridge.locality import Gpu, Phase, Slowdowns
+from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
 
 #: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. Judgement: a
 #: shorter table makes the auction faster; `benchmarks.auction` measures what it loses.
@@ -41,6 +41,7 @@ class Valuation:
     slowdowns: what a placement costs the app.
     most: how many GPUs the app wants at most; None for as many as its jobs can use.
     whole: T_cluster, seconds that all its work takes on all GPUs that it can use; None: T_id / N.
+    together: how many GPUs of one machine each trial needs at once, see `messages.AppJoined`; others are of no use.
     """
 
     phases: Sequence[Sequence[JobInfo] | Phase]
@@ -49,6 +50,7 @@ class Valuation:
     slowdowns: Slowdowns = field(default_factory=Slowdowns)
     most: int | None = None
     whole: float | None = None
+    together: int = 1
 
     def __post_init__(self) -> None:
         self._phases = [jobs if isinstance(jobs, Phase) else Phase(jobs) for jobs in self.phases]
@@ -62,7 +64,9 @@ class Valuation:
     def useful(self) -> int:
         """The most GPUs that the running phase can use; more would idle until the next phase."""
         useful = next((phase.demand for phase in self._phases if phase.work), 0)
-        return useful if self.most is None else min(useful, self.most)
+        if self.most is not None:
+            useful = min(useful, self.most)
+        return useful - useful % self.together
 
     @property
     def gang(self) -> int:
@@ -85,6 +89,7 @@ class Valuation:
         racks = {gpu.rack for gpu in held} | {gpu.rack for gpu in kinds}
         across = self.slowdowns.of("cluster" if len(racks) > 1 else "rack")
         speed = min((self.slowdowns.speed(gpu) for gpu in (*held, *kinds)), default=1.0)
+        counts = [count - count % self.together for count in counts]
         return sum(phase.time(counts, across, speed) for phase in self._phases)
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
@@ -109,6 +114,11 @@ class Endless:
     @property
     def gang(self) -> int:
         """1: each of its GPUs works alone."""
+        return 1
+
+    @property
+    def together(self) -> int:
+        """1, as well."""
         return 1
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
@@ -138,7 +148,8 @@ def make_bid(
     held, offer = list(held), list(offer)
     near = Counter(gpu.machine for gpu in held)
     near.update(gpu.machine for gpu in offer if gpu.id in own)
-    room = valuation.useful - len(held)
+    together = valuation.together
+    room = valuation.useful - whole_gangs(held, together)
     if most is not None:
         room = min(room, most - len(held))
     table: dict[frozenset[str], float] = {frozenset(): valuation.rho(held)}
@@ -154,7 +165,7 @@ def make_bid(
         kind = [min(of_kind, key=lambda gpu: gpu.id)]
         racks = list({gpu.rack: gpu for gpu in of_kind}.values())
         gang = valuation.gang
-        while gang:
+        while gang >= together:
             pieces = [free[i : i + gang] for free in order for i in range(0, len(free) - gang + 1, gang)]
             for number in ladder(min(len(pieces), room // gang)):
                 row = [gpu for piece in pieces[:number] for gpu in piece]
@@ -164,4 +175,4 @@ def make_bid(
             gang //= 2
     empty = table[frozenset()]
     # A set of slow GPUs is never worse than none, because the app could leave them idle.
-    return Bid(app, {row: min(rho, empty) for row, rho in table.items()}, valuation.gang)
+    return Bid(app, {row: min(rho, empty) for row, rho in table.items()}, valuation.gang, together)

@@ -6,12 +6,14 @@ in `auctioneer`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.leases import Lease, first_length
+from themis_bridge.leases import Lease, first_length, lease_phases
+from themis_bridge.locality import whole_gangs
 
 
 class LeaseManager:
@@ -23,6 +25,8 @@ class LeaseManager:
         self._version = 0
         #: App -> the version of its leases as they are now.
         self._versions: dict[str, tuple[int, int]] = {}
+        #: The GPUs and ``by_machine`` of the last `lease_phases`, and its result.
+        self._phases: tuple[tuple[tuple[str, ...], bool], dict[str, float]] = (((), False), {})
 
     # --- grant, end, tell
 
@@ -30,11 +34,43 @@ class LeaseManager:
         """Lease a GPU that nobody holds, and have it reserved. ``expires``: None for a first lease of usual length."""
         state = self._state
         if expires is None:
-            expires = state.clock + first_length(gpu, state.gpus, state.clock, state.settings.lease_s)
+            expires = state.clock + first_length(self._phase(gpu), state.clock, state.settings.lease_s)
         lease = state.leases.grant(gpu, app, expires, leftover)
         if app in state.apps:
             state.apps[app].gain_gpu()
+            self.align_ends(app)
         self._out.append(m.Reserve(gpu, app, lease.token))
+
+    def _phase(self, gpu: str) -> float:
+        key = tuple(self._state.gpus), bool(self._state.gangs())
+        if self._phases[0] != key:
+            self._phases = key, lease_phases(self._state.gpus.values(), by_machine=key[1])
+        return self._phases[1][gpu]
+
+    def next_end(self, gpu: str, expires: float, gangs: bool) -> float:
+        """When a lease that would end at ``expires`` ends if it is renewed.
+
+        ``gangs``: an app needs gangs. The leases of a machine are then made to end together, so that one can be won.
+        """
+        length = self._state.settings.lease_s
+        if not gangs:
+            return expires + length
+        return expires + first_length(self._phase(gpu), expires, length)
+
+    def align_ends(self, app: str) -> None:
+        """Let all leases of an app that needs gangs end together on each machine, so that a gang is never torn."""
+        state = self._state
+        if app not in state.apps or state.apps[app].together == 1:
+            return
+        machines: dict[str, list[Lease]] = defaultdict(list)
+        for lease in state.leases.of(app):
+            # A GPU that has left the cluster is forgotten with the next one that is looked at.
+            if not lease.ending and lease.gpu in state.gpus:
+                machines[state.gpus[lease.gpu].machine].append(lease)
+        for leases in machines.values():
+            end = min(lease.expires for lease in leases)
+            for lease in leases:
+                lease.expires = end
 
     def close_lease(self, lease: Lease) -> None:
         """End a lease now: what is reserved for it has to be removed."""
@@ -77,7 +113,9 @@ class LeaseManager:
             for each in state.leases.of(name)
             if (each.gpu, name) not in state.backoff
         )
-        self._out.append(m.Leases(name, state.apps[name].session, self._versions[name], views))
+        app = state.apps[name]
+        promised = sum(each.heir == name for each in state.leases) if app.together > 1 else 0
+        self._out.append(m.Leases(name, app.session, self._versions[name], views, promised))
 
     def end_leases_of(self, app: str) -> None:
         """End all leases of an app that is gone, and all promises to it."""
@@ -110,6 +148,8 @@ class LeaseManager:
             # Ray has removed what was on it, or will when the node is back. The token is never used again.
             self._state.leases.drop(lease)
             self.tell_app(lease.app)
+            if lease.heir is not None:
+                self.tell_app(lease.heir)
 
     def on_release(self, event: m.Release) -> None:
         """The holder has left the GPU."""
@@ -127,16 +167,18 @@ class LeaseManager:
         if not lease.closing:
             self.tell_app(lease.app)
         heir = lease.heir
-        if heir in state.apps and gpu in state.gpus and self._could_use(heir):
-            self.grant_gpu(gpu, heir, lease.heir_leftover)
+        if heir in state.apps:
+            if gpu in state.gpus and self._could_use(heir):
+                self.grant_gpu(gpu, heir, lease.heir_leftover)
             self.tell_app(heir)
         return True
 
     def _could_use(self, heir: str) -> bool:
         """Whether the app may have one more GPU, and has a use for it by its latest report, later than the promise."""
         state = self._state
-        keeps = [lease for lease in state.leases.of(heir) if not (lease.closing or lease.ending)]
-        return state.apps[heir].wanted > len(keeps) and state.quota_left(state.user_of(heir)) > 0
+        app = state.apps[heir]
+        keeps = [state.gpus[each.gpu] for each in state.leases.of(heir) if not (each.closing or each.ending)]
+        return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(heir)) > 0
 
     def on_reserved(self, gpu: str, token: int) -> None:
         """A reservation was made: the app is told, so that it learns the group."""

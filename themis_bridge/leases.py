@@ -6,8 +6,9 @@ leased again. Every grant has a larger token than all grants before it. Which ap
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,27 +51,37 @@ class Lease:
         return self.expires if self.ending or self.on_offer(clock, notice_s) else self.expires - notice_s
 
 
-def first_length(gpu: str, gpus: Mapping[str, Gpu], now: float, length: float) -> float:
-    """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``; a renewal adds ``length``.
+def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
+    """GPU -> when its leases end, as a part of a lease's length, 0 <= phase < 1.
 
     The GPUs are divided into `END_GROUPS` groups that lie together (or machines, if those are smaller). Leases of one
-    group end together, so that its GPUs can be won together; the groups' ends are spread over one ``length``.
+    group end together, so that its GPUs can be won together; the groups' ends are spread over one length.
 
     Args:
-        gpu: id of the GPU to lease.
-        gpus: by id, all GPUs of the cluster.
+        gpus: all GPUs of the cluster.
+        by_machine: the leases of all GPUs of a machine end together, since an app needs several of them at once.
+    """
+    places = sorted(gpus, key=lambda each: (each.machine, each.slot, each.id))
+    phases, start = dict[str, float](), 0
+    for _, machine in itertools.groupby(places, key=lambda each: each.machine):
+        own = list(machine)
+        chunk = len(own) if by_machine else min(len(own), max(1, len(places) // END_GROUPS))
+        phases.update({gpu.id: (start + i - i % chunk) / len(places) for i, gpu in enumerate(own)})
+        start += len(own)
+    return phases
+
+
+def first_length(phase: float, now: float, length: float) -> float:
+    """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
+
+    Args:
+        phase: as of `lease_phases`.
         now: seconds on the arbiter's clock.
         length: seconds of an ordinary lease; may be infinite.
     """
     if math.isinf(length):
         return length
-    places = sorted(gpus.values(), key=lambda each: (each.machine, each.slot, each.id))
-    machine = [each.id for each in places if each.machine == gpus[gpu].machine]
-    chunk = min(len(machine), max(1, len(places) // END_GROUPS))
-    inside = machine.index(gpu) // chunk * chunk
-    before = next(i for i, each in enumerate(places) if each.id == machine[inside])
-    phase = before / len(places) * length
-    return phase + math.ceil((now + length / 2 - phase) / length) * length - now
+    return (phase + math.ceil((now + length / 2) / length - phase)) * length - now
 
 
 class LeaseTable:

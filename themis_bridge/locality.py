@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -45,6 +45,17 @@ def link(gpus: Iterable[Gpu]) -> str:
         if len(places) <= 1:
             return name
     return "cluster"
+
+
+def check_together(number: int) -> None:
+    """Raise ThemisError if an app cannot need that many GPUs of one machine at once."""
+    if not isinstance(number, int) or number < 1 or number & (number - 1):
+        raise ThemisError(f"{number!r} GPUs at once: gangs have 1, 2, 4, 8, 16, ... GPUs; ask for such a number")
+
+
+def whole_gangs(gpus: Iterable[Gpu], together: int) -> int:
+    """How many of these GPUs are of use to an app whose trials need ``together`` GPUs of one machine at once."""
+    return sum(count - count % together for count in Counter(gpu.machine for gpu in gpus).values())
 
 
 @dataclass

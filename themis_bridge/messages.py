@@ -50,10 +50,13 @@ class AppJoined(AppEvent):
 
     user: the user or team that it belongs to; "": it is the only app of its user.
     life: by which the shell can find out whether the driver is alive; "": it cannot.
+    together: how many GPUs of one machine each of its trials needs at once, a power of two. The app is given whole
+        gangs of so many GPUs, because it can use no fewer.
     """
 
     user: str = ""
     life: str = ""
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -245,10 +248,13 @@ class Leases(AppInstruction):
     """Tell an app all leases that it holds.
 
     ``version`` grows with each change of an app's leases: a message with another one that is not larger is out of date.
+    ``promised``: GPUs that others hold and that the app gets next. It is told to apps that need gangs, which wait for
+    the rest of a gang only while something is promised.
     """
 
     version: tuple[int, int]
     leases: tuple[LeaseView, ...]
+    promised: int = 0
 
 
 @dataclass(frozen=True)

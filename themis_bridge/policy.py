@@ -11,12 +11,12 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
 from themis_bridge.auction import Bid, Clearing, clear_auction
-from themis_bridge.locality import Gpu
+from themis_bridge.locality import Gpu, whole_gangs
 from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA
 from themis_bridge.standing import Turn, behind, turn
@@ -46,14 +46,21 @@ class Situation:
     joined: Mapping[str, float] = field(default_factory=dict)
     #: Number of the round.
     number: int = 0
+    #: App -> how many GPUs of one machine it needs at once, see `messages.AppJoined`; 1 for apps that are not in it.
+    together: Mapping[str, int] = field(default_factory=dict)
 
     def turn(self, app: str) -> Turn:
         """The smallest comes first among apps that are equal in everything else."""
         return turn(app, self.joined.get(app, 0.0), self.number)
 
     def wants(self, app: str) -> int:
-        """How many GPUs the app could use beyond those that it keeps."""
-        return min(self.reports[app].useful, self.quota.get(app, NO_QUOTA)) - len(self.held[app])
+        """How many GPUs the app could use beyond those that it keeps. For gangs, no more than the offer has whole."""
+        held, together = self.held[app], self.together.get(app, 1)
+        if together == 1:
+            return min(self.reports[app].useful, self.quota.get(app, NO_QUOTA)) - len(held)
+        more = self.reports[app].useful - whole_gangs(held, together)
+        room = max(0, min(more, self.quota.get(app, NO_QUOTA) - len(held)))
+        return min(room - room % together, whole_gangs(self.offer.values(), together))
 
 
 @dataclass
@@ -138,6 +145,51 @@ def renewed(situation: Situation, outcome: Outcome) -> Outcome:
     return Outcome(final, outcome.leftovers - stay, outcome.clearing, stay)
 
 
+def whole(situation: Situation, outcome: Outcome) -> Outcome:
+    """The outcome without the GPUs that would be of no use to their winner, because its gang is not whole.
+
+    Some GPUs of a gang may stay with their holders, or have left the offer since the bids. The others stay with their
+    holders, too, as far as these can use them; those that are free are offered again.
+    """
+    useless = _useless(situation, outcome.grants)
+    if not useless:
+        return outcome
+    grants = {gpu: app for gpu, app in outcome.grants.items() if gpu not in useless}
+    rooms = Counter({app: situation.wants(app) for app in situation.reports})
+    rooms.subtract(grants.values())
+    stay: set[str] = set()
+    for gpu in useless:
+        holder = situation.holder.get(gpu)
+        if holder is not None and holder != outcome.grants[gpu] and rooms[holder] > 0:
+            grants[gpu] = holder
+            rooms[holder] -= 1
+            stay.add(gpu)
+    for gpu in _useless(situation, grants):
+        del grants[gpu]
+    same = {gpu for gpu, app in grants.items() if app == outcome.grants[gpu]}
+    return replace(
+        outcome,
+        grants=grants,
+        leftovers=outcome.leftovers & same,
+        overridden=(outcome.overridden | stay) & grants.keys(),
+    )
+
+
+def _useless(situation: Situation, grants: Mapping[str, str]) -> list[str]:
+    """The GPUs beyond whole gangs that apps would get which need gangs."""
+    useless: list[str] = []
+    for app, together in situation.together.items():
+        machines: dict[str, list[str]] = defaultdict(list)
+        for gpu, winner in sorted(grants.items()):
+            if winner == app:
+                machines[situation.offer[gpu].machine].append(gpu)
+        for gpus in machines.values():
+            # What it holds already stays in the gang that it is in.
+            gpus.sort(key=lambda gpu: situation.holder.get(gpu) != app)
+            useless += gpus[len(gpus) - len(gpus) % together :]
+    return useless
+
+
 def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
     """Leave a GPU with its holder where the loss would harm the holder more than the gain would help the winner.
 
@@ -168,6 +220,7 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
                 size = 1
             part, left = left[:size], left[size:]
             keeps = count[holder] - size
+            keeps -= keeps % situation.together.get(holder, 1)
             worse = keeps and theirs.rho * count[holder] / keeps > other.rho
             if worse and rooms[holder] >= size:
                 final.update(dict.fromkeys(part, holder))
@@ -199,7 +252,8 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
     got = Counter(grants.values())
     given: dict[str, str] = {}
 
-    def give(app: str) -> None:
+    def give(app: str) -> bool:
+        """Give it one gang. Returns whether there was one that is of use to it."""
         size = min(situation.reports[app].gang, situation.wants(app) - got[app])
         near = Counter(gpu.machine for gpu in situation.held[app])
         near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
@@ -210,12 +264,15 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
             free, key=lambda m: (len(free[m]) < size, -near[m], -min(size, own[m]), abs(len(free[m]) - size), m)
         )
         chosen = sorted(free[machine], key=lambda gpu: (situation.holder.get(gpu) != app, gpu))[:size]
+        if len(chosen) % situation.together.get(app, 1):
+            return False
         for gpu in chosen:
             given[gpu] = app
             got[app] += 1
             free[machine].remove(gpu)
         if not free[machine]:
             del free[machine]
+        return True
 
     waited = [app for app, report in situation.reports.items() if report.best >= LONG_WAIT]
     empty = [app for app in waited if not situation.held[app] and not got[app]]
@@ -225,6 +282,6 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
     others = situation.reports.keys() - bids.keys()
     longest = sorted(others, key=lambda app: (-situation.reports[app].left, situation.turn(app)))
     for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, situation.turn(app))):
-        while free and situation.wants(app) > got[app]:
-            give(app)
+        while free and situation.wants(app) > got[app] and give(app):
+            pass
     return given

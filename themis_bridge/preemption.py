@@ -32,7 +32,8 @@ def leases_to_recall(
     user's quota, and GPUs that are free, or soon will be, are subtracted from it. The holder with the smallest rho (the
     one furthest ahead) gives first, of equals the one that came last; each holder keeps at least its share. Where an
     app's reserve is more than its share, it counts instead; and for a newcomer's reserve a holder keeps no more than
-    its own reserve.
+    its own reserve. For a newcomer that needs several GPUs of one machine at once, either whole gangs are recalled or
+    nothing.
     """
     reserve = {name: settings.reserves.get(name, 0) for name in apps}
     share = {name: max(1, len(gpus) // crowd, reserve[name]) for name, crowd in crowding(apps).items()}
@@ -54,14 +55,69 @@ def leases_to_recall(
 
     chosen: list[Lease] = []
     order = sorted(held.keys() & rho.keys(), key=ahead)
+    together = apps[newcomer].together
+    if together > 1:
+        spare = {app: held[app] for app in order}
+        allowed = {app: len(held[app]) - share[app] for app in order}
+        return _gangs_to_recall(together, need, gpus, leases, spare, allowed)
     for app in order:
         own = held[app]
-        together = Counter(gpus[lease.gpu].machine for lease in own)
+        number = Counter(gpus[lease.gpu].machine for lease in own)
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
-        own.sort(key=lambda lease: (-together[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
+        own.sort(key=lambda lease: (-number[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
         given = max(0, min(need - len(chosen), len(own) - share[app]))
+        # What is left of a gang would be of no use to its holder.
+        given += -given % apps[app].together
         chosen += own[:given]
         held[app] = own[given:]
     for app in order:
-        chosen += held[app][: max(0, min(need - beyond - len(chosen), len(held[app]) - reserve[app]))]
+        given = max(0, min(need - beyond - len(chosen), len(held[app]) - reserve[app]))
+        chosen += held[app][: given + -given % apps[app].together]
+    return chosen
+
+
+def _gangs_to_recall(
+    together: int,
+    need: int,
+    gpus: Mapping[str, Gpu],
+    leases: LeaseTable,
+    held: Mapping[str, list[Lease]],
+    allowed: dict[str, int],
+) -> list[Lease]:
+    """The leases to recall for a newcomer that needs ``together`` GPUs of one machine at once.
+
+    Args:
+        together: see `messages.AppJoined`.
+        need: GPUs that it is to win beyond those that are free.
+        gpus: by id, all GPUs of the cluster.
+        leases: all leases.
+        held: app -> its leases that may be recalled; the apps that give first come first.
+        allowed: app -> how many of these it gives at most.
+    """
+    machines: dict[str, list[Lease]] = {}
+    free: Counter[str] = Counter()
+    for gpu in gpus.values():
+        lease = leases.get(gpu.id)
+        free[gpu.machine] += lease is None or lease.recalled or (lease.closing and lease.heir is None)
+        machines.setdefault(gpu.machine, [])
+    for lease in (lease for own in held.values() for lease in own):
+        machines[gpus[lease.gpu].machine].append(lease)
+    need += free.total()
+    # Gangs that are free already need no recall.
+    need -= need % together + sum(count - count % together for count in free.values())
+    chosen: list[Lease] = []
+    for machine in sorted(machines, key=lambda each: (-(free[each] % together), -len(machines[each]), each)):
+        loose, room = free[machine] % together, dict(allowed)
+        given: list[Lease] = []
+        for lease in machines[machine]:
+            if room[lease.app] > 0:
+                room[lease.app] -= 1
+                given.append(lease)
+        size = min(need, loose + len(given))
+        size -= size % together
+        if size > 0:
+            for lease in given[: size - loose]:
+                allowed[lease.app] -= 1
+            chosen += given[: size - loose]
+            need -= size
     return chosen

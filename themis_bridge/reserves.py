@@ -42,8 +42,18 @@ def set_aside(state: ArbiterState, asked: Iterable[str], offer: Mapping[str, Gpu
     rooms = {user: state.quota_left(user) for user in map(state.user_of, here)}
     for app in here:
         user = state.user_of(app)
-        some = [gpu for gpu in left if holder.get(gpu) != app][: max(0, min(owed[app], rooms[user]))]
+        some = _whole(offer, [gpu for gpu in left if holder.get(gpu) != app], state.apps[app].together)
+        number = max(0, min(owed[app], rooms[user]))
+        some = some[: number - number % state.apps[app].together]
         aside.update(dict.fromkeys(some, app))
         rooms[user] -= len(some)
         left = [gpu for gpu in left if gpu not in aside]
     return aside
+
+
+def _whole(offer: Mapping[str, Gpu], gpus: list[str], together: int) -> list[str]:
+    """The GPUs that are in whole gangs of ``together`` GPUs of one machine, gang by gang."""
+    machines: dict[str, list[str]] = {}
+    for gpu in gpus:
+        machines.setdefault(offer[gpu].machine, []).append(gpu)
+    return [gpu for own in machines.values() for gpu in own[: len(own) - len(own) % together]]

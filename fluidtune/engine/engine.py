@@ -206,7 +206,7 @@ class Engine:
                 left, base = iterations_left(trial), base_seconds(state, trial)
                 pays, width = growth_pays(state, trial, later), self._width(trial)
                 have = (trial.name, trial.group.name, trial.kind, width, tuple(trial.devices))
-                yield TrialWork(*have, trial.iterations, trial.done, left * base, base, pays)
+                yield TrialWork(*have, trial.iterations, trial.done, left * base, base, pays, trial.gang)
 
     def _width(self, trial: Trial) -> float:
         """See `TrialView.width`."""

@@ -223,9 +223,10 @@ def _record_seconds(state: State, trial: Trial, event: Result) -> bool:
         if width <= 0 or not all(state.trials[name].settled for name in neighbours):
             return False
     news = trial.speed.record_result(width, event.seconds)
-    trial.group.speed.record_result(trial.name, trial.speed, width)
-    seconds = trial.speed.seconds(1) if width == 1 and trial.speed.count(1) else None
-    if seconds is not None and state.predictor.record_seconds(trial.name, trial.traits, seconds):
+    trial.group.speed.record_result(trial.name, trial.speed, width, trial.gang)
+    usual = trial.gang
+    seconds = trial.speed.seconds(usual) if width == usual and trial.speed.count(usual) else None
+    if seconds is not None and state.predictor.record_seconds(trial.name, trial.traits, seconds * usual):
         state.new_in_batch = None  # the heights of trials that have not run have changed
     return news
 

@@ -182,10 +182,19 @@ class GroupSpeed:
         #: The fitted alpha and beta (None: not known); emptied with every new ratio.
         self._overheads: dict[str, float | None] = {}
 
-    def record_result(self, trial: str, speed: TrialSpeed, width: float) -> None:
-        """Takes over what ``speed`` says after ``trial`` has reported a result at ``width``."""
+    def record_result(self, trial: str, speed: TrialSpeed, width: float, gang: int = 1) -> None:
+        """Takes over what ``speed`` says after ``trial`` has reported a result at ``width``.
+
+        ``gang``: how many devices the trial needs at once. One that needs several never runs on one device; there it is
+        taken to be as many times slower.
+        """
         if self._job is not None:
-            self._job.record_result(trial, speed, width)
+            self._job.record_result(trial, speed, width, gang)
+        if gang > 1:
+            seconds = speed.seconds(gang)
+            if seconds is not None:
+                self._base.put(trial, seconds * gang)
+            return
         base = speed.base_seconds()
         if width != 1 and speed.count(width):
             self._counts[width] = self._counts.get(width, 0) + 1

@@ -175,6 +175,7 @@ class TrialWork(NamedTuple):
     """The work that a trial has left, for whoever looks at all trials often. The fields are those of `TrialView`.
 
     grows: an elastic trial would be done sooner with more devices (`width_rules.growth_pays`).
+    gang: how many devices of one node it needs at once.
     """
 
     trial: str
@@ -187,6 +188,7 @@ class TrialWork(NamedTuple):
     height: float
     base: float
     grows: bool
+    gang: int
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ class DeviceSetup:
     emulation: Emulation | None
     #: The cluster had one node when the job began.
     one_node: bool = False
+    #: The devices are leases of the arbiter.
+    leased: bool = False
 
     @property
     def torch_device(self) -> str:
@@ -82,9 +84,10 @@ class DeviceSetup:
     def shown_nodes(self, came: Mapping[int, str]) -> Mapping[int, str]:
         """The node of each device, as the engine and the event log are told.
 
-        Emulated devices are on emulated nodes, whatever real node their workers run on.
+        Emulated devices are on emulated nodes, whatever real node their workers run on. Leased ones are where the
+        arbiter says, because it leases the devices of one node to a trial that needs several.
         """
-        if self.emulation is None:
+        if self.emulation is None or self.leased:
             return came
         return {device: f"emulated-{device // DEVICES_PER_NODE}" for device in came}
 
@@ -158,6 +161,7 @@ def set_up_devices(
         device_memory=settings.device_memory,
         emulation=_emulation(settings, plan.most or 0) if plan.kind == "emulated" else None,
         one_node=len(nodes) == 1,
+        leased=settings.arbiter is not None,
     )
 
 
@@ -235,7 +239,7 @@ def hold_devices(
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.tune.leased_devices import LeasedDevices, Progress
 
-    work = Progress(lambda: engine, trials.rungs_after, settings.max_workers, setup.most_devices)
+    work = Progress(lambda: engine, trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in broken and in_use(device)

@@ -24,7 +24,7 @@ from themis_bridge import JobInfo, ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import halving_phases
-from themis_bridge.locality import Gpu, Slowdowns
+from themis_bridge.locality import Gpu, Slowdowns, check_together
 from themis_bridge.shell.tenant import Tenant
 
 #: Seconds of work that a trial of which nothing is known counts for. Judgement: enough to bid for a device, and
@@ -41,7 +41,8 @@ class Progress:
     """The work that the job has done and has left, as of the last `update`; the agent's thread reads it.
 
     ``rungs``: the rungs that follow a group, see `fluidtune.tune.groups.Membership`. ``max_workers``: the scaling limit
-    d. ``most``: the number of devices that the job may have; None: any.
+    d. ``most``: the number of devices that the job may have; None: any. ``together``: how many devices of one node each
+    trial needs at once.
     """
 
     def __init__(
@@ -50,13 +51,15 @@ class Progress:
         rungs: Callable[[str], Iterable[tuple[int, float]]],
         max_workers: int | None,
         most: int | None,
+        together: int = 1,
     ):
+        self._together = together
         self._engine, self._rungs = engine, rungs
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
         #: The work left, see `Valuation`. Before the first trial comes, a trial of unknown work stands for it, so that
         #: the job gets a device in time.
-        self._phases = [[JobInfo(1.0, UNKNOWN_S)]]
+        self._phases = [[JobInfo(1.0, UNKNOWN_S, together)]]
         self._done = 0.0
         #: The trials at the look with most of them: TrialGroup -> number of elastic trials, and what the others use.
         self._crowd: dict[str, int] = {}
@@ -90,9 +93,10 @@ class Progress:
         jobs: dict[tuple[float, float, int], JobInfo] = {}
         self._came = {device: self._came.get(device, now) for device in where}
         for work in engine.works_left(self.lag):
-            elastic[work.group] += work.kind == "elastic"
-            most = max(1, int(work.width))
-            if work.kind != "elastic":
+            elastic_one = work.kind == "elastic" and work.gang == 1
+            elastic[work.group] += elastic_one
+            most = max(work.gang, int(work.width))
+            if not elastic_one:
                 fixed += most
             elif work.group not in widest:
                 pays = widest_paying(engine.group_overheads(work.group)[1])
@@ -162,7 +166,9 @@ class Progress:
     def useful(self) -> int:
         """The most devices that the job's trials could use now."""
         useful = sum(job.max_gpus for jobs in self._phases[:1] for job in jobs)
-        return useful if self._most is None else min(useful, self._most)
+        if self._most is not None:
+            useful = min(useful, self._most)
+        return useful - useful % self._together
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         """See `themis_bridge.agent.Work`."""
@@ -172,7 +178,7 @@ class Progress:
         independent = independent_finish_time(budget, gpus, self._peak, contention)
         whole = independent_finish_time(budget, gpus, self._peak, 1.0)
         elapsed = time.monotonic() - self._started
-        return Valuation(phases, elapsed, independent, self._slowdowns, self._most, whole)
+        return Valuation(phases, elapsed, independent, self._slowdowns, self._most, whole, self._together)
 
     def facts(self) -> None:
         """See `themis_bridge.agent.Work`: None, as a real job never runs under the twin's baselines."""
@@ -186,8 +192,8 @@ class LeasedDevices:
     "": it is the only one of its user.
 
     Raises:
-        FluidTuneError: a device of this job is not one whole GPU (or core), a trial needs several at once, or the
-            arbiter refuses the job, for example because it has an app of that name.
+        FluidTuneError: a device of this job is not one whole GPU (or core), no gang has as many as a trial needs at
+            once, or the arbiter refuses the job, for example because it has an app of that name.
     """
 
     def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool], user: str = ""):
@@ -197,16 +203,14 @@ class LeasedDevices:
                 f"a trial asks for {plan.bundle.get(unit, 0):g} {unit}s for one device; the arbiter leases "
                 f"single ones: ask for 1 {unit} per trial, or run without arbiter"
             )
-        if plan.share > 1:
-            # Such a trial needs all its devices at once and on one node, and leases come one by one: the first devices
-            # would idle until the last one comes.
-            raise FluidTuneError(
-                f"a trial asks for {plan.share:g} {unit}s at once; the arbiter leases them one by one: "
-                f"ask for 1 {unit} per trial (an elastic one grows), or run without arbiter"
-            )
+        self._together = max(1, int(plan.share))
+        try:
+            check_together(self._together)
+        except ThemisError as error:
+            raise FluidTuneError(f"a trial asks for {error}, or run without arbiter") from error
         self._progress, self._in_use = progress, in_use
         try:
-            self._tenant = Tenant(app, progress, plan.bundle, unit, user)
+            self._tenant = Tenant(app, progress, plan.bundle, unit, user, self._together)
         except ThemisError as error:
             raise FluidTuneError(str(error)) from error
         #: See `DeviceSource`.
@@ -304,12 +308,27 @@ class LeasedDevices:
         now = time.monotonic()
         idle = [device for device in self._leases if device not in came and not self._in_use(device)]
         surplus = len(self._leases) - max(1, self._progress.useful)
-        self._spare = {device: self._spare.get(device, now) for device in idle if surplus > 0}
+        loose = self._loose(idle)
+        self._spare = {device: self._spare.get(device, now) for device in idle if surplus > 0 or device in loose}
         for device in reversed(idle):
-            over = surplus > 0 and now - self._spare.get(device, now) >= SPARE_S
+            useless = surplus > 0 or device in loose
+            over = useless and now - self._spare.get(device, now) >= SPARE_S
             if over or self._ending.get(device):
                 self._leave(device, came, gone)
                 surplus -= 1
+
+    def _loose(self, idle: Sequence[int]) -> set[int]:
+        """Of these idle devices, those that are part of no whole gang, if the rest of it is not on its way."""
+        if self._together == 1 or self._tenant.expects:
+            return set()
+        number = Counter(self.nodes.values())
+        loose: set[int] = set()
+        for device in reversed(idle):
+            node = self.nodes[device]
+            if number[node] % self._together:
+                number[node] -= 1
+                loose.add(device)
+        return loose
 
     def _leave(self, device: int, came: dict[int, str], gone: list[int]) -> None:
         lease = self._leases[device]

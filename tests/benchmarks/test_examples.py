@@ -6,7 +6,6 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from benchmarks.common import ROOT
 
@@ -93,14 +92,6 @@ def looped(name, config, keep, resume=None):
     module.tune = FakeTune(keep, resume)
     module.train(config)
     return module.tune.reports
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("stock, elastic", TASKS)

@@ -18,13 +18,8 @@ from fluidtune.elastic.rehearsal import rehearse
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """As in a worker; on a busy machine several threads wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded(one_thread):
     torch.manual_seed(7)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Samples(Dataset):

@@ -17,17 +17,21 @@ SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
 
 
 class Job:
-    """The `Work` of an app of single-GPU jobs that began at 0 s. ``seconds``: of each job."""
+    """The `Work` of an app of jobs that began at 0 s.
 
-    def __init__(self, jobs: int = 4, seconds: float = 1000.0):
-        self.jobs, self.seconds, self.now = jobs, seconds, 0.0
+    ``seconds``: of each job on one GPU. ``together``: GPUs of each job, which it needs at once.
+    """
+
+    def __init__(self, jobs: int = 4, seconds: float = 1000.0, together: int = 1):
+        self.jobs, self.seconds, self.together, self.now = jobs, seconds, together, 0.0
 
     def valuation(self, contention, cluster_gpus):
-        jobs = [JobInfo(1, self.seconds)] * self.jobs
+        jobs = [JobInfo(1, self.seconds, self.together)] * self.jobs
+        most = max(1, self.jobs * self.together)
         budget = max(self.jobs * self.seconds, 1e-3)
-        independent = independent_finish_time(budget, cluster_gpus, max(1, self.jobs), contention)
-        whole = independent_finish_time(budget, cluster_gpus, max(1, self.jobs), 1.0)
-        return Valuation([jobs], self.now, independent, whole=whole)
+        independent = independent_finish_time(budget, cluster_gpus, most, contention)
+        whole = independent_finish_time(budget, cluster_gpus, most, 1.0)
+        return Valuation([jobs], self.now, independent, whole=whole, together=self.together)
 
     def facts(self):
         return None
@@ -71,8 +75,10 @@ class Cluster:
                     queue += events
 
     def join(self, name: str, job: Job | None = None, session: str = "s", user: str = "") -> Agent:
-        agent = self.agents[name] = Agent(name, session, job or Job(), user)
-        self.send(m.AppJoined(name, session, user))
+        job = job or Job()
+        together = getattr(job, "together", 1)
+        agent = self.agents[name] = Agent(name, session, job, user, together)
+        self.send(m.AppJoined(name, session, user, together=together))
         return agent
 
     def wait(self, seconds: float, step: float = 1.0):

@@ -12,8 +12,9 @@ def gpu(number: int) -> Gpu:
 class FakeTenant:
     """What the arbiter's side says is put into ``notices``; the leases that were left are in ``left``."""
 
-    def __init__(self, app, work, bundle, unit, user=""):
-        self.app, self.work, self.user = app, work, user
+    def __init__(self, app, work, bundle, unit, user="", together=1):
+        self.app, self.work, self.user, self.together = app, work, user, together
+        self.expects = False
         self.notices, self.left, self.closed = [], [], False
 
     def poll(self):

@@ -21,8 +21,11 @@ CLUSTER = {"CPU": 4.0, "GPU": 4.0}
 
 
 @pytest.fixture
-def leased(monkeypatch):
-    """A `LeasedDevices` with a settable ``used`` (devices) and ``useful``, on a clock of its own."""
+def leased(monkeypatch, request):
+    """A `LeasedDevices` with a settable ``used`` (devices) and ``useful``, on a clock of its own.
+
+    Its parameter: GPUs that a trial asks for; 1.
+    """
     monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
     clock = SimpleNamespace(now=0.0)
 
@@ -32,7 +35,8 @@ def leased(monkeypatch):
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
     progress = SimpleNamespace(useful=10, update=lambda where: None)
     used: set[int] = set()
-    plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
+    asked = {"GPU": getattr(request, "param", 1.0)}
+    plan = layout(DeviceSpec("gpu"), asked, CLUSTER, max_packing=1, leased=True)
     devices = leased_devices.LeasedDevices(plan, "app", progress, used.__contains__)
     return SimpleNamespace(devices=devices, tenant=devices._tenant, used=used, progress=progress, clock=clock)
 
@@ -166,11 +170,59 @@ def test_only_single_cores_are_leased(monkeypatch):
         leased_devices.LeasedDevices(plan, "app", None, None)
 
 
-def test_trials_of_several_gpus_are_refused(monkeypatch):
-    monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
-    plan = layout(DeviceSpec("gpu"), {"GPU": 2.0}, CLUSTER, max_packing=1, leased=True)
-    with pytest.raises(FluidTuneError, match="2 GPUs at once"):
+def test_gangs_of_three_gpus_are_refused():
+    plan = layout(DeviceSpec("gpu"), {"GPU": 3.0}, CLUSTER, max_packing=1, leased=True)
+    with pytest.raises(FluidTuneError, match="3 GPUs at once: gangs have 1, 2, 4"):
         leased_devices.LeasedDevices(plan, "app", None, None)
+
+
+@pytest.mark.parametrize("leased", [2.0], indirect=True)
+def test_a_device_whose_gang_is_not_whole_is_kept_only_while_the_rest_is_on_its_way(leased):
+    assert leased.tenant.together == 2
+    leased.tenant.expects = True
+    leased.tenant.notices = [Gained(gpu(k), 1) for k in range(3)]
+    leased.devices.poll()
+    leased.used.update((0, 1))
+    leased.clock.now += 100.0
+    assert leased.devices.poll() == ({}, [])
+    leased.tenant.expects = False
+    assert leased.devices.poll() == ({}, [])
+    leased.clock.now += leased_devices.SPARE_S - 0.1
+    assert leased.devices.poll() == ({}, []) and not leased.tenant.left
+    leased.clock.now += 0.1
+    assert leased.devices.poll() == ({}, [2]) and leased.tenant.left == [("m-2", 1)]
+
+
+@pytest.mark.parametrize("leased", [2.0], indirect=True)
+def test_whole_gangs_and_those_of_which_a_part_is_in_use_are_kept(leased):
+    leased.tenant.notices = [Gained(gpu(k), 1) for k in range(4)]
+    leased.devices.poll()
+    leased.clock.now += 100.0
+    assert leased.devices.poll() == ({}, [])
+    leased.used.update((0, 1))
+    leased.tenant.notices = [Lost(gpu(1), 1)]
+    assert leased.devices.poll() == ({}, [1])
+    leased.used.clear()
+    for _ in range(2):
+        leased.clock.now += leased_devices.SPARE_S
+        leased.devices.poll()
+    assert len(leased.tenant.left) == 1 and len(leased.devices.nodes) == 2
+
+
+def test_the_work_of_trials_that_need_two_gpus_at_once():
+    engine = Engine()
+    engine.handle(*(DeviceGained(k) for k in range(2)), GroupAnnounced("g"), now=0.0)
+    engine.handle(*(TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
+    for _ in range(3):
+        engine.handle(Result("a", 1.0, 2.0), now=1.0)
+    progress = leased_devices.Progress(lambda: engine, lambda group: (), None, 5, 2)
+    assert progress.useful == 2
+    progress.update({})
+    assert progress.useful == 4, "of the five that it may have"
+    value = progress.valuation(contention=1.0, cluster_gpus=8)
+    # 7 and twice 10 iterations of 1 s on two GPUs are left of 30.
+    assert value.finish([gpu(0), gpu(1)]) == value.finish([gpu(k) for k in range(3)]) == pytest.approx(27.0)
+    assert value.rho([gpu(0)]) == value.rho([])
 
 
 def progress_of(engine, rungs=(), most=None):
@@ -270,7 +322,7 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def work(number):
-        return TrialWork(f"t{number}", "g", "elastic", 1, (number,), 10, 0, 100.0, 10.0, True)
+        return TrialWork(f"t{number}", "g", "elastic", 1, (number,), 10, 0, 100.0, 10.0, True, 1)
 
     there = SimpleNamespace(works=[work(k) for k in range(3)], beta=1.0)
     engine = SimpleNamespace(

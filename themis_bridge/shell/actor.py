@@ -21,7 +21,7 @@ from typing import Any
 from themis_bridge import arbiter_view
 from themis_bridge import messages as m
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu
+from themis_bridge.locality import Gpu, check_together
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books
 from themis_bridge.shell.drivers import Drivers
@@ -86,16 +86,18 @@ class ArbiterActor:
 
     # --- called by agents and operators
 
-    def join(self, app: str, session: str, bundle: dict[str, float], user: str = "", life: str = "") -> None:
+    def join(
+        self, app: str, session: str, bundle: dict[str, float], user: str = "", life: str = "", together: int = 1
+    ) -> None:
         """An app wants GPUs.
 
         Args:
-            app, session, user: see `messages.AppJoined`.
+            app, session, user, together: see `messages.AppJoined`.
             bundle: Ray resource -> amount, what one of its devices reserves.
             life: id of the driver's `reservations.sign_of_life`; "": it has none.
 
-        Raises ThemisError if the bundle does not have exactly one of the unit that is leased here, and ValueError for
-        an id that cannot be one.
+        Raises ThemisError if the bundle does not have exactly one of the unit that is leased here, or gangs cannot have
+        such a size, and ValueError for an id that cannot be one.
         """
         if life:
             reservations.by_id(life)
@@ -104,8 +106,9 @@ class ArbiterActor:
                 f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
+        check_together(together)
         with self._lock:
-            self._handle(m.AppJoined(app, session, user, life))
+            self._handle(m.AppJoined(app, session, user, life, together))
             known = self._arbiter.state.apps.get(app)
             if known is not None and known.session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.

@@ -46,14 +46,16 @@ class Tenant:
     work: says what the job still has to do.
     bundle: Ray resource -> amount, what one device reserves: one GPU (or core) and what it needs beside it.
     unit: "GPU" or "CPU", what the job wants to lease.
-    user: whose job it is, see `messages.AppJoined`.
+    user: whose job it is, together: how many GPUs of one node each of its trials needs at once; see
+        `messages.AppJoined`.
 
     Raises:
         ThemisError: the name is not allowed or another job has it, or the arbiter does not lease such devices.
     """
 
-    def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str, user: str = ""):
+    def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str, user: str = "", together: int = 1):
         reservations.check_app_name(app)
+        self._together = together
         self.app, self._bundle, self._unit, self._work, self._user = app, dict(bundle), unit, work, user
         self._lock = threading.Lock()
         self._outbox: list[m.AppEvent] = []
@@ -89,6 +91,12 @@ class Tenant:
             notices, self._notices = self._notices, []
         return notices
 
+    @property
+    def expects(self) -> bool:
+        """Whether further GPUs are on their way to this job. Only a job that needs gangs is told."""
+        with self._lock:
+            return bool(self._agent.promised or self._coming)
+
     def group(self, gpu: str, token: int) -> Any:
         """The placement group of a lease. When the lease is over, Ray refuses to start anything in it."""
         return next(group for known, group in self._groups[gpu] if known == token)
@@ -121,7 +129,7 @@ class Tenant:
         # One session for all attempts: a join that was given up may still arrive.
         session, said = f"{self.app}/{uuid.uuid4().hex[:8]}", ""
         while True:
-            self._agent = Agent(self.app, session, self._work, self._user)
+            self._agent = Agent(self.app, session, self._work, self._user, self._together)
             try:
                 self._arbiter = control.start(self._unit)
                 self._join()
@@ -147,10 +155,16 @@ class Tenant:
         own = (self.app, self._agent.session, self._bundle)
         if self._life is None or reservations.is_gone(reservations.id_of(self._life)):
             self._life = reservations.sign_of_life()
+        gang = (self._together,) if self._together > 1 else ()
         try:
             try:
-                joining = self._arbiter.join.remote(*own, self._user, reservations.id_of(self._life))
+                joining = self._arbiter.join.remote(*own, self._user, reservations.id_of(self._life), *gang)
             except TypeError:
+                if gang:
+                    raise ThemisError(
+                        f"the arbiter of this Ray cluster is of an earlier version and leases no {self._together} "
+                        f"{self._unit}s at once: stop the arbiter (fluidtune arbiter stop), and start this job again"
+                    ) from None
                 # An arbiter of an earlier version knows no signs of life. If it knows no users either, a job without
                 # one can join it.
                 joining = self._arbiter.join.remote(*own, *((self._user,) if self._user else ()))

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
-from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns
+from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns, whole_gangs
 
 #: Seconds until a GPU that was gained does work. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 40.0
@@ -30,6 +30,8 @@ class Spec:
     links: link -> its true S.
     user: whose app it is; "": the only one of its user, see `messages.AppJoined`.
     follows: the app at whose end this one arrives; "": it arrives at ``arrives``.
+    together: how many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
+    claims: how many it says that it needs; 0: the truth.
     """
 
     name: str
@@ -38,6 +40,13 @@ class Spec:
     links: dict[str, float] = field(default_factory=lambda: dict(GUESSES))
     user: str = ""
     follows: str = ""
+    together: int = 1
+    claims: int = 0
+
+    @property
+    def told(self) -> int:
+        """How many GPUs the arbiter is told that its jobs need at once."""
+        return self.claims or self.together
 
     @cached_property
     def budget(self) -> float:
@@ -118,12 +127,12 @@ class TwinApp:
 
     def _seconds(self) -> float:
         """How long the whole present phase takes on the GPUs that it holds."""
-        if not self.held:
-            return math.inf
-        return self._phases[self.phase].time(*self._placement(self._true))
+        counts, across = self._placement(self._true)
+        return self._phases[self.phase].time(counts, across) if sum(counts) else math.inf
 
     def _placement(self, slowdowns: Slowdowns) -> tuple[list[int], float]:
-        counts = list(Counter(gpu.machine for gpu in self.held.values()).values())
+        number = Counter(gpu.machine for gpu in self.held.values())
+        counts = [count - count % self.spec.together for count in number.values()]
         racks = {gpu.rack for gpu in self.held.values()}
         return counts, slowdowns.of("cluster" if len(racks) > 1 else "rack")
 
@@ -163,13 +172,24 @@ class TwinApp:
         self.held.pop(gpu, None)
 
     def surplus(self) -> list[str]:
-        """The GPUs that the present phase cannot use, chosen from the machines where it has fewest."""
-        over = len(self.held) - self._phases[self.phase].demand
+        """The GPUs that the present phase cannot use, chosen from the machines where it has fewest.
+
+        Of an app that needs gangs these are whole ones. What is left of a torn one is `torn`.
+        """
+        demand, together = self._phases[self.phase].demand, self.spec.together
+        over = whole_gangs(self.held.values(), together) - demand
         if over <= 0:
             return []
         count = Counter(gpu.machine for gpu in self.held.values())
         order = sorted(self.held.values(), key=lambda gpu: (count[gpu.machine], gpu.machine, gpu.id))
-        return [gpu.id for gpu in order[:over]]
+        return [gpu.id for gpu in order[: over - over % together]]
+
+    def torn(self) -> list[str]:
+        """The GPUs that are in no whole gang."""
+        machines: dict[str, list[str]] = {}
+        for gpu in self.held.values():
+            machines.setdefault(gpu.machine, []).append(gpu.id)
+        return [gpu for own in machines.values() for gpu in own[len(own) - len(own) % self.spec.together :]]
 
     # --- what it reports
 
@@ -182,7 +202,8 @@ class TwinApp:
         budget, demand = self.spec.budget * self._claim, self.spec.demand
         independent = independent_finish_time(budget, cluster_gpus, demand, contention)
         whole = independent_finish_time(budget, cluster_gpus, demand, 1.0)
-        return Valuation(self._rest(self._claim), self.now - self.spec.arrives, independent, self._told, whole=whole)
+        rest, elapsed = self._rest(self._claim), self.now - self.spec.arrives
+        return Valuation(rest, elapsed, independent, self._told, whole=whole, together=self.spec.told)
 
     def facts(self) -> Facts:
         rest = self._rest(1.0)
@@ -192,7 +213,7 @@ class TwinApp:
             arrived=self.spec.arrives,
             attained=self.attained,
             service_left=left,
-            value=Valuation(rest, 0.0, 1.0, self._true),
+            value=Valuation(rest, 0.0, 1.0, self._true, together=self.spec.together),
             sensitivity=self.spec.links["cluster"] if self._phases[self.phase].widest > 1 else 1.0,
             # Judgement: the loss is 1 / (1 + 9 * progress), so it falls to a tenth; here its derivative by time on one
             # GPU.

@@ -1,10 +1,11 @@
 """Seeded schedules of crashes, delays, reordered messages and clock jumps, over the real arbiter and the real agents.
 
 ``python -m themis_bridge.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again and
-prints what happens. After every event three invariants are checked:
+prints what happens. After every event four invariants are checked:
 
 - a GPU has one holder;
 - tokens only grow;
+- an app that needs several GPUs of one machine at once holds no part of such a gang for longer than a lease;
 - while the arbiter is alive, a GPU that some app wants is idle for at most one lease; for each driver that dies
   meanwhile, the arbiter's patience with silent apps is added.
 
@@ -23,6 +24,7 @@ import itertools
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +47,8 @@ LATE_S = 4.0
 #: How much longer than a lease a GPU may be idle, s: the end of the lease, the removal and the next grant may each be
 #: late.
 SLACK_S = 3 * LATE_S
+#: Seconds after which an app gives back what it holds of a gang that is not whole. Judgement: as a job does.
+TORN_S = 3.0
 #: Virtual seconds of a schedule. Judgement: five leases.
 LENGTH_S = 150.0
 #: Virtual seconds at the end of a schedule without new faults. Judgement: longer than a lease, so that GPUs recover.
@@ -62,6 +66,8 @@ class Driver:
     name: str
     jobs: int
     width: int
+    #: How many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
+    together: int
     arrived: float
     #: Whether it leaves a GPU when it is told to; otherwise it is killed there at the end of the lease.
     polite: bool
@@ -73,6 +79,8 @@ class Driver:
     paused_until: float = 0.0
     #: GPU -> the token under which its executor runs work there.
     running: dict[str, int] = field(default_factory=dict)
+    #: GPU that is of no use, since its gang is not whole -> since when that is so and no other GPU is promised.
+    torn: dict[str, float] = field(default_factory=dict)
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         jobs = [JobInfo(50, 10.0, self.width)] * self.jobs
@@ -80,7 +88,15 @@ class Driver:
         demand = self.jobs * self.width
         independent = independent_finish_time(budget, max(1, cluster_gpus), demand, contention)
         whole = independent_finish_time(budget, max(1, cluster_gpus), demand, 1.0)
-        return Valuation([jobs], self.world.now - self.arrived, independent, whole=whole)
+        elapsed = self.world.now - self.arrived
+        return Valuation([jobs], elapsed, independent, whole=whole, together=self.together)
+
+    def loose(self) -> list[str]:
+        """The GPUs that it holds beyond whole gangs."""
+        machines: dict[str, list[str]] = {}
+        for gpu in sorted(self.running):
+            machines.setdefault(self.world.gpus[gpu].machine, []).append(gpu)
+        return [gpu for own in machines.values() for gpu in own[len(own) - len(own) % self.together :]]
 
     def facts(self) -> None:
         return None
@@ -101,7 +117,7 @@ class World:
         self.gpus = {
             f"m{machine}g{i}": Gpu(f"m{machine}g{i}", f"m{machine}", f"r{machine % 2}")
             for machine in range(self.rng.randint(1, 3))
-            for i in range(self.rng.randint(1, 3))
+            for i in range(self.rng.randint(1, 4))
         }
         #: The GPUs whose node is in the cluster.
         self.there = dict(self.gpus)
@@ -116,11 +132,15 @@ class World:
         self.arbiter: Arbiter | None = Arbiter(ArbiterState(SETTINGS))
         #: Number of the arbiter's life; Ray's messages to an earlier one are lost.
         self._life = 0
-        self.drivers = [
-            Driver(f"app{i}", self.rng.randint(1, 4), self.rng.choice([1, 1, 2]), 0.0, self.rng.random() < 0.7, self)
-            for i in range(self.rng.randint(1, 4))
-        ]
+        #: (App, GPU) -> seconds for which the app has held this GPU of a gang that is not whole.
+        self.torn: dict[tuple[str, str], float] = {}
+        self.drivers = [self._driver(f"app{i}") for i in range(self.rng.randint(1, 4))]
         self.rounds = self.crashes = 0
+
+    def _driver(self, name: str) -> Driver:
+        together = self.rng.choice([1, 1, 1, 2, 2, 4])
+        width = self.rng.choice([1, 1, 2]) if together == 1 else together
+        return Driver(name, self.rng.randint(1, 4), width, together, 0.0, self.rng.random() < 0.7, self)
 
     # --- time
 
@@ -149,6 +169,7 @@ class World:
         for driver in self.drivers:
             if driver.agent is not None and self.now >= driver.paused_until:
                 self._to_arbiter(driver.agent.heartbeat())
+                self._leave_torn_gangs(driver)
             # The shell looks again and again whether silent drivers are dead.
             for number in range(1, driver.session + (driver.agent is None)):
                 self._to_arbiter(m.DriverDied(driver.name, f"{driver.name}/{number}"))
@@ -219,11 +240,11 @@ class World:
 
     def _start(self, driver: Driver) -> None:
         driver.session += 1
-        driver.agent = Agent(driver.name, f"{driver.name}/{driver.session}", driver)
-        driver.running = {}
+        driver.agent = Agent(driver.name, f"{driver.name}/{driver.session}", driver, "", driver.together)
+        driver.running, driver.torn = {}, {}
         driver.arrived = self.now
         self.say(f"{driver.agent.session} starts")
-        self._to_arbiter(m.AppJoined(driver.name, driver.agent.session))
+        self._to_arbiter(m.AppJoined(driver.name, driver.agent.session, together=driver.together))
 
     def _start_again(self, driver: Driver) -> None:
         if driver.agent is None:
@@ -231,7 +252,7 @@ class World:
 
     def _join_again(self, driver: Driver, agent: Agent) -> None:
         if driver.agent is agent:
-            self._to_arbiter(m.AppJoined(driver.name, agent.session))
+            self._to_arbiter(m.AppJoined(driver.name, agent.session, together=driver.together))
 
     def _deliver_to_agent(self, instruction: m.AppInstruction) -> None:
         for driver in self.drivers:
@@ -262,6 +283,15 @@ class World:
                 self.at(self.rng.uniform(0, 8), lambda: self._vacate(driver, notice.gpu.id, notice.token))
         else:
             driver.running.pop(notice.gpu.id, None)
+
+    def _leave_torn_gangs(self, driver: Driver) -> None:
+        """As a job does: what is of no use, and will be of none, is given back after a few seconds."""
+        assert driver.agent is not None
+        loose = [] if driver.agent.promised else driver.loose()
+        driver.torn = {gpu: driver.torn.get(gpu, self.now) for gpu in loose}
+        for gpu, since in driver.torn.items():
+            if self.now - since >= TORN_S:
+                self._vacate(driver, gpu, driver.running[gpu])
 
     def _vacate(self, driver: Driver, gpu: str, token: int) -> None:
         if driver.agent is not None and driver.running.get(gpu) == token:
@@ -375,15 +405,31 @@ class World:
             for driver in self.drivers
             if driver.agent is not None
             and self.now >= driver.paused_until
-            and sum(name == driver.name for name in executing.values()) < driver.jobs * driver.width
+            and len(driver.running) - len(driver.loose()) < driver.jobs * driver.width
         ]
-        for gpu in self.gpus:
-            if gpu in executing or gpu not in self.there or not wanting:
+        idle = Counter(gpu.machine for gpu in self.there.values() if gpu.id not in executing)
+        for gpu, place in self.gpus.items():
+            apps = [driver.name for driver in wanting if driver.together <= idle[place.machine]]
+            if gpu in executing or gpu not in self.there or not apps:
                 self.idle[gpu] = 0.0
             elif self.arbiter is not None:
                 self.idle[gpu] += passed
                 if self.idle[gpu] > LEASE_S + SLACK_S:
-                    self._violated(f"{gpu} was idle for {self.idle[gpu]:.1f} s while {wanting[0].name} wanted it")
+                    self._violated(f"{gpu} was idle for {self.idle[gpu]:.1f} s while {apps[0]} wanted it")
+        self._check_gangs(passed)
+
+    def _check_gangs(self, passed: float) -> None:
+        torn: dict[tuple[str, str], float] = {}
+        for driver in self.drivers:
+            if driver.agent is None or driver.together == 1:
+                continue
+            waits = self.arbiter is None or self.now < driver.paused_until
+            for gpu in driver.loose():
+                key = (driver.name, gpu)
+                torn[key] = 0.0 if waits else self.torn.get(key, 0.0) + passed
+                if torn[key] > LEASE_S + SLACK_S:
+                    self._violated(f"{driver.name} has held {gpu} for {torn[key]:.1f} s, and no whole gang there")
+        self.torn = torn
 
     def _violated(self, what: str) -> None:
         raise Violation(

@@ -34,8 +34,8 @@ TRUTH = Lie()
 class Liar(Agent):
     """An agent that lies. ``lie``: how."""
 
-    def __init__(self, app: str, session: str, work: Work, user: str, lie: Lie):
-        super().__init__(app, session, work, user)
+    def __init__(self, app: str, session: str, work: Work, user: str, lie: Lie, together: int = 1):
+        super().__init__(app, session, work, user, together)
         self._lie = lie
 
     def handle(self, instruction: m.Instruction) -> tuple[list[m.AppEvent], list[Notice]]:

@@ -197,12 +197,9 @@ class Simulation:
         app = self.apps[name]
         if name not in self.agents:
             liar = name == self.setup.liar
-            self.agents[name] = (
-                Liar(name, name, app, app.spec.user, self.setup.false)
-                if liar
-                else Agent(name, name, app, app.spec.user)
-            )
-            self._send(m.AppJoined(name, name, app.spec.user))
+            own, told = (name, name, app, app.spec.user), app.spec.told
+            self.agents[name] = Liar(*own, self.setup.false, told) if liar else Agent(*own, told)
+            self._send(m.AppJoined(name, name, app.spec.user, together=app.spec.told))
             if self.agents[name].refused:
                 del self.agents[name]
                 self.refused[name] += 1
@@ -266,6 +263,12 @@ class Simulation:
             elif isinstance(notice, Lost):
                 app.lose_gpu(notice.gpu.id)
                 self._changed.add(name)
+        agent = self.agents[name]
+        for gpu in [] if agent.promised else app.torn():
+            # As a job does, after a few seconds.
+            app.lose_gpu(gpu)
+            self._changed.add(name)
+            events += agent.vacated(gpu)
         return events
 
     def _result(self) -> Result:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from fluidtune.elastic.fused.flat_steps import FlatStep
 from fluidtune.elastic.fused.fused_call import FusedCall
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As a worker on one core has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def as_in_a_worker(one_thread: None) -> None:
+    """All these tests."""
 
 
 @pytest.fixture

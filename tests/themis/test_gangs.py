@@ -1,0 +1,287 @@
+"""Apps whose trials need several GPUs of one machine at once: they get whole gangs of them, or none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.themis.cluster import SETTINGS, Cluster, Job
+from themis_bridge import ThemisError
+from themis_bridge import messages as m
+from themis_bridge.app_record import AppRecord
+from themis_bridge.arbiter_view import view
+from themis_bridge.auction import Bid, clear_auction
+from themis_bridge.bids import Valuation, make_bid
+from themis_bridge.fairness import JobInfo
+from themis_bridge.leases import LeaseTable, first_length, lease_phases
+from themis_bridge.locality import Gpu, check_together, whole_gangs
+from themis_bridge.messages import Report
+from themis_bridge.policy import Outcome, Situation, share_leftover, whole
+from themis_bridge.preemption import leases_to_recall
+
+#: Two machines of four.
+GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m in range(2) for i in range(4)}
+FOUR = Valuation([[JobInfo(10, 40.0, 4)] * 2], 0.0, 1000.0, together=4)
+
+
+def here(*names: str) -> list[Gpu]:
+    return [GPUS[name] for name in names]
+
+
+def torn(gpus: list[Gpu], together: int) -> int:
+    """How many of the GPUs are in no whole gang."""
+    return len(gpus) - whole_gangs(gpus, together)
+
+
+def torn_of(gpus: list[Gpu], together: int) -> list[Gpu]:
+    """Those GPUs."""
+    count = Counter(gpu.machine for gpu in gpus)
+    out = []
+    for gpu in gpus:
+        if count[gpu.machine] % together:
+            count[gpu.machine] -= 1
+            out.append(gpu)
+    return out
+
+
+def test_a_part_of_a_gang_is_worth_nothing():
+    nothing, one = FOUR.rho([]), FOUR.rho(here("m0g0", "m0g1", "m0g2", "m0g3"))
+    assert one < nothing
+    assert FOUR.rho(here("m0g0", "m0g1", "m0g2")) == nothing
+    assert FOUR.rho(here("m0g0", "m0g1", "m1g0", "m1g1")) == nothing, "they are not of one machine"
+    assert FOUR.rho(here(*list(GPUS)[:6])) == one > FOUR.rho(GPUS.values())
+    assert FOUR.useful == 8 and replace(FOUR, most=7).useful == 4
+
+
+@pytest.mark.parametrize("number", [0, 3, -2, 1.5])
+def test_sizes_that_gangs_cannot_have(number):
+    with pytest.raises(ThemisError, match=f"{number!r} GPUs at once"):
+        check_together(number)
+
+
+def test_a_bid_lists_whole_gangs_only():
+    bid = make_bid("a", FOUR, [], GPUS.values())
+    assert sorted(map(len, bid.rho)) == [0, 4, 8] and bid.together == 4
+    assert all(torn([GPUS[gpu] for gpu in row], 4) == 0 for row in bid.rho)
+    scattered = [gpu for gpu in GPUS.values() if not gpu.id.endswith("g3")]
+    assert list(make_bid("a", FOUR, [], scattered).rho) == [frozenset()]
+    # What it holds of a torn gang counts for nothing.
+    assert max(map(len, make_bid("a", FOUR, here("m0g0", "m0g1"), here(*list(GPUS)[4:])).rho)) == 4
+
+
+def test_a_payment_is_of_whole_gangs():
+    names = list(GPUS)
+    rho = {frozenset(): 1000.0, frozenset(names[:4]): 2.0, frozenset(names): 1.0}
+    both = [Bid("gang", rho, 4, 4), Bid("one", {frozenset(): 100.0, frozenset(names[:4]): 2.0, frozenset(names): 1.0})]
+    cleared = clear_auction(both, names, where=GPUS)
+    assert len(cleared.proportional["gang"]) == 4 and 0 < cleared.payment["gang"] < 1
+    assert cleared.allocation["gang"] == frozenset()
+    alone = clear_auction(both[:1], names, where=GPUS)
+    assert len(alone.allocation["gang"]) == 8
+
+
+def situation(offer, useful, together, holder=None, held=None, rho=2.0) -> Situation:
+    reports = {
+        app: Report(rho, number, together.get(app, 1), left=100.0, whole=100.0) for app, number in useful.items()
+    }
+    kept = {app: tuple(here(*(held or {}).get(app, ()))) for app in useful}
+    return Situation(reports, kept, {gpu: GPUS[gpu] for gpu in offer}, holder or {}, {}, together=together)
+
+
+def test_leftovers_go_to_gangs_only_where_a_gang_is_whole():
+    offer = ["m0g0", "m0g1", "m0g2", "m1g0", "m1g1", "m1g2", "m1g3"]
+    case = situation(offer, {"gang": 8, "one": 8}, {"gang": 4})
+    assert case.wants("gang") == 4 and case.wants("one") == 8
+    given_to = share_leftover(case, {}, {})
+    assert set(given_to) == set(offer), "none is left"
+    assert {gpu for gpu, app in given_to.items() if app == "gang"} in (set(), set(offer[3:]))
+    only = share_leftover(situation(offer, {"gang": 8}, {"gang": 4}), {}, {})
+    assert only == dict.fromkeys(offer[3:], "gang")
+    assert share_leftover(situation(offer[:3], {"gang": 8}, {"gang": 4}), {}, {}) == {}
+
+
+def test_a_gang_of_which_a_part_stays_with_its_holder_is_not_given():
+    case = situation(GPUS, {"gang": 8, "one": 8}, {"gang": 4}, {gpu: "one" for gpu in GPUS})
+    grants = {gpu: "gang" for gpu in GPUS} | {"m0g2": "one"}
+    out = whole(case, Outcome(grants, frozenset({"m0g0", "m1g0"}), None, frozenset({"m0g2"})))
+    assert out.grants == {gpu: "one" if place.machine == "m0" else "gang" for gpu, place in GPUS.items()}
+    assert out.leftovers == {"m1g0"} and out.overridden == {"m0g0", "m0g1", "m0g2", "m0g3"}
+    assert whole(case, out) == out
+    # Free GPUs, and those whose holder can use no more, are in no grant.
+    case = situation(GPUS, {"gang": 8, "one": 2}, {"gang": 4}, {"m0g0": "one", "m0g1": "one", "m0g2": "one"})
+    out = whole(case, Outcome({"m0g0": "gang", "m0g1": "gang", "m0g2": "one", "m0g3": "gang"}))
+    assert Counter(out.grants.values()) == {"one": 2} and "m0g3" not in out.grants
+
+
+def test_leases_of_a_machine_end_together_where_gangs_are_needed():
+    assert len(set(lease_phases(GPUS.values()).values())) == 8
+    phases = lease_phases(GPUS.values(), by_machine=True)
+    assert set(phases.values()) == {0.0, 0.5}
+    for now in (0.0, 3.0, 49.9, 50.0, 51.0, 149.9, 200.0):
+        lengths = {gpu: first_length(phase, now, 100.0) for gpu, phase in phases.items()}
+        assert all(50.0 <= length <= 150.0 for length in lengths.values())
+        assert {round((now + length) % 100.0) % 100 for length in lengths.values()} == {0, 50}
+    assert first_length(0.5, 150.0, 100.0) == 100.0, "a renewal at its phase adds one length"
+
+
+def recalled(held, together=4, share_of=2, free=0):
+    table = LeaseTable()
+    names = list(GPUS)[free:]
+    for number, gpu in enumerate(names):
+        table.grant(gpu, held[number * len(held) // len(names)], 50.0)
+    apps = {name: AppRecord("s", 0.0, 0.0, rho=1.0) for name in dict.fromkeys(held)}
+    apps["new"] = AppRecord("s", 0.0, 0.0, together=together)
+    return [lease.gpu for lease in leases_to_recall("new", GPUS, table, apps, SETTINGS, 0.0)]
+
+
+def test_whole_gangs_are_recalled_or_none():
+    assert recalled(["all"]) == ["m0g0", "m0g1", "m0g2", "m0g3"]
+    assert recalled(["all"], together=8) == [], "the share is four"
+    assert recalled(["all"], free=4) == [], "a gang is free"
+    assert recalled(["all"], free=2) == ["m0g2", "m0g3"], "two of its machine are free"
+    # Each of three has a share of two, and gives none of it: no gang of four can be made of the rest.
+    assert recalled(["a", "b"], together=2) == ["m0g0", "m0g1"]
+    assert recalled(["a", "b"], together=4) == []
+
+
+def test_a_gang_is_recalled_whole_from_its_holder():
+    table = LeaseTable()
+    for gpu in GPUS:
+        table.grant(gpu, "gang", 50.0)
+    apps = {"gang": AppRecord("s", 0.0, 0.0, rho=1.0, together=8), "new": AppRecord("s", 0.0, 0.0)}
+    settings = SETTINGS.changed({"quotas": {"new": 1}})
+    assert len(leases_to_recall("new", GPUS, table, apps, settings, 0.0)) == 8
+
+
+# --- the arbiter, with agents
+
+
+def held_by(cluster: Cluster, app: str) -> list[Gpu]:
+    return [cluster.arbiter.state.gpus[gpu] for gpu in cluster.holds(app)]
+
+
+def test_an_app_of_gangs_gets_its_turn_on_a_full_machine():
+    cluster = Cluster(4)
+    cluster.join("one", Job(4, 1e5))
+    cluster.wait(20)
+    cluster.join("gang", Job(1, 1e5, together=4))
+    numbers = set()
+    for _ in range(2000):
+        cluster.wait(1)
+        numbers.add(len(cluster.holds("gang")))
+        ends = {lease.expires for lease in cluster.arbiter.state.leases if lease.app == "gang" and not lease.ending}
+        assert len(ends) <= 1
+    assert numbers == {0, 4}, "nothing else is of use to it"
+    waits = view(cluster.arbiter.state)["gang" if not cluster.holds("gang") else "one"]["waits"]
+    assert "GPUs" in waits
+
+
+def test_both_kinds_of_apps_share_a_cluster_evenly():
+    cluster = Cluster(8)
+    cluster.join("one", Job(8, 1e6))
+    cluster.join("gang", Job(2, 4e6, together=4))
+    had: Counter[str] = Counter()
+    for _ in range(3000):
+        cluster.wait(1)
+        had["one"] += len(cluster.holds("one"))
+        had["gang"] += whole_gangs(held_by(cluster, "gang"), 4)
+    assert 0.4 < had["gang"] / had.total() < 0.6
+    assert had.total() > 0.95 * 8 * 3000, "and hardly a GPU is idle"
+
+
+def test_why_a_gang_waits():
+    cluster = Cluster(4)
+    cluster.join("one", Job(4, 1e5))
+    cluster.wait(20)
+    cluster.join("gang", Job(1, 1e5, together=4))
+    cluster.join("wide", Job(1, 1e5, together=8))
+    cluster.wait(3)
+    apps = view(cluster.arbiter.state)
+    assert "it needs 4 GPUs of one machine at once; 0 GPUs are free; the next one of another" in apps["gang"]["waits"]
+    assert apps["wide"]["waits"].endswith("it needs 8 GPUs of one machine at once, and no machine has so many")
+    assert [apps[app]["together"] for app in ("one", "gang", "wide")] == [1, 4, 8]
+
+
+def test_a_promise_of_a_gang_is_told_until_it_is_whole():
+    cluster = Cluster(4)
+    holder = cluster.join("one", Job(4, 1e5))
+    cluster.wait(20)
+    agent = cluster.join("gang", Job(1, 300.0, together=4))
+    while not agent.promised:
+        cluster.wait(1)
+        assert cluster.now < 300
+    assert agent.promised == 4
+    for left in range(3, -1, -1):
+        cluster.send(*holder.vacated(sorted(cluster.holds("one"))[0]))
+        assert (agent.promised, len(agent.leases)) == (left, 4 - left)
+
+
+def test_a_torn_gang_that_is_given_back_comes_again_whole():
+    cluster = Cluster(8)
+    agent = cluster.join("gang", Job(1, 1e5, together=4))
+    cluster.wait(1)
+    (machine,) = {gpu.machine for gpu in held_by(cluster, "gang")}
+    lost = sorted(cluster.holds("gang"))[0]
+    del cluster.reserved[lost]
+    cluster.send(m.GpuLeft(lost))
+    assert len(agent.leases) == 3 and not agent.promised
+    cluster.wait(5)
+    for gpu in sorted(agent.leases):
+        if cluster.arbiter.state.gpus[gpu].machine == machine:
+            cluster.send(*agent.vacated(gpu))
+    cluster.wait(5)
+    assert len(cluster.holds("gang")) == 4 and torn(held_by(cluster, "gang"), 4) == 0
+    assert {gpu.machine for gpu in held_by(cluster, "gang")} != {machine}
+
+
+def test_quotas_and_reserves_are_of_whole_gangs():
+    cluster = Cluster(8, replace(SETTINGS, quotas={"gang": 6}, reserves={"kept": 3}))
+    cluster.join("gang", Job(2, 1e5, together=4))
+    cluster.join("kept", Job(2, 1e5, together=2))
+    for _ in range(300):
+        cluster.wait(1)
+        assert len(cluster.holds("gang")) in (0, 4)
+        assert len(cluster.holds("kept")) % 2 == 0
+    assert len(cluster.holds("gang")) == 4 and len(cluster.holds("kept")) == 4
+
+
+def test_an_arbiter_that_starts_again_knows_gangs():
+    from themis_bridge.arbiter import Arbiter
+
+    cluster = Cluster(4)
+    cluster.join("gang", Job(1, 1e5, together=4))
+    books = cluster.arbiter.saved()
+    arbiter, _ = Arbiter.restored(books, cluster.reserved, cluster.arbiter.state.gpus.values(), 0.0)
+    assert arbiter.state.gangs() == {"gang": 4}
+    del books["apps"]["gang"]["together"]  # those of an earlier version
+    older, _ = Arbiter.restored(books, cluster.reserved, cluster.arbiter.state.gpus.values(), 0.0)
+    assert older.state.gangs() == {}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 1, 2, 4]), st.integers(0, 150)), min_size=1, max_size=5)
+)
+def test_whatever_apps_come_each_gets_its_turn_in_whole_gangs(apps):
+    """What is of no use to an app is given back, as by a job, and never grows to more than the rest of one gang."""
+    cluster = Cluster(8)
+    served, torn_for = set(), Counter()
+    for second in range(450):
+        for number, (jobs, together, arrives) in enumerate(apps):
+            if second == arrives:
+                cluster.join(f"app{number}", Job(jobs, 1e5, together=together))
+        cluster.wait(1)
+        for name, agent in cluster.agents.items():
+            gpus = held_by(cluster, name)
+            served |= {name} if whole_gangs(gpus, agent.together) else set()
+            loose = [] if agent.promised else torn_of(gpus, agent.together)
+            torn_for[name] = torn_for[name] + 1 if loose else 0
+            if torn_for[name] > 3:
+                cluster.send(*(event for gpu in loose for event in agent.vacated(gpu.id)))
+    late = {f"app{number}" for number, (_, _, arrives) in enumerate(apps) if arrives > 450 - 100 * 2 * len(apps)}
+    assert served >= cluster.agents.keys() - late
+    assert len(cluster.reserved) >= min(8, sum(jobs for jobs, together, _ in apps if together == 1))

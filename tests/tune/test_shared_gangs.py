@@ -1,0 +1,90 @@
+"""A search whose trials need two GPUs at once, on a cluster that it shares with a job of single GPUs; real Ray."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from fluidtune import FluidExecutor
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.tune.running import fit
+from themis_bridge import JobInfo
+from themis_bridge.agent import Gained, Leave
+from themis_bridge.bids import Valuation
+from themis_bridge.shell import control
+from themis_bridge.shell.tenant import Tenant
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_gpus")]
+
+
+class Neighbour:
+    """A job of single GPUs that wants both, and leaves them when it is told to."""
+
+    def __init__(self) -> None:
+        self.tenant = Tenant("neighbour", self, {"GPU": 1.0}, "GPU")
+        self.held: dict[str, int] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
+        return Valuation([[JobInfo(1, 1000.0)] * 2], 10.0, 1000.0 * contention)
+
+    def facts(self) -> None:
+        return None
+
+    def _loop(self) -> None:
+        while not self._over.wait(0.05):
+            for notice in self.tenant.poll():
+                gpu = notice.gpu.id
+                if isinstance(notice, Gained):
+                    self.held[gpu] = notice.token
+                elif self.held.get(gpu) == notice.token:
+                    del self.held[gpu]
+                    if isinstance(notice, Leave):
+                        self.tenant.vacated(gpu, notice.token)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self.tenant.close()
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Neighbour]:
+    control.start("GPU", lease_s=8.0, notice_s=2.0, pace_s=0.5)
+    there = Neighbour()
+    deadline = time.monotonic() + 60
+    while len(there.held) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield there
+    there.close()
+    control.stop()
+
+
+def look(config: dict[str, Any]) -> None:
+    for step in range(3):
+        tune.report({"score": step, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")})
+
+
+def test_trials_of_two_gpus_get_both_at_once_or_none(neighbour: Neighbour, tmp_path: Path) -> None:
+    results = fit(
+        "fluid",
+        tune.with_resources(look, {"gpu": 2}),
+        {"x": tune.grid_search([0, 1, 2])},
+        tmp_path,
+        executor=FluidExecutor(arbiter="auto"),
+    )
+    assert not results.errors and len(results) == 3
+    assert {result.metrics["gpus"] for result in results} == {"0,1"}
+    assert [result.metrics["training_iteration"] for result in results] == [3] * 3
+    started = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "trial_started"]
+    assert all(len(event["devices"]) == 2 for event in started)
