@@ -7,7 +7,7 @@ Here are questions that several parts of the arbiter ask of that state. What hap
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -254,6 +254,19 @@ class ArbiterState:
             elif lease.on_offer(self.clock, self.settings.notice_s):
                 found[name] = gpu
         return found
+
+    def barred(self, offer: Mapping[str, Gpu]) -> dict[str, frozenset[str]]:
+        """GPU on offer -> the apps that must not be granted it now. The GPUs of a gang are offered together."""
+        barred = {name: self.backoff.barred_apps(name, self.clock) for name in offer}
+        gangs = self.gangs()
+        held: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name in offer if gangs else ():
+            lease = self.leases.get(name)
+            if lease is not None and lease.app in gangs:
+                held[lease.app, offer[name].machine].append(name)
+        for (app, _), own in held.items():
+            barred.update(dict.fromkeys(own, frozenset().union(*(barred[name] for name in own)) - {app}))
+        return barred
 
     def validate(self) -> None:
         """Assert every invariant of the state."""

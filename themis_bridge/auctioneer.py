@@ -204,7 +204,7 @@ class Auctioneer:
             return
         # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
-        for name, barred in self._barred(offer).items():
+        for name, barred in state.barred(offer).items():
             groups.setdefault(barred, {})[name] = offer[name]
         state.rounds += 1
         self._next = state.clock + self.retry_s / len(groups)
@@ -213,19 +213,6 @@ class Auctioneer:
         self.round = Round(state.rounds, state.clock + state.settings.answer_s, asked, groups[chosen])
         for name, session in asked.items():
             self._out.append(m.AskRho(name, session, state.rounds, state.contention(name), len(state.gpus)))
-
-    def _barred(self, offer: Mapping[str, Gpu]) -> dict[str, frozenset[str]]:
-        """GPU on offer -> the apps that must not be granted it now. The GPUs of a gang are offered together."""
-        state, gangs = self._state, self._state.gangs()
-        barred = {name: state.backoff.barred_apps(name, state.clock) for name in offer}
-        held: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for name in offer if gangs else ():
-            lease = state.leases.get(name)
-            if lease is not None and lease.app in gangs:
-                held[lease.app, offer[name].machine].append(name)
-        for (app, _), own in held.items():
-            barred.update(dict.fromkeys(own, frozenset().union(*(barred[name] for name in own)) - {app}))
-        return barred
 
     def _make_offers(self, round_: Round) -> None:
         """End the first stage: choose the bidders and send them the offer."""

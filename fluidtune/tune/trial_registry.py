@@ -73,7 +73,8 @@ class TrialRegistry:
         Workers are made for the first trial's request.
 
         Raises:
-            FluidTuneError: the trial asks for a resource that its worker would not have.
+            FluidTuneError: the trial asks for a resource that its worker would not have, or for more leased devices at
+                once than are leased together.
         """
         request = trial.placement_group_factory
         if not is_one_bundle(request):
@@ -92,6 +93,13 @@ class TrialRegistry:
                     f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
                     f"workers are made for that one; let all trials ask for as much{remedy}"
                 )
+
+        share, gang = self.share_of(trial), max(1.0, self._setup.layout.share)
+        if self._setup.leased and share > gang:
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for {share:g} devices, the job's first trial for {gang:g}, and so many are "
+                "leased together; let the first trial ask for as many, or run the job without arbiter"
+            )
 
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""
