@@ -28,7 +28,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fluidtune import hash_seed
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.mps import MpsSettings
 from fluidtune.cluster.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.worker import Worker
@@ -119,6 +118,8 @@ class WorkerPool:
         #: By node, how many of its processes may start at a time, and those that were starting at the last look.
         self._starts: dict[str, int] = {}
         self._starting: defaultdict[str, list[PooledWorker]] = defaultdict(list)
+        #: Device -> its placement group, and the id of the GPU that this holds. A worker inside the group has said so.
+        self._gpus: dict[int, tuple[Any, str]] = {}
         environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
         environment.setdefault("PL_DISABLE_FORK", "1")
         if plan.threads is not None:
@@ -173,10 +174,10 @@ class WorkerPool:
     def start_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker:
         """A new process on the device. The device must be one that `can_serve`.
 
-        ``others``: devices whose GPUs it must see as well. CUDA reads the list of GPUs once, so such a worker is
-        started for one trial, and the idle workers of the device are discarded.
+        ``others``: devices whose GPUs it must see as well; none is one of `unknown_gpus`. CUDA reads the list of GPUs
+        once, so such a worker is started for one trial, and the idle workers of the device are discarded.
         """
-        visible = [self._gpu_id(d) for d in (device, *others)] if self._must_see(others) else None
+        visible = [self._gpus[d][1] for d in (device, *others)] if self._must_see(others) else None
         self.discard_idle_workers(device)
         return self._add_worker(self._start_process(device, visible))
 
@@ -191,15 +192,22 @@ class WorkerPool:
         """Whether a worker must be told to see the GPUs of further devices: cores need no telling."""
         return bool(others) and self._layout.kind == "gpu"
 
-    def _gpu_id(self, device: int) -> str:
-        """The id of the GPU that a device's placement group holds. A worker inside the group knows it."""
-        for worker in self._on_device[device].values():
-            if worker.gpus:
-                return worker.gpus[0]
-        probe = self.take_idle_worker(device) or self._add_worker(self._start_process(device, None))
-        info: WorkerInfo = ray.get(probe.actor.info.remote())
-        self.discard_worker(probe)
-        return info.gpus[0] if info.gpus else str(device)
+    def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
+        """Those of the devices whose GPUs a worker must be told and nobody knows yet."""
+        if not self._must_see(others):
+            return []
+        known = self._gpus
+        return [d for d in (device, *others) if d not in known or known[d][0] != self._devices.group(d)]
+
+    def note_gpu(self, worker: PooledWorker) -> None:
+        """A worker has said what it sees: the GPU that its device's placement group holds."""
+        self._gpus[worker.device] = worker.group, worker.gpus[0] if worker.gpus else str(worker.device)
+
+    def start_probe(self, device: int) -> PooledWorker | None:
+        """A new process that is to say which GPU the device is; None: one that will say so is starting, or none may."""
+        if self._is_crowded(device) or any(worker.starting for worker in self._on_device[device].values()):
+            return None
+        return self._add_worker(self._start_process(device, None))
 
     def _start_process(self, device: int, visible: list[str] | None) -> PooledWorker:
         """``visible``: ids of all GPUs that the process must see; None: the one of its device."""

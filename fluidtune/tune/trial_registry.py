@@ -97,8 +97,8 @@ class TrialRegistry:
         share, gang = self.share_of(trial), max(1.0, self._setup.layout.share)
         if self._setup.leased and share > gang:
             raise FluidTuneError(
-                f"trial {trial.trial_id} asks for {share:g} devices, the job's first trial for {gang:g}, and so many are "
-                "leased together; let the first trial ask for as many, or run the job without arbiter"
+                f"trial {trial.trial_id} asks for {share:g} devices, the first trial of the job for {gang:g}, which "
+                "the arbiter leases together; let the first one ask for as many, or run the job without arbiter"
             )
 
     def share_of(self, trial: Trial) -> float:

@@ -77,7 +77,10 @@ class WorkerDispatch:
     def request_worker(self, request: WorkerRequest) -> None:
         """Serve the request at once if the pool can, else keep it for `serve_requests`."""
         pool = self._job.pool
-        if not pool.can_serve(request.device, request.others):
+        unknown = pool.unknown_gpus(request.device, request.others)
+        for device in unknown:
+            self._look_at_gpu(device)
+        if unknown or not pool.can_serve(request.device, request.others):
             self._requests.append(request)
             return
         worker = pool.take_idle_worker(request.device, request.others)
@@ -89,6 +92,21 @@ class WorkerDispatch:
             worker = pool.start_worker(request.device, request.others)
             self._calls.track_call(worker.actor.info.remote(), lambda value: self._worker_answered(worker, value))
         request.on_worker(worker)
+
+    def _look_at_gpu(self, device: int) -> None:
+        """Start a process that says which GPU the device is, for a worker that is to see it beside its own."""
+        probe = self._job.pool.start_probe(device)
+        if probe is None:
+            return
+
+        def on_answer(value: Any) -> None:
+            self._worker_answered(probe, value)
+            if isinstance(value, WorkerInfo):
+                self._job.pool.discard_worker(probe)
+            else:
+                self.worker_died(probe, value)
+
+        self._calls.track_call(probe.actor.info.remote(), on_answer)
 
     def serve_requests(self) -> None:
         """Try the waiting requests again, oldest first; drop those that are no longer wanted. Ends a pass."""
@@ -104,6 +122,7 @@ class WorkerDispatch:
         worker.starting = False
         if isinstance(value, WorkerInfo):
             worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
+            self._job.pool.note_gpu(worker)
             self._job.log.worker_started(worker, value)
             if value.mps is False:
                 self._job.gpu_telemetry.warn_time_slices(value.why)

@@ -196,7 +196,9 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
     plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
     pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
     for device in (0, 1):
-        pool.start_worker(device).gpus = [str(device)]
+        worker = pool.start_worker(device)
+        worker.gpus = [str(device)]
+        pool.note_gpu(worker)
     pool.start_worker(1, others=(0,))
     WorkerPool(plan, holding, "job").start_worker(0)
     assert [args[2] for args in handed] == [MpsSettings(1 << 30), MpsSettings(1 << 30), None, None]

@@ -56,6 +56,7 @@ def pool(monkeypatch):
     nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
     monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)
     there = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
+    there.group = lambda device: f"group-{device}"
     made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
     made.killed, made.ended, made.seen = killed, ended, seen
     return made
@@ -92,8 +93,13 @@ def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
 
 def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
     pool._layout = Layout("gpu", 9, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+    assert pool.unknown_gpus(0, (1,)) == [0, 1] and pool.unknown_gpus(0, ()) == []
     idle, other = taken(pool, 0), taken(pool, 1)
-    idle.gpus, other.gpus = ["7"], ["8"]
+    assert pool.start_probe(1) is None, "its worker is starting, and will say"
+    for worker, gpu in ((idle, "7"), (other, "8")):
+        worker.gpus, worker.group = [gpu], f"group-{worker.device}"
+        pool.note_gpu(worker)
+    assert pool.unknown_gpus(0, (1, 2)) == [2]
     assert not pool.can_serve(0, others=(1,))
     pool.return_worker(idle)
     assert pool.can_serve(0, others=(1,))
@@ -102,6 +108,10 @@ def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
     assert pool.seen == [None, None, ["7", "8"]]
     pool.return_worker(wide)
     assert pool.take_idle_worker(0) is None and pool.ended == [idle.actor, wide.actor] and not pool.killed
+    pool._devices.group = lambda device: f"later-group-{device}"
+    assert pool.unknown_gpus(0, (1,)) == [0, 1], "another lease of the device may be another GPU"
+    probe = pool.start_probe(0)
+    assert probe is not None and pool.seen[-1] is None and not probe.exclusive
 
 
 def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monkeypatch):

@@ -60,6 +60,12 @@ class Pool:
     def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
         return True
 
+    def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
+        return []
+
+    def note_gpu(self, worker: PooledWorker) -> None:
+        pass
+
     def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
         return self.add_worker(f"w{len(self.workers) + 1}", device)
 

@@ -21,7 +21,7 @@ from themis_bridge.bids import Valuation
 from themis_bridge.shell import control
 from themis_bridge.shell.tenant import Tenant
 
-pytestmark = pytest.mark.usefixtures("ray_gpus")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_gpus")]
 
 
 class Neighbour:
@@ -102,4 +102,4 @@ def test_a_later_trial_that_needs_more_at_once_than_the_first_fails_and_says_why
     control.stop()
     assert len(results) == 2 and [result.metrics["gpus"] for result in results if not result.error] == ["0"]
     (error,) = results.errors
-    assert "asks for 2 devices, the job's first trial for 1" in str(error)
+    assert "asks for 2 devices, the first trial of the job for 1" in str(error)

@@ -21,6 +21,20 @@ class Pool:
         self.serves = False
         self.warm: PooledWorker | None = None
         self.workers: dict[str, PooledWorker] = {}
+        self.unknown: list[int] = []
+
+    def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
+        return [each for each in self.unknown if each in others]
+
+    def note_gpu(self, worker: PooledWorker) -> None:
+        self.unknown = [device for device in self.unknown if device != worker.device]
+
+    def start_probe(self, device: int) -> PooledWorker | None:
+        starting = any(worker.starting for worker in self.workers.values() if worker.device == device)
+        return None if starting else self.start_worker(device, ())
+
+    def discard_worker(self, worker: PooledWorker) -> None:
+        del self.workers[worker.name]
 
     def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
         return self.serves
@@ -101,6 +115,35 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
+
+
+def info() -> WorkerInfo:
+    return WorkerInfo(pid=1, gpus=["7"])
+
+
+def test_a_trial_over_several_gpus_waits_until_it_is_known_which_these_are(desk: Desk) -> None:
+    desk.pool.serves, desk.pool.unknown = True, [1, 2]
+    desk.request(0, others=(1, 2))
+    assert not desk.got and set(desk.pool.workers) == {"new-1", "new-2"}
+    desk.dispatch.serve_requests()
+    assert not desk.got and len(desk.pool.workers) == 2, "each is asked once"
+    desk.calls.answer("info-1", info())
+    desk.dispatch.serve_requests()
+    assert not desk.got and set(desk.pool.workers) == {"new-2"}
+    desk.calls.answer("info-2", info())
+    desk.dispatch.serve_requests()
+    assert desk.got == ["new-0"] and set(desk.pool.workers) == {"new-0"}
+
+
+def test_a_device_that_is_taken_away_while_it_is_asked_which_gpu_it_is(desk: Desk) -> None:
+    # docs/bugs.md, 338
+    desk.pool.serves, desk.pool.unknown = True, [1]
+    desk.request(0, others=(1,))
+    desk.news = ({}, [1])
+    desk.calls.answer("info-1", DeviceRevoked())
+    assert desk.revoked and m.DeviceLost(1) in desk.events and not desk.pool.workers
+    desk.dispatch.serve_requests()
+    assert not desk.got, "the engine gives the trial other devices"
 
 
 def test_a_trial_that_waits_for_a_worker_that_dies_may_go_elsewhere(desk: Desk) -> None:
