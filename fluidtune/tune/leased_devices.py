@@ -307,15 +307,18 @@ class LeasedDevices:
         """Give back devices that end and are empty, and devices that the job has had no use for."""
         now = time.monotonic()
         idle = [device for device in self._leases if device not in came and not self._in_use(device)]
-        surplus = len(self._leases) - max(1, self._progress.useful)
         loose = self._loose(idle)
-        self._spare = {device: self._spare.get(device, now) for device in idle if surplus > 0 or device in loose}
-        for device in reversed(idle):
+        surplus = max(0, len(self._leases) - len(loose) - max(1, self._progress.useful))
+        surplus -= surplus % self._together
+        self._spare = {device: self._spare.get(device, now) for device in idle if surplus or device in loose}
+        # A gang lies on one node, and what is left of it would be of no use.
+        nodes = self.nodes if self._together > 1 else {}
+        for device in sorted(idle, key=lambda device: (device not in loose, nodes.get(device, ""), -device)):
             useless = surplus > 0 or device in loose
             over = useless and now - self._spare.get(device, now) >= SPARE_S
             if over or self._ending.get(device):
                 self._leave(device, came, gone)
-                surplus -= 1
+                surplus -= device not in loose
 
     def _loose(self, idle: Sequence[int]) -> set[int]:
         """Of these idle devices, those that are part of no whole gang, if the rest of it is not on its way."""

@@ -16,6 +16,7 @@ from fluidtune.tune import leased_devices
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
+from themis_bridge.locality import Gpu
 
 CLUSTER = {"CPU": 4.0, "GPU": 4.0}
 
@@ -207,6 +208,22 @@ def test_whole_gangs_and_those_of_which_a_part_is_in_use_are_kept(leased):
         leased.clock.now += leased_devices.SPARE_S
         leased.devices.poll()
     assert len(leased.tenant.left) == 1 and len(leased.devices.nodes) == 2
+
+
+@pytest.mark.parametrize("leased", [2.0], indirect=True)
+def test_a_gang_that_is_of_no_use_is_given_back_whole_after_what_is_left_of_another(leased):
+    gpus = [Gpu("x-0", "x"), *(Gpu(f"{node}-{k}", node) for node in "yz" for k in range(2))]
+    leased.tenant.notices = [Gained(each, 1) for each in gpus]
+    leased.progress.useful = 2
+    leased.devices.poll()
+    leased.clock.now += 0.1
+    leased.devices.poll()
+    leased.clock.now += leased_devices.SPARE_S
+    _, gone = leased.devices.poll()
+    assert [name for name, _ in leased.tenant.left] == ["x-0", "y-1", "y-0"] and len(gone) == 3
+    leased.clock.now += 100.0
+    leased.progress.useful = 1
+    assert leased.devices.poll() == ({}, []), "one gang is kept"
 
 
 def test_the_work_of_trials_that_need_two_gpus_at_once():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -103,3 +105,36 @@ def test_a_later_trial_that_needs_more_at_once_than_the_first_fails_and_says_why
     assert len(results) == 2 and [result.metrics["gpus"] for result in results if not result.error] == ["0"]
     (error,) = results.errors
     assert "asks for 2 devices, the first trial of the job for 1" in str(error)
+
+
+def dies_once(config: dict[str, Any]) -> None:
+    """Four iterations with a checkpoint each; the process is killed in the third one, the first time."""
+    checkpoint, first = tune.get_checkpoint(), 0
+    if checkpoint is not None:
+        with checkpoint.as_directory() as place:
+            first = int(Path(place, "step").read_text()) + 1
+    for step in range(first, 4):
+        marker = Path(config["place"], "killed")
+        if step == 2 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with tempfile.TemporaryDirectory() as place:
+            Path(place, "step").write_text(str(step))
+            seen = os.environ["CUDA_VISIBLE_DEVICES"]
+            tune.report({"step": step, "gpus": seen}, checkpoint=tune.Checkpoint.from_directory(place))
+
+
+def test_a_trial_of_two_gpus_whose_process_is_killed_goes_on_with_both(tmp_path: Path) -> None:
+    results = fit(
+        "fluid",
+        tune.with_resources(dies_once, {"gpu": 2}),
+        {"place": str(tmp_path)},
+        tmp_path,
+        executor=FluidExecutor(arbiter="auto"),
+    )
+    assert len(control.status()["apps"]) == 0, "the job has given all back"
+    control.stop()
+    assert (tmp_path / "killed").exists() and not results.errors
+    (result,) = results
+    assert list(result.metrics_dataframe["step"]) == [0, 1, 2, 3]
+    assert set(result.metrics_dataframe["gpus"]) <= {"0,1", "1,0"}
