@@ -121,7 +121,7 @@ def dies_once(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
             Path(place, "step").write_text(str(step))
             seen = os.environ["CUDA_VISIBLE_DEVICES"]
-            tune.report({"step": step, "gpus": seen}, checkpoint=tune.Checkpoint.from_directory(place))
+            tune.report({"score": step, "step": step, "gpus": seen}, checkpoint=tune.Checkpoint.from_directory(place))
 
 
 def test_a_trial_of_two_gpus_whose_process_is_killed_goes_on_with_both(tmp_path: Path) -> None:
