@@ -1,6 +1,6 @@
 """The arbiter's process over many lease changes on one real Ray cluster: does its tick, or its memory, grow?
 
-``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N] [--users]``. The arbiter leases emulated
+``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N] [--users] [--idle]``. The arbiter leases emulated
 GPUs of a Ray cluster that this command starts. Two apps want all of them, and give each one back at once, so that every
 lease ends at the first opportunity and is a lease change: one placement group is made and one removed. Nothing runs on
 the GPUs.
@@ -12,6 +12,10 @@ is the processor time of the state machine divided by that time, ``by_event`` th
 
 ``--users`` is a third one, on Ray: for ``seconds``, ten apps of one user and one of another want all GPUs. ``share`` is
 by user the part of the leased GPU time that his apps had, from the time on at which both had GPUs first.
+
+``--idle`` is a fourth one, on Ray: does the arbiter's memory grow while two apps hold all GPUs and nothing happens but
+ticks and heartbeats? ``arbiter_mb`` is its resident memory after each minute (MB), ``ticks`` how many there were, and
+``exchanges`` how often the apps spoke.
 
 ``first`` and ``last`` are the first and the last 1,000 ticks of the arbiter (of a short run, all ticks twice): ``p50``,
 ``p95`` and ``max`` of their durations (ms), ``arbiter_mb`` and ``gcs_mb`` (the resident memory of the arbiter's process
@@ -191,6 +195,36 @@ def users(gpus: int, seconds: float) -> dict[str, Any]:
         ray.shutdown()
 
 
+def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
+    """The arbiter's memory while nothing changes, see the module. ``minute_s``: seconds of a minute."""
+    import ray
+
+    from themis_bridge.shell import control
+
+    ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
+    try:
+        arbiter = control.start("GPU")
+        apps = [App(name, arbiter, gpus, gives_back=False) for name in ("a", "b")]
+        for app in apps:
+            app.join()
+        process = psutil.Process(control.status()["pid"])
+        found: list[float] = []
+        began, exchanges = time.monotonic(), 0
+        while len(found) < minutes:
+            for app in apps:
+                app.exchange()
+                exchanges += 1
+            time.sleep(EXCHANGE_S)
+            if time.monotonic() - began >= minute_s * (len(found) + 1):
+                found.append(megabytes(process))
+                say(f"minute {len(found)}: {found[-1]:.1f} MB")
+        ticks = control.status()["ticks"]
+        control.stop()
+        return {"arbiter_mb": found, "ticks": ticks, "exchanges": exchanges}
+    finally:
+        ray.shutdown()
+
+
 def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
     """The figures of the state machine without Ray, see the module."""
     arbiter, agents, now = Arbiter(ArbiterState()), {}, 0.0
@@ -249,7 +283,12 @@ def main() -> None:
     arguments.add_argument("--gpus", type=int, default=32, help="emulated GPUs of the cluster (32)")
     arguments.add_argument("--apps", type=int, help="measure the state machine alone, without Ray, with so many apps")
     arguments.add_argument("--users", action="store_true", help="measure the shares of two users with ten apps and one")
+    arguments.add_argument("--idle", action="store_true", help="measure the memory for 20 minutes without lease changes")
     options = arguments.parse_args()
+    if options.idle:
+        found = idle(options.gpus, 2 if options.quick else 20, 5.0 if options.quick else 60.0)
+        finish(result("arbiter", f"{options.gpus} GPUs", "emulated", **found), options.json)
+        return
     if options.users:
         found = users(options.gpus, 30.0 if options.quick else 120.0)
         say(", ".join(f"{user}: {share:.1%}" for user, share in found["share"].items()))
