@@ -1,9 +1,9 @@
 """The arbiter's process over many lease changes on one real Ray cluster: does its tick, or its memory, grow?
 
-``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N] [--users] [--idle]``. The arbiter leases emulated
-GPUs of a Ray cluster that this command starts. Two apps want all of them, and give each one back at once, so that every
-lease ends at the first opportunity and is a lease change: one placement group is made and one removed. Nothing runs on
-the GPUs.
+``python -m benchmarks.arbiter --json [--quick] [--lease-changes N] [--gpus N] [--users] [--idle]``. The arbiter leases
+emulated GPUs of a Ray cluster that this command starts. Two apps want all of them, and give each one back at once, so
+that every lease ends at the first opportunity and is a lease change: one placement group is made and one removed.
+Nothing runs on the GPUs.
 
 ``--apps N`` is another measurement, without Ray: N apps hold all GPUs (``--gpus``) and exchange messages with the
 arbiter's state machine five times a second each, on the virtual clock, for ``seconds`` in which leases end. ``cores``
@@ -14,8 +14,8 @@ is the processor time of the state machine divided by that time, ``by_event`` th
 by user the part of the leased GPU time that his apps had, from the time on at which both had GPUs first.
 
 ``--idle`` is a fourth one, on Ray: does the arbiter's memory grow while two apps hold all GPUs and nothing happens but
-ticks and heartbeats? ``arbiter_mb`` is its resident memory after each minute (MB), ``ticks`` how many there were, and
-``exchanges`` how often the apps spoke.
+ticks and heartbeats? ``arbiter_mb`` is its resident memory after each minute (MB), ``empty_mb`` that of a Ray actor
+beside it that does nothing, ``ticks`` how many ticks there were, and ``exchanges`` how often the apps spoke.
 
 ``first`` and ``last`` are the first and the last 1,000 ticks of the arbiter (of a short run, all ticks twice): ``p50``,
 ``p95`` and ``max`` of their durations (ms), ``arbiter_mb`` and ``gcs_mb`` (the resident memory of the arbiter's process
@@ -195,6 +195,13 @@ def users(gpus: int, seconds: float) -> dict[str, Any]:
         ray.shutdown()
 
 
+class Empty:
+    """An actor that does nothing."""
+
+    def pid(self) -> int:
+        return psutil.Process().pid
+
+
 def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
     """The arbiter's memory while nothing changes, see the module. ``minute_s``: seconds of a minute."""
     import ray
@@ -208,7 +215,10 @@ def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
         for app in apps:
             app.join()
         process = psutil.Process(control.status()["pid"])
+        empty = ray.remote(Empty).options(num_cpus=0).remote()
+        beside = psutil.Process(ray.get(empty.pid.remote()))
         found: list[float] = []
+        nothing: list[float] = []
         began, exchanges = time.monotonic(), 0
         while len(found) < minutes:
             for app in apps:
@@ -217,10 +227,11 @@ def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
             time.sleep(EXCHANGE_S)
             if time.monotonic() - began >= minute_s * (len(found) + 1):
                 found.append(megabytes(process))
-                say(f"minute {len(found)}: {found[-1]:.1f} MB")
+                nothing.append(megabytes(beside))
+                say(f"minute {len(found)}: {found[-1]:.2f} MB, an empty actor {nothing[-1]:.2f} MB")
         ticks = control.status()["ticks"]
         control.stop()
-        return {"arbiter_mb": found, "ticks": ticks, "exchanges": exchanges}
+        return {"arbiter_mb": found, "empty_mb": nothing, "ticks": ticks, "exchanges": exchanges}
     finally:
         ray.shutdown()
 
@@ -283,10 +294,10 @@ def main() -> None:
     arguments.add_argument("--gpus", type=int, default=32, help="emulated GPUs of the cluster (32)")
     arguments.add_argument("--apps", type=int, help="measure the state machine alone, without Ray, with so many apps")
     arguments.add_argument("--users", action="store_true", help="measure the shares of two users with ten apps and one")
-    arguments.add_argument("--idle", action="store_true", help="measure the memory for 20 minutes without lease changes")
+    arguments.add_argument("--idle", action="store_true", help="measure the memory while nothing changes")
     options = arguments.parse_args()
     if options.idle:
-        found = idle(options.gpus, 2 if options.quick else 20, 5.0 if options.quick else 60.0)
+        found = idle(options.gpus, 2 if options.quick else 10, 5.0 if options.quick else 60.0)
         finish(result("arbiter", f"{options.gpus} GPUs", "emulated", **found), options.json)
         return
     if options.users:

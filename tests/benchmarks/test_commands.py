@@ -52,6 +52,16 @@ def test_tune_vs_fluid():
         assert side["best"] == pytest.approx(sides["stock"]["best"], abs=0.01)
 
 
+@pytest.mark.ray
+def test_the_arbiter_in_motion_and_idle():
+    keys = BASE | {"first", "last", "changes", "ticks", "trouble"}
+    moving = _run("benchmarks.arbiter", "--lease-changes", "30", "--gpus", "4", keys=keys, kind="emulated")
+    assert moving["changes"] >= 30 and not moving["trouble"]
+    still = _run("benchmarks.arbiter", "--idle", "--gpus", "4", keys=BASE | {"arbiter_mb", "empty_mb"}, kind="emulated")
+    assert len(still["arbiter_mb"]) == 2 and min(still["arbiter_mb"]) > 10
+    assert still["ticks"] > 0 < still["exchanges"]
+
+
 @pytest.mark.slow
 def test_iteration():
     figures = _run("benchmarks.iteration", keys=BASE | {"sizes", "fusing", "ratio"})

@@ -202,7 +202,9 @@ def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_p
     grown = [event["devices"] for event in said("resized") if len(event["devices"]) == 2]
     assert grown and all(len({nodes[device] for device in devices}) == 2 for devices in grown)
     values = list(results[0].metrics_dataframe["value"])
-    assert values == pytest.approx(undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed"), rel=1e-4)
+    # Where it takes long until the trial grows, the loss is 1e-5 and its last digits are roundings.
+    alone = undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed")
+    assert values == pytest.approx(alone, rel=1e-4, abs=1e-8)
 
 
 @pytest.mark.usefixtures("no_ray")
