@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -104,15 +106,26 @@ def megabytes(process: psutil.Process) -> float:
     return process.memory_info().rss / 2**20
 
 
-def measure(changes: int, gpus: int) -> dict[str, Any]:
-    """The figures of one run."""
+@contextmanager
+def leasing(gpus: int, **settings: float) -> Iterator[Any]:
+    """An arbiter with these settings that leases so many emulated GPUs of a Ray cluster of its own."""
     import ray
 
     from themis_bridge.shell import control
 
     ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
     try:
-        arbiter = control.start("GPU")
+        yield control.start("GPU", **settings)
+        control.stop()
+    finally:
+        ray.shutdown()
+
+
+def measure(changes: int, gpus: int) -> dict[str, Any]:
+    """The figures of one run."""
+    from themis_bridge.shell import control
+
+    with leasing(gpus) as arbiter:
         head = next(each for each in psutil.Process().children(recursive=True) if "gcs_server" in each.name())
         apps = [App(name, arbiter, gpus) for name in ("a", "b")]
         for app in apps:
@@ -146,7 +159,6 @@ def measure(changes: int, gpus: int) -> dict[str, Any]:
             "arbiter_mb": megabytes(psutil.Process(status["pid"])),
             "gcs_mb": megabytes(head),
         }
-        control.stop()
         return {
             **found,
             "changes": done,
@@ -157,19 +169,13 @@ def measure(changes: int, gpus: int) -> dict[str, Any]:
             "gcs_kb_per_change": 1024 * (found["last"]["gcs_mb"] - start_mb) / done,
             "trouble": status["trouble"],
         }
-    finally:
-        ray.shutdown()
 
 
 def users(gpus: int, seconds: float) -> dict[str, Any]:
     """The shares of two users with ten apps and one, see the module."""
-    import ray
-
     from themis_bridge.shell import control
 
-    ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
-    try:
-        arbiter = control.start("GPU", lease_s=USERS_LEASE_S, notice_s=USERS_LEASE_S / 6)
+    with leasing(gpus, lease_s=USERS_LEASE_S, notice_s=USERS_LEASE_S / 6) as arbiter:
         apps = [App(f"many{i}", arbiter, gpus, "many", False) for i in range(10)] + [
             App("one", arbiter, gpus, "one", False)
         ]
@@ -189,10 +195,7 @@ def users(gpus: int, seconds: float) -> dict[str, Any]:
                 began = now
             last = now
             time.sleep(EXCHANGE_S)
-        control.stop()
         return {"seconds": seconds, "share": {user: each / held.total() for user, each in held.items()}}
-    finally:
-        ray.shutdown()
 
 
 class Empty:
@@ -208,9 +211,7 @@ def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
 
     from themis_bridge.shell import control
 
-    ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
-    try:
-        arbiter = control.start("GPU")
+    with leasing(gpus) as arbiter:
         apps = [App(name, arbiter, gpus, gives_back=False) for name in ("a", "b")]
         for app in apps:
             app.join()
@@ -230,10 +231,7 @@ def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
                 nothing.append(megabytes(beside))
                 say(f"minute {len(found)}: {found[-1]:.2f} MB, an empty actor {nothing[-1]:.2f} MB")
         ticks = control.status()["ticks"]
-        control.stop()
         return {"arbiter_mb": found, "empty_mb": nothing, "ticks": ticks, "exchanges": exchanges}
-    finally:
-        ray.shutdown()
 
 
 def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:

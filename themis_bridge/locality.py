@@ -13,9 +13,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TypeVar
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import NOTHING, JobInfo
+
+#: What names a GPU: its id, or a job's number of it.
+Key = TypeVar("Key", str, int)
 
 #: Link -> S before anything was measured, fastest link first. Source: the paper, footnote 3.
 GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
@@ -56,6 +60,23 @@ def check_together(number: int) -> None:
 def whole_gangs(gpus: Iterable[Gpu], together: int) -> int:
     """How many of these GPUs are of use to an app whose trials need ``together`` GPUs of one machine at once."""
     return sum(count - count % together for count in Counter(gpu.machine for gpu in gpus).values())
+
+
+def cut_in_gangs(machines: Mapping[Key, str], together: int) -> tuple[list[Key], list[Key]]:
+    """The GPUs in whole gangs, gang by gang, and those beyond, which are of no use; see `whole_gangs`.
+
+    ``machines``: GPU -> its machine. Of each machine the first GPUs make the gangs.
+    """
+    own: dict[str, list[Key]] = {}
+    for gpu, machine in machines.items():
+        own.setdefault(machine, []).append(gpu)
+    whole: list[Key] = []
+    torn: list[Key] = []
+    for gpus in own.values():
+        number = len(gpus) - len(gpus) % together
+        whole += gpus[:number]
+        torn += gpus[number:]
+    return whole, torn
 
 
 @dataclass

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from themis_bridge.auction import Bid, Clearing, clear_auction
-from themis_bridge.locality import Gpu, whole_gangs
+from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA
 from themis_bridge.standing import Turn, behind, turn
@@ -179,14 +179,10 @@ def _useless(situation: Situation, grants: Mapping[str, str]) -> list[str]:
     """The GPUs beyond whole gangs that apps would get which need gangs."""
     useless: list[str] = []
     for app, together in situation.together.items():
-        machines: dict[str, list[str]] = defaultdict(list)
-        for gpu, winner in sorted(grants.items()):
-            if winner == app:
-                machines[situation.offer[gpu].machine].append(gpu)
-        for gpus in machines.values():
-            # What it holds already stays in the gang that it is in.
-            gpus.sort(key=lambda gpu: situation.holder.get(gpu) != app)
-            useless += gpus[len(gpus) - len(gpus) % together :]
+        # What it holds already stays in the gang that it is in.
+        own = [(situation.holder.get(gpu) != app, gpu) for gpu, winner in grants.items() if winner == app]
+        _, torn = cut_in_gangs({gpu: situation.offer[gpu].machine for _, gpu in sorted(own)}, together)
+        useless += torn
     return useless
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.locality import Gpu
+from themis_bridge.locality import Gpu, cut_in_gangs
 
 
 def set_aside(state: ArbiterState, asked: Iterable[str], offer: Mapping[str, Gpu]) -> dict[str, str]:
@@ -42,18 +42,11 @@ def set_aside(state: ArbiterState, asked: Iterable[str], offer: Mapping[str, Gpu
     rooms = {user: state.quota_left(user) for user in map(state.user_of, here)}
     for app in here:
         user = state.user_of(app)
-        some = _whole(offer, [gpu for gpu in left if holder.get(gpu) != app], state.apps[app].together)
+        together = state.apps[app].together
+        some, _ = cut_in_gangs({gpu: offer[gpu].machine for gpu in left if holder.get(gpu) != app}, together)
         number = max(0, min(owed[app], rooms[user]))
-        some = some[: number - number % state.apps[app].together]
+        some = some[: number - number % together]
         aside.update(dict.fromkeys(some, app))
         rooms[user] -= len(some)
         left = [gpu for gpu in left if gpu not in aside]
     return aside
-
-
-def _whole(offer: Mapping[str, Gpu], gpus: list[str], together: int) -> list[str]:
-    """The GPUs that are in whole gangs of ``together`` GPUs of one machine, gang by gang."""
-    machines: dict[str, list[str]] = {}
-    for gpu in gpus:
-        machines.setdefault(offer[gpu].machine, []).append(gpu)
-    return [gpu for own in machines.values() for gpu in own[: len(own) - len(own) % together]]

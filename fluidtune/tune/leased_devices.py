@@ -24,7 +24,7 @@ from themis_bridge import JobInfo, ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import halving_phases
-from themis_bridge.locality import Gpu, Slowdowns, check_together
+from themis_bridge.locality import Gpu, Slowdowns, check_together, cut_in_gangs
 from themis_bridge.shell.tenant import Tenant
 
 #: Seconds of work that a trial of which nothing is known counts for. Judgement: enough to bid for a device, and
@@ -324,14 +324,10 @@ class LeasedDevices:
         """Of these idle devices, those that are part of no whole gang, if the rest of it is not on its way."""
         if self._together == 1 or self._tenant.expects:
             return set()
-        number = Counter(self.nodes.values())
-        loose: set[int] = set()
-        for device in reversed(idle):
-            node = self.nodes[device]
-            if number[node] % self._together:
-                number[node] -= 1
-                loose.add(device)
-        return loose
+        # Those in use come first, and so make the gangs.
+        order = [*(device for device in self.nodes if device not in idle), *idle]
+        _, torn = cut_in_gangs({device: self.nodes[device] for device in order}, self._together)
+        return set(torn) & set(idle)
 
     def _leave(self, device: int, came: dict[int, str], gone: list[int]) -> None:
         lease = self._leases[device]

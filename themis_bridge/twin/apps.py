@@ -15,7 +15,7 @@ from functools import cached_property
 
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
-from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns, whole_gangs
+from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns, cut_in_gangs, whole_gangs
 
 #: Seconds until a GPU that was gained does work. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 40.0
@@ -186,10 +186,7 @@ class TwinApp:
 
     def torn(self) -> list[str]:
         """The GPUs that are in no whole gang."""
-        machines: dict[str, list[str]] = {}
-        for gpu in self.held.values():
-            machines.setdefault(gpu.machine, []).append(gpu.id)
-        return [gpu for own in machines.values() for gpu in own[len(own) - len(own) % self.spec.together :]]
+        return cut_in_gangs({name: gpu.machine for name, gpu in self.held.items()}, self.spec.together)[1]
 
     # --- what it reports
 

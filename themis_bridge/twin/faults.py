@@ -24,7 +24,7 @@ import itertools
 import logging
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
-from themis_bridge.locality import Gpu
+from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 from themis_bridge.settings import Settings
 
 #: Seconds of a lease. Judgement: a schedule has several.
@@ -93,10 +93,7 @@ class Driver:
 
     def loose(self) -> list[str]:
         """The GPUs that it holds beyond whole gangs."""
-        machines: dict[str, list[str]] = {}
-        for gpu in sorted(self.running):
-            machines.setdefault(self.world.gpus[gpu].machine, []).append(gpu)
-        return [gpu for own in machines.values() for gpu in own[len(own) - len(own) % self.together :]]
+        return cut_in_gangs({gpu: self.world.gpus[gpu].machine for gpu in sorted(self.running)}, self.together)[1]
 
     def facts(self) -> None:
         return None
@@ -400,12 +397,15 @@ class World:
                     if gpu in executing:
                         self._violated(f"{gpu} runs work of {executing[gpu]} and {driver.name}")
                     executing[gpu] = driver.name
+        held: dict[str, list[Gpu]] = defaultdict(list)
+        for gpu, name in executing.items():
+            held[name].append(self.gpus[gpu])
         wanting = [
             driver
             for driver in self.drivers
             if driver.agent is not None
             and self.now >= driver.paused_until
-            and len(driver.running) - len(driver.loose()) < driver.jobs * driver.width
+            and whole_gangs(held[driver.name], driver.together) < driver.jobs * driver.width
         ]
         idle = Counter(gpu.machine for gpu in self.there.values() if gpu.id not in executing)
         for gpu, place in self.gpus.items():
