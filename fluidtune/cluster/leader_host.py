@@ -115,8 +115,8 @@ class LeaderHost:
 
         ``reform``: the group to form at the next boundary. ``ticket``: set if the device is shared now.
         """
-        reports, session, spec = self.reports, self.session, self.spec
-        assert reports is not None and session is not None, "the trial was not loaded"
+        reports, session, trainable = self.reports, self.session, self.trainable
+        assert reports is not None and session is not None and trainable is not None, "the trial was not loaded"
         if reform is not None:
             session.direct(reform)
         missed = reports.next_missed()
@@ -141,7 +141,7 @@ class LeaderHost:
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
                 break
-        self._has_checkpoint = self._has_checkpoint or bool(result.get("should_checkpoint"))
+        self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
         reformed = session.last_reform if session.last_reform != before else None
         if reformed is not None:
             seconds = max(0.0, seconds - reformed[1])
@@ -158,18 +158,23 @@ class LeaderHost:
             ungrowable=session.ungrowable,
             refused=session.refused,
             differed=session.take_difference(),
+            saved=ray_trainable.saved_with_result(trainable, result),
         )
         self._streams_sent = reply.address is not None
+        self._note_device(reply)
+        return reply
+
+    def _note_device(self, reply: IterationReply) -> None:
+        """Write down what the trial has needed of its device so far."""
         if self.lane is None:
-            emulation = spec.emulation
+            emulation = self.spec.emulation
             reply.memory = self._gpu.memory_needed() if emulation is None else emulation.profile.memory
         elif self.lane.need is not None:
             reply.memory, reply.ephemeral = sum(self.lane.need), self.lane.need[1]
             reply.compute = self.lane.compute
-        reply.gpu = self._gpu.sample() if spec.device == "cuda" else None
+        reply.gpu = self._gpu.sample() if self.spec.device == "cuda" else None
         if reply.gpu is not None and reply.compute is None:
             reply.compute = reply.gpu.utilisation
-        return reply
 
     def _gate(self) -> AbstractContextManager[object]:
         """What an iteration passes on a device that it shares by turns."""

@@ -59,6 +59,7 @@ class IterationReply:
     ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
     part of the device's memory that it needs only within an iteration. ``compute``: the part of its
     device that it kept busy, 0 to 1; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
+    ``saved``: what Tune's ``save`` would return now, if the result came with a checkpoint, so that Tune will ask.
     """
 
     result: dict[str, Any]
@@ -79,6 +80,7 @@ class IterationReply:
     ephemeral: float = 0.0
     compute: float | None = None
     gpu: DeviceSample | None = None
+    saved: Any = None
 
 
 @dataclass

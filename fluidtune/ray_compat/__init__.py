@@ -64,7 +64,10 @@ A trial's process (`trainable`):
 - ``get_session``: returns the process' session.
 - ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment variables of the driver that Tune gives to trial processes.
 - ``result.TRIAL_INFO``, ``result.RESULT_DUPLICATE``, ``result.TRAINING_ITERATION``, ``result.TIME_TOTAL_S``,
-  ``result.TIMESTEPS_TOTAL``, ``result.EPISODES_TOTAL``: keys of configurations and results.
+  ``result.TIMESTEPS_TOTAL``, ``result.EPISODES_TOTAL``, ``result.SHOULD_CHECKPOINT``: keys of configurations and
+  results.
+- ``FunctionTrainable.save_checkpoint``: returns what the function reported last, so that ``save`` needs no call of its
+  own. Only Population Based Training waits for the future that Tune makes of such a call (`schedulers`).
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
 
 The GPUs of a process (`accelerators`):

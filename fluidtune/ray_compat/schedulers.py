@@ -7,7 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.tune.experiment import Trial
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    HyperBandForBOHB,
+    HyperBandScheduler,
+    MedianStoppingRule,
+)
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
+
+#: Ray's algorithms that never ask for a checkpoint by themselves, in Ray 2.44 to 2.60. Population Based Training does.
+_ASK_FOR_NO_CHECKPOINT = frozenset(
+    {AsyncHyperBandScheduler, FIFOScheduler, HyperBandForBOHB, HyperBandScheduler, MedianStoppingRule}
+)
+
+
+def waits_for_checkpoints(scheduler: Any) -> bool:
+    """Return whether the algorithm may ask Tune's controller for a checkpoint, and wait for the future that it gets."""
+    return type(scheduler) not in _ASK_FOR_NO_CHECKPOINT
 
 
 def mode(scheduler: Any) -> str | None:

@@ -18,6 +18,7 @@ from ray.tune.result import (
     EXPR_PROGRESS_FILE,
     EXPR_RESULT_FILE,
     RESULT_DUPLICATE,
+    SHOULD_CHECKPOINT,
     TIME_TOTAL_S,
     TIMESTEPS_TOTAL,
     TRAINING_ITERATION,
@@ -31,6 +32,7 @@ __all__ = [
     "EXPR_PROGRESS_FILE",
     "EXPR_RESULT_FILE",
     "RESULT_DUPLICATE",
+    "SHOULD_CHECKPOINT",
     "TIMESTEPS_TOTAL",
     "TIME_TOTAL_S",
     "TRAINING_ITERATION",
@@ -39,6 +41,7 @@ __all__ = [
     "finish_report",
     "has_reported",
     "mute_session",
+    "saved_with_result",
     "set_iteration",
     "set_progress",
     "time_total",
@@ -73,6 +76,19 @@ def training_function(trainable: FunctionTrainable) -> Callable[..., Any]:
 def has_reported(trainable: FunctionTrainable) -> bool:
     """Return whether the function has reported since this trainable was constructed."""
     return bool(getattr(trainable, "_last_training_result", None))
+
+
+def saved_with_result(trainable: Trainable, result: dict[str, Any]) -> Any:
+    """Return what Tune's ``save`` returns after this ``result``, if that is known already; None: it is not.
+
+    A function's checkpoint comes with its result and is stored by then. Tune asks for it by a call of its own.
+    """
+    if not isinstance(trainable, FunctionTrainable) or not result.get(SHOULD_CHECKPOINT):
+        return None
+    kind = type(trainable)
+    if kind.save is not Trainable.save or kind.save_checkpoint is not FunctionTrainable.save_checkpoint:
+        return None
+    return trainable.save()
 
 
 def mute_session() -> None:

@@ -185,6 +185,8 @@ class FluidActorManager(ActorManager):
     ) -> Any:
         run = self._runs[tracked]
         task = Task(method, args, kwargs, on_result, on_error)
+        if self._leaders.answer_save(run, task):
+            return task.future
         run.tasks.append(task)
         self._leaders.issue_next_task(run)
         if task.future is None and run.tasks[0].method == method:
@@ -192,6 +194,7 @@ class FluidActorManager(ActorManager):
         return task.future
 
     def drop_calls(self, tracked: TrackedActor) -> None:
+        self._callbacks.drop_answers(tracked)
         run = self._runs.get(tracked)
         if run is not None:
             for task in run.tasks:

@@ -89,6 +89,11 @@ class FluidScheduler(TrialScheduler):
         """Whether the algorithm's groups are batches whose makespan counts."""
         return self._adapter.synchronous
 
+    @property
+    def waits_for_checkpoints(self) -> bool:
+        """Whether the algorithm may wait for a future of a trial's checkpoint."""
+        return schedulers.waits_for_checkpoints(self.base_scheduler)
+
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         # Tune says this at the beginning of each run, and a Tuner may run again.
         self._manager, self._left_to_ray, self._targets = None, False, {}

@@ -109,7 +109,7 @@ class TrialLeaders:
                 # The trial is asked for a checkpoint of its newest iteration, as Tune would before a pause.
                 task = Task("save", (), {}, None, None)
                 run.tasks.appendleft(task)
-        task.issued = True
+        task.issued, run.saved = True, None
         method = getattr(run.leader.actor, task.method)
         if task.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
@@ -121,6 +121,17 @@ class TrialLeaders:
         else:
             task.future = method.remote(*task.args, **task.kwargs)
         self._calls.track_call(task.future, partial(self._task_answered, run, task))
+
+    def answer_save(self, run: TrialRun, task: Task) -> bool:
+        """Answer Tune's ``save`` by what came with the newest result, without a call to the worker. Returns whether.
+
+        Tune gets no future then: see `TuningJob.saves_without_future`.
+        """
+        saved, run.saved = run.saved, None
+        if saved is None or run.tasks or task.method != "save" or task.args or task.kwargs:
+            return False
+        self._callbacks.tell_result(run.tracked, task, saved)
+        return True
 
     def _task_answered(self, run: TrialRun, task: Task, value: Any) -> None:
         """The leader answered a task, or the call raised ``value``."""
@@ -157,6 +168,8 @@ class TrialLeaders:
                 number = value.result.get(TRAINING_ITERATION, value.iteration)
                 keep = partial(run.keep_progress, run.note_result(value.iteration, number))
             self._iteration_done(run, value)
+            if not run.tasks and self._job.saves_without_future:
+                run.saved = value.saved
             value = value.result
         self._callbacks.tell_result(run.tracked, task, value, keep)
 

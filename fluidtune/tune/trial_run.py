@@ -97,6 +97,8 @@ class TrialRun:
     streams: Streams | None = None
     #: Calls that Tune waits for, oldest first.
     tasks: deque[Task] = field(default_factory=deque)
+    #: What its leader would answer to ``save`` now, if that came with its newest result.
+    saved: Any = None
     #: Its leader is loaded and takes tasks.
     live: bool = False
     #: It has been live before: what follows a loss is a recovery.

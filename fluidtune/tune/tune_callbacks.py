@@ -1,13 +1,14 @@
 """The callbacks into Tune that are due. The manager makes one a step, as Ray's own actor manager does.
 
-Tune gives callbacks with a tracked actor and with each task, and may take them back meanwhile: they are read when
-they are called.
+Tune gives callbacks with a tracked actor and with each task. It may take those of the actor back meanwhile: they are
+read when they are called. It may also give up an actor's tasks: those that are due are then not called.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -17,30 +18,42 @@ from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.tune.trial_run import Task
 
 
+@dataclass(frozen=True)
+class _Due:
+    """A callback. ``answers``: the actor one of whose tasks it answers; None: it tells of something else."""
+
+    call: Callable[[], None]
+    answers: TrackedActor | None = None
+
+
 class TuneCallbacks:
     """What Tune is still to be told, in order."""
 
     def __init__(self) -> None:
-        self._due: deque[Callable[[], None]] = deque()
+        self._due: deque[_Due] = deque()
 
     def __len__(self) -> int:
         return len(self._due)
 
     def call_next(self) -> None:
         """Make the oldest callback."""
-        self._due.popleft()()
+        self._due.popleft().call()
 
     def call_newest(self) -> None:
         """Make the newest callback, ahead of the older ones."""
-        self._due.pop()()
+        self._due.pop().call()
+
+    def drop_answers(self, tracked: TrackedActor) -> None:
+        """Tune does not wait for the actor's tasks any more."""
+        self._due = deque(due for due in self._due if due.answers is not tracked)
 
     def tell_started(self, tracked: TrackedActor) -> None:
         """The trial's actor runs."""
-        self._due.append(lambda: controller.tell_started(tracked))
+        self._due.append(_Due(lambda: controller.tell_started(tracked)))
 
     def tell_stopped(self, tracked: TrackedActor) -> None:
         """The trial's actor is gone, as Tune asked for."""
-        self._due.append(lambda: controller.tell_stopped(tracked))
+        self._due.append(_Due(lambda: controller.tell_stopped(tracked)))
 
     def tell_result(
         self, tracked: TrackedActor, task: Task, value: Any, keep: Callable[[], None] | None = None
@@ -52,11 +65,11 @@ class TuneCallbacks:
                 _call(keep)
                 task.on_result(tracked, value)
 
-        self._due.append(tell)
+        self._due.append(_Due(tell, answers=tracked))
 
     def tell_error(self, tracked: TrackedActor, task: Task, error: Exception) -> None:
         """The task raised ``error``."""
-        self._due.append(lambda: _call(task.on_error, tracked, error))
+        self._due.append(_Due(lambda: _call(task.on_error, tracked, error), answers=tracked))
 
     def tell_failed(self, tracked: TrackedActor, tasks: list[Task], error: Exception) -> None:
         """The trial's actor failed, and with it the ``tasks`` that Tune waits for."""
@@ -71,7 +84,7 @@ class TuneCallbacks:
             for task in tasks:
                 _call(task.on_error, tracked, error)
 
-        self._due.append(tell)
+        self._due.append(_Due(tell))
 
 
 def _call(callback: Callable[..., None] | None, *args: Any) -> None:

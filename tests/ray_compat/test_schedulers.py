@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 from ray.tune.experiment import Trial
@@ -9,6 +11,7 @@ from ray.tune.schedulers import (
     ASHAScheduler,
     AsyncHyperBandScheduler,
     FIFOScheduler,
+    HyperBandForBOHB,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
@@ -29,6 +32,20 @@ def test_a_mode_is_where_we_read_it() -> None:
     assert schedulers.mode(HyperBandScheduler(metric="score", mode="max")) == "max"
     assert schedulers.mode(MedianStoppingRule(metric="loss", mode="min")) == "min"
     assert schedulers.mode(FIFOScheduler()) is schedulers.mode(pbt()) is None
+
+
+def test_only_population_based_training_asks_for_checkpoints() -> None:
+    folder = Path(inspect.getsourcefile(AsyncHyperBandScheduler) or "").parent
+    asking = {file.name for file in folder.glob("*.py") if "_schedule_trial_save" in file.read_text()}
+    assert asking == {"pbt.py"}
+    for make in (ASHAScheduler, FIFOScheduler, HyperBandScheduler, HyperBandForBOHB, MedianStoppingRule):
+        assert not schedulers.waits_for_checkpoints(make())
+    assert schedulers.waits_for_checkpoints(pbt())
+
+    class Own(FIFOScheduler):
+        pass
+
+    assert schedulers.waits_for_checkpoints(Own()), "nobody knows what it does"
 
 
 def test_hyperband_s_rungs_are_where_we_read_them() -> None:

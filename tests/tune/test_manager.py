@@ -187,6 +187,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
         executor=FluidExecutor(),
         synchronous=True,
         base_scheduler=None,
+        waits_for_checkpoints=False,
         metric="score",
         mode="max",
         membership=lambda trial: Membership("g", True, 10.0),
@@ -207,6 +208,59 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert (view.kind, view.done, view.seconds) == ("checkpointing", 1, {1.0: 2.0})
     assert not tried.job.stall_detector.silent
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
+
+
+def reported(tried: Tried, saved: Any) -> tuple[TrialRun, list[Any]]:
+    """A trial's first result has come, and with it ``saved``. Returns the run, and what Tune is told from then on."""
+    run = tried.placed(1.0)
+    tried.manager.step(0.0)
+    told: list[Any] = []
+    tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda *_: told.append("trained"))
+    reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0, 1, saved=saved)
+    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.manager.step(0.0)
+    assert told.pop() == "trained"
+    return run, told
+
+
+def asked_to_save(tried: Tried, run: TrialRun, told: list[Any]) -> list[str]:
+    """Tune asks for a checkpoint. Returns what the worker was called for up to now."""
+    tried.manager.schedule_actor_task(run.tracked, "save", on_result=lambda tracked, value: told.append(value))
+    assert run.leader is not None
+    called: list[str] = run.leader.actor.called
+    return called
+
+
+def test_a_checkpoint_that_came_with_its_result_is_not_asked_for(tried: Tried) -> None:
+    run, told = reported(tried, saved="first")
+    assert asked_to_save(tried, run, told) == ["load", "train"]
+    assert told == [], "Tune is called back by its own loop"
+    assert tried.manager.step(0.0) and told == ["first"]
+    assert asked_to_save(tried, run, told)[2:] == ["save"], "a second checkpoint is an object of its own"
+
+
+def test_a_checkpoint_of_an_earlier_result_is_no_answer(tried: Tried) -> None:
+    run, told = reported(tried, saved="first")
+    tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda *_: None)
+    asked_to_save(tried, run, told)
+    reply = IterationReply({"training_iteration": 2, "score": 0.5}, "checkpointing", 2.0, 2)
+    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    assert asked_to_save(tried, run, told)[2:] == ["train", "save"] and told == []
+
+
+def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> None:
+    tried.job.saves_without_future = False
+    run, _ = reported(tried, saved="first")
+    future = tried.manager.schedule_actor_task(run.tracked, "save", _return_future=True)
+    assert future is not None and run.leader is not None and run.leader.actor.called[2:] == ["save"]
+
+
+def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None:
+    # Tune asserts that it knows the trial of every answer.
+    run, told = reported(tried, saved="first")
+    asked_to_save(tried, run, told)
+    tried.manager.clear_actor_task_futures(run.tracked)
+    assert not tried.manager._callbacks and told == []
 
 
 def test_a_worker_that_cleans_up_is_unfinished_until_it_answers(tried: Tried) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ def both(path: Path, trainable: Any, make: Any, **config: Any) -> tuple[Any, Any
     return sides[0][0], sides[1][0], sides[0][1], sides[1][1]
 
 
+def checkpoints(results: Any) -> list[list[tuple[Any, ...]]]:
+    """What is known of every trial's checkpoints: their contents' iteration, and the metrics that belong to them."""
+    found = []
+    for result in results:
+        found.append([])
+        for checkpoint, metrics in result.best_checkpoints:
+            with checkpoint.as_directory() as directory:
+                at = json.loads((Path(directory) / "at.json").read_text()) if metrics.get("began") is not None else None
+            found[-1].append((at, sorted(metrics), metrics["training_iteration"], metrics["score"]))
+    return found
+
+
 def hyperband() -> HyperBandScheduler:
     return HyperBandScheduler(max_t=9, reduction_factor=3)
 
@@ -46,6 +59,7 @@ def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(tra
     stock, fluid, told_stock, told_fluid = both(tmp_path, trainable, hyperband)
     assert outcome(fluid, "at") == outcome(stock, "at")
     assert told_fluid.iterations() == told_stock.iterations()
+    assert checkpoints(fluid) == checkpoints(stock)
     # The test would be empty if HyperBand had neither stopped nor promoted.
     lengths = [iteration for _, iteration, *_ in outcome(fluid)]
     assert len(set(lengths)) > 1
