@@ -177,6 +177,7 @@ def _manager(devices: int) -> Iterator[FluidActorManager]:
     scheduler = SimpleNamespace(
         executor=FluidExecutor(),
         synchronous=True,
+        waits_for_checkpoints=False,
         base_scheduler=None,
         metric="score",
         mode="max",
