@@ -196,7 +196,7 @@ class ActorManager(abc.ABC):
     ) -> Any:
         """Call a method of the trial's trainable after all that were asked for before. Returns its future.
 
-        None is returned instead of a future while the call waits for others.
+        None is returned instead of a future while the call waits for others, and where the answer is known already.
         """
 
     @abc.abstractmethod

@@ -186,7 +186,7 @@ class FluidActorManager(ActorManager):
         run = self._runs[tracked]
         task = Task(method, args, kwargs, on_result, on_error)
         if self._leaders.answer_save(run, task):
-            return task.future
+            return None
         run.tasks.append(task)
         self._leaders.issue_next_task(run)
         if task.future is None and run.tasks[0].method == method:

@@ -125,11 +125,11 @@ class TrialLeaders:
     def answer_save(self, run: TrialRun, task: Task) -> bool:
         """Answer Tune's ``save`` by what came with the newest result, without a call to the worker. Returns whether.
 
-        Tune gets no future then: see `TuningJob.saves_without_future`.
+        Tune gets no future then.
         """
-        saved, run.saved = run.saved, None
-        if saved is None or run.tasks or task.method != "save" or task.args or task.kwargs:
+        if run.saved is None or run.tasks or task.method != "save" or task.args or task.kwargs:
             return False
+        saved, run.saved = run.saved, None
         self._callbacks.tell_result(run.tracked, task, saved)
         return True
 
@@ -168,7 +168,7 @@ class TrialLeaders:
                 number = value.result.get(TRAINING_ITERATION, value.iteration)
                 keep = partial(run.keep_progress, run.note_result(value.iteration, number))
             self._iteration_done(run, value)
-            if not run.tasks and self._job.saves_without_future:
+            if not run.tasks and not self._job.waits_for_checkpoints:
                 run.saved = value.saved
             value = value.result
         self._callbacks.tell_result(run.tracked, task, value, keep)

@@ -102,8 +102,8 @@ class TuningJob:
         reuse = asked_reuse(controller)
         #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
         self.keeps_trainables = reuse is True and not settings.fresh_workers
-        #: Nobody waits for the future of a trial's checkpoint.
-        self.saves_without_future = not scheduler.waits_for_checkpoints
+        #: The algorithm may wait for the future of a trial's checkpoint.
+        self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         fresh = _why_fresh(settings, reuse)
         self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps, fresh)
         self._folder = ExperimentFolder(storage(controller))

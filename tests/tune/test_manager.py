@@ -249,7 +249,7 @@ def test_a_checkpoint_of_an_earlier_result_is_no_answer(tried: Tried) -> None:
 
 
 def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> None:
-    tried.job.saves_without_future = False
+    tried.job.waits_for_checkpoints = True
     run, _ = reported(tried, saved="first")
     future = tried.manager.schedule_actor_task(run.tracked, "save", _return_future=True)
     assert future is not None and run.leader is not None and run.leader.actor.called[2:] == ["save"]

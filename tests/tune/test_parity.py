@@ -45,7 +45,7 @@ def checkpoints(results: Any) -> list[list[tuple[Any, ...]]]:
         found.append([])
         for checkpoint, metrics in result.best_checkpoints:
             with checkpoint.as_directory() as directory:
-                at = json.loads((Path(directory) / "at.json").read_text()) if metrics.get("began") is not None else None
+                at = json.loads((Path(directory) / "at.json").read_text())
             found[-1].append((at, sorted(metrics), metrics["training_iteration"], metrics["score"]))
     return found
 
