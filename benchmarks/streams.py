@@ -10,8 +10,9 @@ could have had, docs/engine.md), of ``iterations``, of ``long`` (trials that did
 iterations) and of ``best`` (the best metric). ``one_each`` has the same with one device for each trial, as stock Ray
 Tune gives them.
 
-*Batches*: grid, HyperBand and PBT of `tune_vs_fluid`'s sizes, whose decisions do not depend on the order: ``seconds``,
-``bound_ratio``.
+*Batches*: grid, HyperBand and PBT of `tune_vs_fluid`'s sizes and a larger HyperBand, whose decisions do not depend on
+the order: ``seconds``, ``bound_ratio``. ``no_start_up`` has the same where processes are there at once, and
+``packing_known`` where in addition the engine is told how many trials to put on a device, which it finds out otherwise.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ TRIALS, ITERATIONS, ETA = 81, 81, 3
 #: none, as where an iteration takes minutes.
 TWO_CORES = Costs(begin=0.5, cold=0.9, at_once=1.5, first=0.4, warm=0.05, turn=0.02)
 NONE = Costs()
+#: What the search for the packing limit finds with the default profile: a third trial on a device does not pay.
+PACKING = 2
 #: Judgement: trials that nearly double with each doubling of their devices and cannot be packed, and trials that hardly
 #: gain from a second device.
 SCALES = Profile("scales", {"1": 1.0, "2": 0.52, "4": 0.28, "8": 0.16, "16": 0.12}, {2: 1.9}, memory=0.2)
@@ -182,9 +185,19 @@ def perturbed(trials: int = 27, iterations: int = 27) -> RecordedJob:
     return RecordedJob(made, DEFAULT, {stage.group: True for stage in stages}, costs=TWO_CORES)
 
 
-def batch(job: RecordedJob, devices: int) -> dict[str, float]:
+def distance(job: RecordedJob, devices: int) -> dict[str, float]:
     seconds = Twin(job, devices).run()
     return {"seconds": seconds, "bound_ratio": seconds / least_makespan(job, devices).seconds}
+
+
+def batch(job: RecordedJob, devices: int) -> dict[str, Any]:
+    """A batch's figures, as the first paragraphs say."""
+    bare = replace(job, costs=NONE)
+    return {
+        **distance(job, devices),
+        "no_start_up": distance(bare, devices),
+        "packing_known": distance(replace(bare, max_packing=PACKING), devices),
+    }
 
 
 def main() -> None:
@@ -201,7 +214,12 @@ def main() -> None:
             single = mean([run(case, seed, devices, True, **size) for seed in seeds])
             searches.setdefault(name, {})[devices] = {**found, "one_each": single}
             say(f"{name} on {devices}: {found}; one device for each trial: {single}")
-    jobs = {"grid": grid(81, 9, DEFAULT, costs=TWO_CORES), "hyperband": hyperband(), "pbt": perturbed()}
+    jobs = {
+        "grid": grid(81, 9, DEFAULT, costs=TWO_CORES),
+        "hyperband": hyperband(),
+        "hyperband, 143 x 81": hyperband(143, 81),
+        "pbt": perturbed(),
+    }
     batches = {name: {devices: batch(job, devices) for devices in args.devices} for name, job in jobs.items()}
     devices = ", ".join(map(str, args.devices))
     finish(result("streams", devices, "twin", seeds=len(seeds), searches=searches, batches=batches), args.json)

@@ -149,8 +149,10 @@ def test_two_models():
 def test_streams():
     figures = _run("benchmarks.streams", "--devices", "4", keys=BASE | {"seeds", "searches", "batches"}, kind="twin")
     searches, batches = figures["searches"], figures["batches"]
-    assert batches.keys() == {"grid", "hyperband", "pbt"} and len(searches) == 6
-    for found in (*(case["4"] for case in searches.values()), *(job["4"] for job in batches.values())):
+    assert batches.keys() == {"grid", "hyperband", "hyperband, 143 x 81", "pbt"} and len(searches) == 6
+    whole = [job["4"] for job in batches.values()]
+    bare = [job[what] for job in whole for what in ("no_start_up", "packing_known")]
+    for found in (*(case["4"] for case in searches.values()), *whole, *bare):
         assert found["seconds"] > 0 and found["bound_ratio"] >= 1 - 1e-9
     assert all(case["4"]["one_each"]["bound_ratio"] >= 1 - 1e-9 for case in searches.values())
 

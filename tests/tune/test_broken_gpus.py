@@ -18,22 +18,22 @@ from fluidtune.cluster.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.sound_devices import SoundDevices
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from tests.tune.test_manager import Tried, tried, wide  # noqa: F401 (a fixture)
+from tests.tune.tried_manager import Tried, wide
 
 BUS = "NVML says of GPU 0: GPU is lost"
 
 
-def sound(tried: Tried, needed: int = 1) -> None:  # noqa: F811
+def sound(tried: Tried, needed: int = 1) -> None:
     """Have the job's devices watched for those that break."""
     watched = SoundDevices(tried.devices, set(), False, lambda: 2.0, needed)
     tried.job.devices = watched
 
 
-def lost(tried: Tried) -> list[dict[str, Any]]:  # noqa: F811
+def lost(tried: Tried) -> list[dict[str, Any]]:
     return [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "device_lost"]
 
 
-def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:  # noqa: F811
+def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:
     sound(tried)
     run = tried.placed(1.0)
     tried.manager.schedule_actor_task(run.tracked, "train")
@@ -46,7 +46,7 @@ def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> No
     assert not tried.job.engine.has_device(broken)
 
 
-def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(tried: Tried) -> None:  # noqa: F811
+def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(tried: Tried) -> None:
     sound(tried)
     run = tried.placed(1.0)
     worker, (broken,) = run.leader, run.devices
@@ -58,7 +58,7 @@ def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_com
     assert [event["reason"] for event in lost(tried)] == [BUS]
 
 
-def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:  # noqa: F811
+def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:
     sound(tried, needed=2)
     run = tried.placed(1.0)
     tried.manager._leaders.leader_loaded(run, run.leader, Lack(BUS, broken=0))  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried
     assert lost(tried) == []
 
 
-def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:  # noqa: F811
+def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:
     sound(tried)
     run, follower = wide(tried)
     tried.manager._resizer.follower_ended(run, follower, Lack(BUS, broken=0))

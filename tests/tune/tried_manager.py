@@ -1,0 +1,201 @@
+"""A manager to try: a real `TuningJob`, whose controller, devices and worker processes are stand-ins, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluidtune import FluidExecutor
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.engine import messages as m
+from fluidtune.ray_compat.trainable import TRIAL_INFO
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.tune import result_logs, tuning_job
+from fluidtune.tune.device_setup import DeviceSetup
+from fluidtune.tune.groups import Membership
+from fluidtune.tune.manager import FluidActorManager
+from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.tuning_job import TuningJob
+
+
+class Actor:
+    """Remembers what it was called for; the test answers for it."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        #: The arguments of each call.
+        self.args: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*args: Any) -> object:
+            self.called.append(method)
+            self.args.append(args)
+            return object()
+
+        return SimpleNamespace(remote=remote)
+
+
+class Pool:
+    """A worker is there whenever one is wanted."""
+
+    fresh = None
+
+    def __init__(self, *args: Any) -> None:
+        self.workers: dict[str, PooledWorker] = {}
+
+    def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
+        return True
+
+    def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
+        return []
+
+    def note_gpu(self, worker: PooledWorker) -> None:
+        pass
+
+    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
+        return self.add_worker(f"w{len(self.workers) + 1}", device)
+
+    def add_worker(self, name: str, device: int) -> PooledWorker:
+        worker = self.workers[name] = PooledWorker(name, device, Actor(), 0.0)
+        return worker
+
+    def is_alive(self, worker: PooledWorker) -> bool:
+        return True
+
+    def discard_worker(self, worker: PooledWorker) -> None:
+        pass
+
+    def kill_worker(self, worker: PooledWorker) -> None:
+        pass
+
+    def discard_idle_workers(self, device: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Devices:
+    """Two devices of one node."""
+
+    complete, urgent, given_back = True, False, ()
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+        self.nodes = {0: "n", 1: "n"}
+        #: What the next look at the devices finds.
+        self.came: dict[int, str] = dict(self.nodes)
+        self.gone: list[int] = []
+
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
+        return came, gone
+
+    def leaving(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class Tried:
+    """A manager, and what the tests look at."""
+
+    def __init__(self, manager: FluidActorManager, directory: Path, taken_over: list[tuple[str, int]]):
+        self.manager = manager
+        self.job = manager._job
+        self.devices: Any = self.job.devices
+        self.pool: Any = self.job.pool
+        self._directory = directory
+        #: Trials whose log files were made whole, and up to which iteration.
+        self.taken_over = taken_over
+        #: What Tune was told.
+        self.told: list[Any] = []
+
+    @property
+    def watched(self) -> dict[str, float]:
+        """Workers that are killed if they do not clean up."""
+        return self.manager._dispatch._deadlines
+
+    def written(self) -> list[str]:
+        """The events in the event log, but for its first one."""
+        return [event["event"] for event in read_events(self._directory / EVENT_LOG_NAME)][1:]
+
+    def placed(self, share: float, trainable: type = Actor) -> TrialRun:
+        """A trial of this share, loaded into a worker."""
+        request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
+        trial: Any = SimpleNamespace(
+            trial_id="a",
+            last_result={},
+            status="RUNNING",
+            placement_group_factory=request,
+            evaluated_params={},
+            trainable_name="t",
+            get_trainable_cls=lambda: trainable,
+            checkpoint=None,
+            latest_checkpoint_result=None,
+            run_metadata=SimpleNamespace(),
+            num_failures=0,
+        )
+        self.manager.note_trial(trial)
+        tracked = self.manager.add_actor(
+            None, {"config": {TRIAL_INFO: trial}}, None, on_start=lambda tracked: self.told.append("started")
+        )
+        self.manager._advance()
+        run = self.manager._runs[tracked]
+        assert run.leader is not None
+        self.manager._leaders.leader_loaded(run, run.leader, None)
+        assert run.live
+        return run
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
+    layout = Layout("gpu", 2, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+    setup = DeviceSetup("job", layout, 1, 1, None, None, None, None)
+    monkeypatch.setattr(tuning_job, "set_up_devices", lambda *args: setup)
+    monkeypatch.setattr(tuning_job, "hold_devices", lambda *args: Devices())
+    monkeypatch.setattr(tuning_job, "WorkerPool", Pool)
+    folder = SimpleNamespace(path=tmp_path, upload=lambda: None)
+    monkeypatch.setattr(tuning_job, "ExperimentFolder", lambda storage: folder)
+    monkeypatch.setattr("ray.put", lambda value: value)
+    taken_over: list[tuple[str, int]] = []
+    monkeypatch.setattr(result_logs, "take_over", lambda trial, up_to: taken_over.append((trial.trial_id, up_to)))
+    controller = SimpleNamespace(
+        search_alg=None,
+        _storage=SimpleNamespace(experiment_dir_name="run"),
+        _max_pending_trials=1,
+        _reuse_actors=None,
+        _pending_trials=[],
+    )
+    controller.update_max_pending_trials = lambda count: None
+    scheduler = SimpleNamespace(
+        executor=FluidExecutor(),
+        synchronous=True,
+        base_scheduler=None,
+        waits_for_checkpoints=False,
+        metric="score",
+        mode="max",
+        membership=lambda trial: Membership("g", True, 10.0),
+    )
+    return Tried(FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0})), tmp_path, taken_over)
+
+
+def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
+    """An elastic trial with two workers, and its follower."""
+    run = tried.placed(1.0)
+    tried.manager._leaders._kind_found(run, "elastic")
+    tried.manager._advance()
+    tried.manager._emit(m.Result("a", 1.0, 1))
+    tried.manager._advance()
+    run.call_off_resize()
+    follower = tried.pool.add_worker("follower", 1)
+    run.devices = run.wanted = (0, 1)
+    run.followers, run.width, run.kind = {1: follower}, 2, "elastic"
+    tried.manager._emit(m.Resized("a", (0, 1), 0.1))
+    tried.manager._advance()
+    return run, follower
