@@ -18,11 +18,11 @@ from statistics import median
 
 from benchmarks.common import ROOT, environment, finish, parser, result, say
 
-#: Names of parts, and what is done in them.
+#: Names of parts, and what is done in them. Garbage is collected seldom from when to when it is in a real worker.
 PARTS = {
     "ray": "import ray",
-    "worker": "import fluidtune.cluster.worker",
-    "script": "from benchmarks.small_task import perceptron",
+    "worker": "from fluidtune import startup; startup.importing(); import fluidtune.cluster.worker",
+    "script": "from benchmarks.small_task import perceptron; startup.imported()",
     "optimizer": "import torch; torch.optim.SGD(perceptron(32).parameters(), lr=0.1, momentum=0.9)",
 }
 _FIRST_BATCH = """

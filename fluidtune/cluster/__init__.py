@@ -6,6 +6,7 @@
 | `devices` | works out a job's devices from what a trial asks for; holds devices of the job's own |
 | `pool` | which process serves which trial next |
 | `worker` | the worker process: hosts a trial's leader or one of its followers |
+| `few_collections` | what a new worker process imports costs fewer garbage collections |
 | `kept_trainable` | a class trainable that stays between two trials, with `reuse_actors=True` |
 | `process_reset` | whether a process is clean enough for another trial |
 | `process_settings`, `library_settings`, `logging_state` | what a trial can change, and how it is put back |

@@ -11,12 +11,12 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.tune import Trainable
 
 from fluidtune import startup
+from fluidtune.cluster import few_collections  # noqa: F401 (before what imports Ray Tune)
 from fluidtune.cluster.commit_stores import fingerprint, follower_commit_store
 from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
 from fluidtune.cluster.gpu_probe import GpuProbe
@@ -32,12 +32,14 @@ from fluidtune.elastic.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
 
+if TYPE_CHECKING:
+    from ray.tune import Trainable
+
 
 class Worker:
     """The actor class. Its methods run one after the other in the process' main thread."""
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
-        startup.importing()  # until the first trial's modules are imported
         adopt_environment(environment)
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import subprocess
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import tune
 from ray.tune import CheckpointConfig
 
 from fluidtune import FluidExecutor
+from fluidtune.cluster.worker import Worker
 from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
 from tests.tune.running import fit
 
@@ -179,3 +182,23 @@ def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fluid-")]
     for name in ("timeline.png", "utilisation.png", "summary.json"):
         assert (directory / name).stat().st_size > 100
+
+
+def test_a_worker_imports_ray_tune_with_few_collections_of_garbage() -> None:
+    # Classes of a function go to their processes by value, so that these import nothing else.
+    class Looking(Worker):
+        def seen(self) -> tuple[tuple[int, int, int], int]:
+            """The garbage collector's thresholds, and how often it has collected the youngest objects so far."""
+            return gc.get_threshold(), gc.get_stats()[0]["collections"]
+
+    class Bare:
+        def seen(self) -> int:
+            return gc.get_stats()[0]["collections"]
+
+    worker = ray.remote(Looking).options(num_cpus=0).remote("w", {})
+    bare = ray.remote(Bare).options(num_cpus=0).remote()
+    (thresholds, collections), before = ray.get([worker.seen.remote(), bare.seen.remote()])
+    assert thresholds[0] >= 100 * gc.get_threshold()[0]
+    assert collections - before < 50
+    ray.kill(worker)
+    ray.kill(bare)
