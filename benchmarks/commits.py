@@ -90,8 +90,7 @@ def run(folder: Path, devices: str, profile: Path, job: list[str]) -> Figures:
 
 
 def compared(name: str, of: dict[str, list[Figures]]) -> dict[str, Figures]:
-    """The figures of a job's pairs, ``of`` by side: `medians`, `ratios` and, where the job has them, `rates` and
-    `bound_ratios`."""
+    """The figures of a job's pairs, ``of`` by side, as the first paragraphs name them."""
     medians = {side: median(done[key(name)] for done in runs) for side, runs in of.items()}
     found: dict[str, Any] = {"medians": medians, "ratios": medians["before"] / medians["here"]}
     found["rates"] = {
