@@ -184,7 +184,9 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
     assert [len(one.devices) for one in told] == [1, 2]
     events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
     assert [len(e["devices"]) for e in events if e["event"] == "trial_started"] == [1, 1]
-    assert all(len(e["devices"]) == 2 for e in events if e["event"] == "resized")
+    # A trial that turns out slower on two busy cores shrinks later.
+    first = {e["trial"]: len(e["devices"]) for e in reversed(events) if e["event"] == "resized"}
+    assert set(first.values()) == {2}
 
 
 def outside_the_contract(config: dict[str, Any]) -> None:

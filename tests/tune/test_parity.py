@@ -46,7 +46,7 @@ def checkpoints(results: Any) -> list[list[tuple[Any, ...]]]:
         for checkpoint, metrics in result.best_checkpoints:
             with checkpoint.as_directory() as directory:
                 at = json.loads((Path(directory) / "at.json").read_text())
-            found[-1].append((at, sorted(metrics), metrics["training_iteration"], metrics["score"]))
+            found[-1].append((at, tuple(sorted(metrics)), metrics["training_iteration"], metrics["score"]))
     return found
 
 
@@ -59,10 +59,17 @@ def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(tra
     stock, fluid, told_stock, told_fluid = both(tmp_path, trainable, hyperband)
     assert outcome(fluid, "at") == outcome(stock, "at")
     assert told_fluid.iterations() == told_stock.iterations()
-    assert checkpoints(fluid) == checkpoints(stock)
     # The test would be empty if HyperBand had neither stopped nor promoted.
     lengths = [iteration for _, iteration, *_ in outcome(fluid)]
     assert len(set(lengths)) > 1
+    # The last of a rung to report is stopped, or goes on, without the pause in which the others are saved.
+    compared = 0
+    for ours, theirs in zip(map(set, checkpoints(fluid)), map(set, checkpoints(stock)), strict=True):
+        numbers, others = {at for at, *_ in ours}, {at for at, *_ in theirs}
+        assert numbers ^ others <= set(lengths)
+        assert {one for one in ours if one[0] in others} == {one for one in theirs if one[0] in numbers}
+        compared += len(numbers & others)
+    assert compared >= len(XS)
     for x, iterations in told_fluid.iterations().items():
         assert iterations == list(range(1, len(iterations) + 1)), f"trial x={x} lost or repeated an iteration"
     # The last of a rung to report goes on without a pause, and which one that is depends on the order of execution:
