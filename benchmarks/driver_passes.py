@@ -9,25 +9,21 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from benchmarks.many_trials import PER_NODE, Case, Job
-from fluidtune import FluidExecutor
-from fluidtune.cluster.devices import Layout
+from benchmarks.stand_in_tune import layout, standing_alone
 from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.tune import leased_devices, result_logs, tuning_job
-from fluidtune.tune.device_setup import DeviceSetup
-from fluidtune.tune.groups import Membership
+from fluidtune.tune import leased_devices
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.leased_devices import Progress
 from fluidtune.tune.manager import FluidActorManager
-from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
 from themis_bridge.locality import Gpu
 
@@ -90,11 +86,7 @@ def _pool(devices: _Devices, starts: int) -> Iterator[WorkerPool]:
         patch(strategy, lambda *args, **named: None),
         patch.object(WorkerPool, "_needed_before_start", lambda pool: {}),
     ):
-        yield WorkerPool(_layout(len(devices.nodes)), devices, "job")
-
-
-def _layout(count: int) -> Layout:
-    return Layout("gpu", count, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+        yield WorkerPool(layout(len(devices.nodes)), devices, "job")
 
 
 def _busy_engine(trials: int, devices: int) -> Any:
@@ -165,40 +157,14 @@ def progress(trials: int, devices: int) -> dict[str, float]:
 def _manager(devices: int) -> Iterator[FluidActorManager]:
     """A manager with its job, on as many devices."""
     there = _Devices(devices)
-    setup = DeviceSetup("job", _layout(devices), 1, 1, None, None, None, None)
-    controller = SimpleNamespace(
-        search_alg=None,
-        _storage=SimpleNamespace(experiment_dir_name="run"),
-        _max_pending_trials=1,
-        _reuse_actors=False,
-        _pending_trials=[],
-        update_max_pending_trials=lambda count: None,
-    )
-    scheduler = SimpleNamespace(
-        executor=FluidExecutor(),
-        synchronous=True,
-        waits_for_checkpoints=False,
-        base_scheduler=None,
-        metric="score",
-        mode="max",
-        membership=lambda trial: Membership("g", True, 10.0),
-    )
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder = SimpleNamespace(path=directory, upload=lambda: None)
-        pool = stack.enter_context(_pool(there, PER_NODE))
-        for target, name, stand_in in (
-            (tuning_job, "set_up_devices", lambda *args, **named: setup),
-            (tuning_job, "hold_devices", lambda *args, **named: there),
-            (tuning_job, "WorkerPool", lambda *args, **named: pool),
-            (tuning_job, "ExperimentFolder", lambda storage: folder),
-            (result_logs, "take_over", lambda trial, up_to: None),
-        ):
-            stack.enter_context(patch.object(target, name, stand_in))
-        stack.enter_context(patch("ray.put", lambda value: value))
-        stack.enter_context(patch("ray.wait", lambda futures, num_returns, timeout: (futures[:1], futures[1:])))
-        stack.enter_context(patch("ray.get", lambda future: future.value))
-        yield FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0}))
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        _pool(there, PER_NODE) as pool,
+        standing_alone(Path(directory), there, lambda *args, **named: pool) as manager,
+        patch("ray.wait", lambda futures, num_returns, timeout: (futures[:1], futures[1:])),
+        patch("ray.get", lambda future: future.value),
+    ):
+        yield manager
 
 
 def start(trials: int, devices: int) -> dict[str, float]:

@@ -1,25 +1,21 @@
-"""A manager to try: a real `TuningJob`, whose controller, devices and worker processes are stand-ins, without Ray."""
+"""A manager to try, without Ray: what `standing_alone` makes, with devices and workers that tests look at."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fluidtune import FluidExecutor
-from fluidtune.cluster.devices import Layout
+from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.tune import result_logs, tuning_job
-from fluidtune.tune.device_setup import DeviceSetup
-from fluidtune.tune.groups import Membership
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.trial_run import TrialRun
-from fluidtune.tune.tuning_job import TuningJob
 
 
 class Actor:
@@ -154,35 +150,14 @@ class Tried:
 
 
 @pytest.fixture
-def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
-    layout = Layout("gpu", 2, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
-    setup = DeviceSetup("job", layout, 1, 1, None, None, None, None)
-    monkeypatch.setattr(tuning_job, "set_up_devices", lambda *args: setup)
-    monkeypatch.setattr(tuning_job, "hold_devices", lambda *args: Devices())
-    monkeypatch.setattr(tuning_job, "WorkerPool", Pool)
-    folder = SimpleNamespace(path=tmp_path, upload=lambda: None)
-    monkeypatch.setattr(tuning_job, "ExperimentFolder", lambda storage: folder)
-    monkeypatch.setattr("ray.put", lambda value: value)
+def tried(tmp_path: Path) -> Iterator[Tried]:
     taken_over: list[tuple[str, int]] = []
-    monkeypatch.setattr(result_logs, "take_over", lambda trial, up_to: taken_over.append((trial.trial_id, up_to)))
-    controller = SimpleNamespace(
-        search_alg=None,
-        _storage=SimpleNamespace(experiment_dir_name="run"),
-        _max_pending_trials=1,
-        _reuse_actors=None,
-        _pending_trials=[],
-    )
-    controller.update_max_pending_trials = lambda count: None
-    scheduler = SimpleNamespace(
-        executor=FluidExecutor(),
-        synchronous=True,
-        base_scheduler=None,
-        waits_for_checkpoints=False,
-        metric="score",
-        mode="max",
-        membership=lambda trial: Membership("g", True, 10.0),
-    )
-    return Tried(FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0})), tmp_path, taken_over)
+
+    def take_over(trial: Any, up_to: int) -> None:
+        taken_over.append((trial.trial_id, up_to))
+
+    with standing_alone(tmp_path, Devices(), Pool, take_over) as manager:
+        yield Tried(manager, tmp_path, taken_over)
 
 
 def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
