@@ -89,15 +89,15 @@ def run(folder: Path, devices: str, profile: Path, job: list[str]) -> Figures:
     return found
 
 
-def compared(name: str, of: dict[str, list[Figures]]) -> dict[str, Figures]:
+def compared(name: str, of: dict[str, list[Figures]]) -> dict[str, Any]:
     """The figures of a job's pairs, ``of`` by side, as the first paragraphs name them."""
     medians = {side: median(done[key(name)] for done in runs) for side, runs in of.items()}
-    found: dict[str, Any] = {"medians": medians, "ratios": medians["before"] / medians["here"]}
-    found["rates"] = {
-        side: median(done["iterations"] / done["fit_seconds"] for done in runs) for side, runs in of.items()
+    return {
+        "medians": medians,
+        "ratios": medians["before"] / medians["here"],
+        "rates": {side: median(done["iterations"] / done["fit_seconds"] for done in runs) for side, runs in of.items()},
+        "bound_ratios": median(done["bound_ratio"] for done in of["here"]),
     }
-    found["bound_ratios"] = median(done["bound_ratio"] for done in of["here"])
-    return found
 
 
 def main() -> None:

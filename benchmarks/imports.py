@@ -3,7 +3,7 @@
 ``python -m benchmarks.imports --json [--repeats N]``. Each repeat is a new Python process without Ray's cluster. In
 this order it imports ``ray``, FluidTune's ``worker`` with Ray Tune, and the ``script`` of a search on digits with torch
 and scikit-learn (small_task.py), and it makes the first ``optimizer``, which imports torch's compiler. ``whole`` is
-their sum. Stock Ray Tune computes the same in each of its trial processes, except for FluidTune's modules.
+their sum. Stock Ray Tune imports the same in each of its trial processes, except for FluidTune's modules.
 
 ``forked`` is what a process that is forked from this one computes, with all of that imported, for a model, its
 optimizer and one batch. Nothing in FluidTune forks so far (docs/workers.md, "Where the first seconds go").
