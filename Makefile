@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod gpu ray-suite clean
+.PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,14 @@ horovod: $(STAMP)
 test-horovod: horovod
 	$(BIN)/python -m pytest -m "$(HOROVOD_TESTS)"
 
+# Trials of other people's frameworks beside stock Ray Tune, in an environment of their own (2 GB).
+frameworks-installed:
+	$(MAKE) .venv-frameworks/.installed VENV=.venv-frameworks
+	.venv-frameworks/bin/python -m pip install -q -c $(CONSTRAINTS) -r benchmarks/frameworks/requirements.txt
+
+test-frameworks: frameworks-installed
+	.venv-frameworks/bin/python -m pytest -m frameworks tests/frameworks
+
 # All that needs a GPU, in less than half an hour; gpu-report/README.md says what held. It uses the Python of GPU_PYTHON,
 # which must have torch with CUDA and fluidtune[dev]. REHEARSE=1: the same on two cores, which measures nothing.
 # BUDGET: seconds for all parts, if there is less than half an hour; the page is on disk after each part.
@@ -73,4 +81,4 @@ ray-suite: $(STAMP)
 	$(BIN)/python -m tools.ray_suite $(RAY) $(FILES)
 
 clean:
-	rm -rf $(VENV) .venv-oldest demo gpu-report
+	rm -rf $(VENV) .venv-oldest .venv-frameworks demo gpu-report

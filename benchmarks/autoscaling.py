@@ -192,7 +192,9 @@ def run_job(trials: int, iterations: int) -> dict[str, Any]:
         watch.close()
     iterations_of: dict[str, list[tuple[float, float]]] = {}
     for event in results:
-        iterations_of.setdefault(event["trial"], []).append((event["t"] - event["seconds"], event["t"]))
+        iterations_of.setdefault(event["trial"], []).append(
+            (event["t"] - event["seconds"] * event.get("iterations", 1), event["t"])
+        )
     return figures(watch.seen, iterations_of, began, ended)
 
 

@@ -10,21 +10,29 @@ start-up included, `launch` that from a free place to a trial's first result. ``
 by `here`: above 1 it has become faster. ``rates`` are iterations per second of ``fit`` (medians), because an
 asynchronous algorithm does not do the same work in every run. ``bound_ratios`` are medians over the runs here of
 ``bound_ratio``, as in `tune_vs_fluid`.
+
+A side that takes longer than ``--limit``, by default 20 times the job's first run, is ended. ``not_ended`` names it by
+job, with the seconds that it had taken. That job goes no further and is in ``jobs`` only; the other jobs run all the
+same.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.algorithms import ALGORITHMS
-from benchmarks.common import ROOT, Figures, cpu_or_emulated, finish, parser, result, say
+from benchmarks.common import PROCESS_LIMIT_S, ROOT, Figures, cpu_or_emulated, finish, parser, result, run_process, say
 from benchmarks.launch import launch_job
+from benchmarks.side_limit import SideLimit
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
 
@@ -35,6 +43,10 @@ from benchmarks.sides import OURS, sides
 devices, profile, *job = sys.argv[1:]
 print(json.dumps(sides(devices, job, profile)[OURS]()))
 """
+
+
+#: What is compared of each job, see `compared`.
+COMPARED = ("medians", "ratios", "rates", "bound_ratios")
 
 
 def jobs(emulated: bool, quick: bool) -> dict[str, list[str]]:
@@ -74,18 +86,33 @@ def described(*commit: str) -> str:
     return subprocess.check_output(command, cwd=ROOT, text=True).strip()
 
 
-def run(folder: Path, devices: str, profile: Path, job: list[str]) -> Figures:
+def run(folder: Path, devices: str, profile: Path, job: list[str], limit: float) -> Figures:
     """One run of a job in the checkout ``folder``; ``profile``: a file, for emulated devices.
 
-    Raises RuntimeError with the end of the output if it fails.
+    Raises RuntimeError with the end of the output if it fails, NotEnded if it takes longer than ``limit`` seconds, or
+    than the PROCESS_LIMIT_S s after which an earlier commit's script gives up by itself.
     """
     command = [sys.executable, "-c", RUN, devices, str(profile), *job]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"{folder.name}: {' '.join(job)} ended with status {done.returncode}:\n{done.stderr[-4000:]}"
-        )
-    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    # What a side that is ended leaves behind lies in a directory of its own. The name is short for Unix sockets' sake.
+    with tempfile.TemporaryDirectory(prefix="fc-", ignore_cleanup_errors=True) as directory:
+        environ = {**os.environ, "TMPDIR": directory}
+        output = run_process(command, min(limit, PROCESS_LIMIT_S), cwd=folder, environ=environ).output
+    found: Figures = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith('{"seconds"')))
+    return found
+
+
+def pairs(
+    name: str, count: int, folders: dict[str, Path], measure: Callable[[Path, float], Figures], limit: SideLimit
+) -> dict[str, list[Figures]]:
+    """Run a job's sides in ``count`` pairs, or until one does not end. Side -> its runs. ``measure``: runs a side."""
+    found: dict[str, list[Figures]] = {side: [] for side in folders}
+    for pair in range(count):
+        for side in folders if pair % 2 == 0 else reversed(folders):
+            done = limit.run(side, partial(measure, folders[side]))
+            if done is None:
+                return found
+            found[side].append(done)
+            say(f"{name}, {side}: {done[key(name)]:.2f} s")
     return found
 
 
@@ -101,7 +128,7 @@ def compared(name: str, of: dict[str, list[Figures]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = parser("FluidTune at an earlier commit beside FluidTune as it is here, in pairs in turn.")
+    options = parser("FluidTune at an earlier commit beside FluidTune as it is here, in pairs in turn.", limit=True)
     options.add_argument("--before", required=True, metavar="COMMIT", help="the commit to compare with")
     options.add_argument(
         "--job", nargs="+", metavar="NAME", help="jobs of --devices (hyperband, short and launch; asha)"
@@ -123,17 +150,22 @@ def main() -> None:
         profile = Path(directory) / "profile.json"
         DEFAULT.scaled(0.2 if args.quick else 1.0).save(profile)
         found: dict[str, dict[str, list[Figures]]] = {}
+        not_ended: dict[str, dict[str, float]] = {}
         for name in names:
-            found[name] = {side: [] for side in folders}
-            for pair in range(1 if args.quick else args.pairs):
-                for side in folders if pair % 2 == 0 else reversed(folders):
-                    done = run(folders[side], args.devices, profile, known[name])
-                    found[name][side].append(done)
-                    say(f"{name}, {side}: {done[key(name)]:.2f} s")
-    by_job = {name: compared(name, of) for name, of in found.items()}
-    figures = {what: {name: of[what] for name, of in by_job.items()} for what in by_job[names[0]]}
+
+            def measure(folder: Path, seconds: float, job: list[str] = known[name]) -> Figures:
+                return run(folder, args.devices, profile, job, seconds)
+
+            limit = SideLimit(args.limit)
+            found[name] = pairs(name, 1 if args.quick else args.pairs, folders, measure, limit)
+            if limit.not_ended:
+                not_ended[name] = limit.not_ended
+    by_job = {name: compared(name, of) for name, of in found.items() if name not in not_ended}
+    figures = {what: {name: of[what] for name, of in by_job.items()} for what in COMPARED}
     kind = "emulated" if emulated else "real"
-    finish(result("commits", args.devices, kind, commits=commits, jobs=found, **figures), args.json)
+    finish(
+        result("commits", args.devices, kind, commits=commits, jobs=found, not_ended=not_ended, **figures), args.json
+    )
 
 
 if __name__ == "__main__":

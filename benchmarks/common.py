@@ -13,23 +13,35 @@ import os
 import platform
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
+#: Seconds that a command may take where nothing else is said. Judgement: twice the longest side of all benchmarks.
+PROCESS_LIMIT_S = 900.0
 #: Seconds in which a killed process ends. Judgement: it ends at once unless it is held in the kernel.
 KILLED_S = 30.0
 #: The figures of one run of one side: name -> number.
 Figures = dict[str, float]
+
+
+class NotEnded(RuntimeError):
+    """A command was ended because it took longer than it may."""
+
+
+class Ran(NamedTuple):
+    """A command that has ended well: its wall time in seconds, and what it wrote to stdout and stderr."""
+
+    seconds: float
+    output: str
 
 
 def machine() -> str:
@@ -47,13 +59,20 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def parser(description: str, repeats: bool = False) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark; ``repeats``: also with --repeats."""
+def parser(description: str, repeats: bool = False, limit: bool = False) -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark.
+
+    ``repeats``: also with --repeats. ``limit``: also with --limit, for `side_limit.SideLimit`.
+    """
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="one line of JSON instead of an indented object")
     made.add_argument("--quick", action="store_true", help="the same object in under a minute, for tests")
     if repeats:
         made.add_argument("--repeats", type=int, default=1, help="how often each side runs; medians are compared")
+    if limit:
+        made.add_argument(
+            "--limit", type=float, metavar="SECONDS", help="end a side after so long (20 times what the first took)"
+        )
     return made
 
 
@@ -95,35 +114,45 @@ def environment() -> dict[str, str]:
     return found
 
 
-def run_process(command: Sequence[str], timeout: float = 900.0, show: bool = False) -> float:
-    """Run a command to its end. Returns its wall time in seconds.
+def run_process(
+    command: Sequence[str],
+    limit: float = PROCESS_LIMIT_S,
+    *,
+    cwd: str | Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    show: bool = False,
+) -> Ran:
+    """Run a command to its end.
 
-    ``show``: its output goes to stderr as it comes. Raises RuntimeError with the end of the output if the command
-    fails or takes longer than ``timeout`` seconds; all processes that it started are killed then.
+    ``environ``: its environment instead of `environment`. ``show``: its output goes to stderr as it comes.
+    Raises RuntimeError with the end of the output if the command fails, and NotEnded if it takes longer than ``limit``
+    seconds; all processes that it started are killed then.
     """
     with tempfile.TemporaryFile("w+") as output:
         started = time.perf_counter()
         process = subprocess.Popen(
             list(command),
-            cwd=ROOT,
-            env=environment(),
+            cwd=cwd,
+            env=environment() if environ is None else environ,
             stdout=sys.stderr if show else output,
             stderr=sys.stderr if show else subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            status: int | None = process.wait(timeout)
+            status: int | None = process.wait(limit)
         except BaseException as error:
             kill_tree(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             status = None
         seconds = time.perf_counter() - started
+        output.seek(0)
+        said = output.read()
+        if status is None:
+            raise NotEnded(f"{' '.join(command)} took more than {limit:.0f} s:\n{said[-4000:]}")
         if status != 0:
-            output.seek(0)
-            how = f"took more than {timeout:.0f} s" if status is None else f"ended with status {status}"
-            raise RuntimeError(f"{' '.join(command)} {how}:\n{output.read()[-4000:]}")
-    return seconds
+            raise RuntimeError(f"{' '.join(command)} ended with status {status}:\n{said[-4000:]}")
+    return Ran(seconds, said)
 
 
 def free_ports(count: int) -> list[int]:
@@ -138,27 +167,21 @@ def free_ports(count: int) -> list[int]:
 def kill_tree(process: subprocess.Popen[Any]) -> None:
     """Kill the process and all its descendants, also Ray's processes, which have other sessions.
 
-    A process that a driver holds in the kernel does not end before the driver lets go: it is waited for KILLED_S only.
+    They are stopped first, parents before their children, so that none starts another one that nobody sees. A process
+    that a driver holds in the kernel does not end before the driver lets go: they are waited for KILLED_S only.
     """
+    found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGKILL)
+        root = psutil.Process(process.pid)
+        while new := [each for each in (root, *root.children(recursive=True)) if each.pid not in found]:
+            for each in new:
+                found[each.pid] = each
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGSTOP)
+    for each in found.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGKILL)
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILLED_S)
-
-
-def repeat(sides: Mapping[str, Callable[[], Figures]], times: int) -> dict[str, dict[str, Any]]:
-    """Run all sides in turn, ``times`` times. Side -> the median of each figure, and all runs under ``all``."""
-    collected: dict[str, list[Figures]] = {name: [] for name in sides}
-    for turn in range(times):
-        for name, side in sides.items():
-            figures = side()
-            collected[name].append(figures)
-            shown = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
-            say(f"[{turn + 1}/{times}] {name}: {shown}")
-    return {
-        name: {**{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "all": runs}
-        for name, runs in collected.items()
-    }
+    psutil.wait_procs([each for each in found.values() if each.pid != process.pid], timeout=KILLED_S)

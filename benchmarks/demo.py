@@ -5,7 +5,8 @@ network on scikit-learn's digits. Both runs have the same configurations and use
 Each run is a whole process, and its time includes start-up.
 
 Written to DIR: timeline.png (trials over devices under FluidTune), utilisation.png (both runs), and the results of
-both runs. Utilisation here is the part of the devices' time inside an iteration of some trial. Nobody outside stock Ray
+both runs. A run that takes longer than ``--limit`` is ended; if it is stock's, the pictures are of ours alone.
+Utilisation here is the part of the devices' time inside an iteration of some trial. Nobody outside stock Ray
 Tune can see when it gives a core to a trial, but its results say, to the second, when iterations ran. So in both runs
 the time in which a trial is brought to its device counts as idle.
 """
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import ROOT, run_process
+from benchmarks.side_limit import SideLimit
 from benchmarks.sides import under_fluidtune
 from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
 
@@ -68,8 +70,11 @@ def fluid_iterations(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
         if event["event"] in ("trial_started", "resized"):
             held[event["trial"]] = event["devices"]
         elif event["event"] == "trial_result":
-            end, devices, share = event["t"], held[event["trial"]], min(1.0, event.get("width") or 1.0)
-            record = {"trial": event["trial"], "start": end - event["seconds"], "end": end, "device": devices}
+            devices, share = held[event["trial"]], min(1.0, event.get("width") or 1.0)
+            # Several iterations in one line are drawn as one of their length.
+            seconds = event["seconds"] * event.get("iterations", 1)
+            start = event.get("began", event["t"] - seconds)
+            record = {"trial": event["trial"], "start": start, "end": start + seconds, "device": devices}
             found.append({**record, "share": share} if share < 1 else record)
     return found
 
@@ -77,7 +82,9 @@ def fluid_iterations(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description="One tuning job under stock Ray Tune and under FluidTune.")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="where the pictures and results go")
-    out = parser.parse_args().out.resolve()
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end a run after so long")
+    args = parser.parse_args()
+    out = args.out.resolve()
     if out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True)
@@ -92,29 +99,38 @@ def main() -> None:
         "FluidTune": under_fluidtune(devices, str(SCRIPT)),
     }
     runs = {name: out / name.split()[0].lower() for name in commands}
+    limit = SideLimit(args.limit)
     for name, command in commands.items():
         console.rule(f"{SCRIPT.name} under {name}, {cores} cores")
-        seconds[name] = run_process([*command, "--storage", str(runs[name])], show=True)
+        storage = ["--storage", str(runs[name])]
+        ran = limit.run(name, lambda most, of=[*command, *storage]: run_process(of, most, show=True))
+        if ran is None:
+            continue
+        seconds[name] = ran.seconds
         trials = results(runs[name] / NAME)
         best[name] = max(row[METRIC] for rows in trials.values() for row in rows)
         console.print(f"{name}: {len(trials)} trials in {seconds[name]:.1f} s, best accuracy {best[name]:.4f}")
+    limit.require("FluidTune")
 
     ours, stock = runs["FluidTune"] / NAME, runs["stock Ray Tune"] / NAME
     written = write_report(ours, out)
+    records = {"FluidTune": fluid_iterations(read_events(ours / EVENT_LOG_NAME))}
+    if "stock Ray Tune" in seconds:
+        records["stock Ray Tune"] = stock_iterations(stock)
     in_iterations = [
-        events_from_tune_results(records, devices=cores, run="time in iterations", kind="cpu")
-        for records in (fluid_iterations(read_events(ours / EVENT_LOG_NAME)), stock_iterations(stock))
+        events_from_tune_results(of, devices=cores, run="time in iterations", kind="cpu") for of in records.values()
     ]
-    utilisation_png(in_iterations[0], written.utilisation, in_iterations[1])
+    utilisation_png(in_iterations[0], written.utilisation, *in_iterations[1:])
 
     table = Table(title=f"HyperBand on handwritten digits, {cores} cores")
     for column in ("", "seconds, start-up included", "best accuracy"):
         table.add_column(column, justify="right" if column else "left")
-    for name in commands:
+    for name in seconds:
         table.add_row(name, f"{seconds[name]:.1f}", f"{best[name]:.4f}")
     console.print(table)
     console.print(f"best digits accuracy: {best['FluidTune']:.4f}")
-    console.print(f"speed-up over stock Ray Tune: {seconds['stock Ray Tune'] / seconds['FluidTune']:.2f}x")
+    if "stock Ray Tune" in seconds:
+        console.print(f"speed-up over stock Ray Tune: {seconds['stock Ray Tune'] / seconds['FluidTune']:.2f}x")
     for picture in (written.timeline, written.utilisation):
         console.print(f"picture: {picture}", soft_wrap=True)
 

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from benchmarks.many_trials import PER_NODE, Case, Job
 from benchmarks.stand_in_tune import layout, standing_alone
 from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune import leased_devices
@@ -79,12 +80,12 @@ def _pool(devices: _Devices, starts: int) -> Iterator[WorkerPool]:
     """A pool whose processes are stand-ins. ``starts``: how many processes of a node may start at a time."""
     remote = SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *args: _Actor()))
     nodes = [{"NodeID": node, "Resources": {"CPU": float(starts)}} for node in set(devices.nodes.values())]
-    strategy = "fluidtune.cluster.pool.PlacementGroupSchedulingStrategy"
+    strategy = "fluidtune.cluster.new_processes.PlacementGroupSchedulingStrategy"
     with (
         patch("ray.remote", lambda cls: remote),
         patch("ray.nodes", lambda: nodes),
         patch(strategy, lambda *args, **named: None),
-        patch.object(WorkerPool, "_needed_before_start", lambda pool: {}),
+        patch.object(NewProcesses, "_needed_before_start", lambda pool: {}),
     ):
         yield WorkerPool(layout(len(devices.nodes)), devices, "job")
 

@@ -6,7 +6,7 @@ and scikit-learn (small_task.py), and it makes the first ``optimizer``, which im
 their sum. Stock Ray Tune imports the same in each of its trial processes, except for FluidTune's modules.
 
 ``forked`` is what a process that is forked from this one computes, with all of that imported, for a model, its
-optimizer and one batch. Nothing in FluidTune forks so far (docs/workers.md, "Where the first seconds go").
+optimizer and one batch. `benchmarks.forks` measures real forks on Ray (docs/workers.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ providing a process, loading the new trial, its first iteration, and its report.
 
 from __future__ import annotations
 
-from benchmarks.common import cores, finish, parser, ratios, repeat, result
+from benchmarks.common import cores, finish, parser, ratios, result
+from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
 
 #: Seconds of a trial's first iteration. Judgement: short beside a stock launch of seconds.
@@ -23,11 +24,13 @@ def launch_job(quick: bool) -> list[str]:
 
 
 def main() -> None:
-    options = parser("Seconds from a free place to a trial's first result, beside stock Ray Tune.", repeats=True)
+    options = parser("Seconds from a free place to a trial's first result, beside stock Ray Tune.", True, limit=True)
     options.add_argument("--devices", default="cpu:2", help="what all sides run on, cpu:N")
     args = options.parse_args()
     cores(args.devices)
-    measured = repeat(sides(args.devices, launch_job(args.quick)), args.repeats)
+    limit = SideLimit(args.limit)
+    measured = repeat(sides(args.devices, launch_job(args.quick)), args.repeats, limit)
+    limit.require(OURS)
     found = ratios(measured, OURS, "launch_seconds")
     figures = result(
         "launch",
@@ -35,8 +38,9 @@ def main() -> None:
         "real",
         first_iteration_seconds=FIRST_ITERATION,
         sides=measured,
-        ratio=min(found.values()),
+        ratio=min(found.values(), default=None),
         ratios=found,
+        not_ended=limit.not_ended,
     )
     finish(figures, args.json)
 

@@ -13,6 +13,8 @@ trains on meanwhile. ``stall`` is the time for which an in-place resize interrup
 With ``--backend horovod`` the collectives of `fluid` are Horovod's, and there is a third side, `elastic_ray`: Horovod's
 own ElasticRayExecutor (resize_horovod.py), timed from its driver's decision to the first step of the new group.
 ``grow_stall`` and ``shrink_stall`` are the longest time without a step meanwhile.
+
+A side that takes longer than ``--limit`` is ended; ``not_ended`` names it, and it has no other figures (side_limit.py).
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.common import ROOT, finish, parser, result, run_process, say
+from benchmarks.side_limit import SideLimit
 from benchmarks.sides import OURS, under_fluidtune
 from fluidtune.elastic.backends import BACKENDS
 from fluidtune.elastic.backends.horovod_there import require_horovod
@@ -35,11 +39,13 @@ JOB = str(ROOT / "benchmarks" / "resize_job.py")
 DEVICES = ("cpu:2", "gpu:2")
 HOROVOD_JOB = str(ROOT / "benchmarks" / "resize_horovod.py")
 KINDS = ("grow", "shrink")
+#: Kind -> the seconds of each resize of that kind.
+Resizes = dict[str, list[float]]
 
 
-def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+def resizes(events: Iterable[Mapping[str, Any]]) -> Resizes:
     """The resizes in a FluidTune run's events: seconds of each ``grow``, ``shrink``, ``cold`` growth and ``stall``."""
-    found: dict[str, list[float]] = {"grow": [], "shrink": [], "cold": [], "stall": []}
+    found: Resizes = {"grow": [], "shrink": [], "cold": [], "stall": []}
     #: trial -> its resize that is under way: when it was decided, its kind, and whether the devices have changed.
     under_way: dict[str, dict[str, Any]] = {}
     for event in events:
@@ -61,12 +67,12 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
-def fluid(times: int, backend: str, devices: str) -> dict[str, list[float]]:
-    """The resizes of a run with ``times`` guests under FluidTune."""
+def fluid(times: int, backend: str, devices: str, limit: float) -> Resizes:
+    """The resizes of a run with ``times`` guests under FluidTune. NotEnded if it takes longer than ``limit`` s."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = str(Path(directory) / "out.json")
         job = ("guests", *gpus(devices), "--times", str(times), "--storage", directory, "--out", out)
-        run_process(under_fluidtune(devices, JOB, *job, settings=["--backend", backend]))
+        run_process(under_fluidtune(devices, JOB, *job, settings=["--backend", backend]), limit)
         return resizes(read_events(Path(directory) / "job" / "fluid_events.jsonl"))
 
 
@@ -75,46 +81,64 @@ def gpus(devices: str) -> tuple[str, ...]:
     return ("--gpus", "2") if devices.startswith("gpu") else ()
 
 
-def stock(times: int, devices: str) -> dict[str, list[float]]:
+def stock(times: int, devices: str, limit: float) -> Resizes:
     """``times`` growths and ``times`` shrinks by pause and resume under stock Ray Tune."""
-    return measured(JOB, "pause", *gpus(devices), "--times", str(times))
+    return measured(limit, JOB, "pause", *gpus(devices), "--times", str(times))
 
 
-def elastic_ray(times: int) -> dict[str, list[float]]:
+def elastic_ray(times: int, limit: float) -> Resizes:
     """``times`` growths and ``times`` shrinks by Horovod's own driver on Ray."""
-    return measured(HOROVOD_JOB, "--times", str(times))
+    return measured(limit, HOROVOD_JOB, "--times", str(times))
 
 
-def measured(*job: str) -> dict[str, list[float]]:
-    """Run a script with ``python`` and return the measurements that it writes down."""
+def measured(limit: float, *job: str) -> Resizes:
+    """Run a script with ``python`` for ``limit`` s at most and return the measurements that it writes down."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = Path(directory) / "out.json"
-        run_process([sys.executable, *job, "--storage", directory, "--out", str(out)])
+        run_process([sys.executable, *job, "--storage", directory, "--out", str(out)], limit)
         return json.loads(out.read_text())
 
 
-def side(found: dict[str, list[float]]) -> dict[str, Any]:
+def measures(quick: bool, backend: str, devices: str) -> dict[str, Callable[[float], Resizes]]:
+    """Name of a side -> a function that runs it for so many seconds at most."""
+    times = 1 if quick else 3
+    found: dict[str, Callable[[float], Resizes]] = {
+        OURS: partial(fluid, 2 * times, backend, devices),
+        "stock": partial(stock, times, devices),
+    }
+    return found | ({"elastic_ray": partial(elastic_ray, times)} if backend == "horovod" else {})
+
+
+def gathered(sides: Mapping[str, Callable[[float], Resizes]], times: int, limit: SideLimit) -> dict[str, Resizes]:
+    """Run all sides in turn, ``times`` times. Side -> the resizes of all its runs, of the sides that have ended."""
+    found: dict[str, Resizes] = {}
+    for turn in range(times):
+        for name, run in sides.items():
+            resized = limit.run(name, run)
+            if resized is not None:
+                for kind, seconds in resized.items():
+                    found.setdefault(name, {}).setdefault(kind, []).extend(seconds)
+                say(f"[{turn + 1}/{times}] {name}: {json.dumps(resized)}")
+    return {name: of for name, of in found.items() if name not in limit.not_ended}
+
+
+def side(found: Resizes) -> dict[str, Any]:
     """The median of each list, and the lists under ``all``."""
     return {**{name: median(values) for name, values in found.items() if values}, "all": found}
 
 
 def main() -> None:
     options = parser(
-        "Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.", repeats=True
+        "Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.", repeats=True, limit=True
     )
     options.add_argument("--backend", choices=sorted(BACKENDS), default="torch", help="the collective library")
     options.add_argument("--devices", choices=DEVICES, default=DEVICES[0], help="on gpu:2 the sums are NCCL's")
     args = options.parse_args()
     if args.backend == "horovod":
         require_horovod()
-    runs = []
-    for turn in range(args.repeats):
-        runs.append({OURS: fluid(2 if args.quick else 6, args.backend, args.devices)})
-        runs[-1]["stock"] = stock(1 if args.quick else 3, args.devices)
-        if args.backend == "horovod":
-            runs[-1]["elastic_ray"] = elastic_ray(1 if args.quick else 3)
-        say(f"[{turn + 1}/{args.repeats}] {json.dumps(runs[-1])}")
-    found = {name: {kind: [s for run in runs for s in run[name][kind]] for kind in runs[0][name]} for name in runs[0]}
+    limit = SideLimit(args.limit)
+    found = gathered(measures(args.quick, args.backend, args.devices), args.repeats, limit)
+    limit.require(OURS)
     missing = [kind for kind in KINDS if not found[OURS][kind]]
     if missing:
         raise SystemExit(
@@ -132,8 +156,9 @@ def main() -> None:
         "real",
         backend=args.backend,
         sides=sides,
-        ratio=min(ratios.values()),
+        ratio=min(ratios.values(), default=None),
         ratios=ratios,
+        not_ended=limit.not_ended,
         by_kind=by_kind,
     )
     finish(figures, args.json)

@@ -111,8 +111,9 @@ def search(beside: bool, quick: bool) -> dict[str, float]:
     ray.shutdown()
     begin = next(event["t"] for event in events if event["event"] == "trial_started")
     results = [event for event in events if event["event"] == "trial_result"]
+    iterations = sum(event.get("iterations", 1) for event in results)
     iteration = statistics.median(event["seconds"] for event in results)
-    return {"begin": begin, "end": results[-1]["t"], "iterations": len(results), "iteration_ms": 1e3 * iteration}
+    return {"begin": begin, "end": results[-1]["t"], "iterations": iterations, "iteration_ms": 1e3 * iteration}
 
 
 def service(beside: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import ROOT, Figures, cores, run_process
+from benchmarks.common import PROCESS_LIMIT_S, ROOT, Figures, cores, run_process
 
 #: The name of our side.
 OURS = "fluid"
@@ -37,8 +37,10 @@ def distance(run: Path) -> Figures:
 
 def sides(
     devices: str, job: Sequence[str], profile: str | None = None, keep: str | None = None
-) -> dict[str, Callable[[], Figures]]:
+) -> dict[str, Callable[..., Figures]]:
     """Name of a side -> a function that runs job.py with the arguments ``job`` there and returns its measurements.
+
+    The function may be given the seconds that the run may take. It raises NotEnded if that takes longer.
 
     ``profile``: a file, for emulated devices. ``keep``: a directory that receives each side's last experiment.
     """
@@ -46,15 +48,15 @@ def sides(
     count = cores(devices, ("cpu", "emulated"))
     settings = ["--profile", str(profile)] if emulated else []
 
-    def side(name: str, command: Sequence[str], *more: str) -> Callable[[], Figures]:
-        def run() -> Figures:
+    def side(name: str, command: Sequence[str], *more: str) -> Callable[..., Figures]:
+        def run(limit: float = PROCESS_LIMIT_S) -> Figures:
             with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
                 out = Path(directory) / "out.json"
                 cpus = str(os.cpu_count() or 1) if emulated else str(count)
                 place = ["--cpus", cpus, "--storage", directory, "--out", str(out)]
                 if emulated:
                     place += ["--gpus", str(count), "--profile", str(profile)]
-                seconds = run_process([*command, *job, *place, *more])
+                seconds = run_process([*command, *job, *place, *more], limit).seconds
                 found = json.loads(out.read_text())
                 if name == OURS:
                     found |= distance(Path(directory) / "job")

@@ -44,6 +44,7 @@ def standing_alone(
         _storage=SimpleNamespace(experiment_dir_name="run"),
         _max_pending_trials=1,
         _reuse_actors=None,
+        resumed=False,
         _pending_trials=[],
         update_max_pending_trials=lambda count: None,
     )
@@ -62,7 +63,7 @@ def standing_alone(
             (tuning_job, "set_up_devices", lambda *args, **named: setup),
             (tuning_job, "hold_devices", lambda *args, **named: devices),
             (tuning_job, "WorkerPool", pool),
-            (tuning_job, "ExperimentFolder", lambda storage: folder),
+            (tuning_job, "ExperimentFolder", lambda storage, restored: folder),
             (result_logs, "take_over", take_over),
         ):
             stack.enter_context(patch.object(target, name, stand_in))

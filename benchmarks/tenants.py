@@ -17,6 +17,9 @@ A side has ``rho`` and ``seconds`` by job, ``worst_rho`` and ``makespan`` (s, fr
 ``ratios`` are stock's figures divided by those of Themis: of ``worst_rho`` (also in ``ratio``) and of ``makespan``;
 ``ratios_without_arbiter``, if there is that side, are those of ``fluid`` divided by those of Themis. On both these
 sides trials share devices and grow as in any run under FluidTune, so that their difference is what the arbiter does.
+
+A side that takes longer than ``--limit`` is ended (side_limit.py). If that is ``fluid``, ``not_ended`` names it and the
+others are compared; without one of the others nothing can be.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, cores, finish, kill_tree, parser, result, say
+from benchmarks.common import ROOT, NotEnded, cores, finish, kill_tree, parser, result, say
 from benchmarks.head import Head, head
+from benchmarks.side_limit import SideLimit
 from benchmarks.sides import JOB
 from fluidtune.profiles import DEFAULT, Profile
 from themis_bridge import independent_finish_time
@@ -64,14 +69,14 @@ EMULATED = [
 QUICK = [Tenant("large", 0, 24, 5), Tenant("middle", 10, 8, 5), Tenant("small", 15, 4, 5), Tenant("last", 20, 4, 5)]
 #: The jobs on real cores, of which there are few.
 REAL = [Tenant("large", 0, 10, 6), Tenant("middle", 15, 4, 6), Tenant("small", 25, 2, 6), Tenant("last", 35, 2, 6)]
-#: Seconds after which a side is given up. Judgement: three times the longest side measured so far.
-PATIENCE_S = 900.0
 
 
-def run_side(side: str, tenants: list[Tenant], options: Any, profile: str | None) -> dict[str, dict[str, float]]:
+def run_side(
+    side: str, tenants: list[Tenant], options: Any, profile: str | None, limit: float
+) -> dict[str, dict[str, float]]:
     """Run the jobs on a new cluster. Returns job -> when it began and ended (s), and what it measured itself.
 
-    ``side``: one of `SIDES`.
+    ``side``: one of `SIDES`. Raises NotEnded if the jobs take longer than ``limit`` seconds.
     """
     emulated = profile is not None
     count = cores(options.devices, ("cpu", "emulated"))
@@ -101,8 +106,9 @@ def run_side(side: str, tenants: list[Tenant], options: Any, profile: str | None
                         if process.returncode:
                             said = Path(directory, f"{tenant.name}.log").read_text()[-3000:]
                             raise RuntimeError(f"job {tenant.name} ended with {process.returncode}:\n{said}")
-                if now > PATIENCE_S:
-                    raise RuntimeError(f"the jobs took more than {PATIENCE_S:.0f} s")
+                if now > limit:
+                    left = ", ".join(each.name for each in tenants if each.name not in ends)
+                    raise NotEnded(f"after {limit:.0f} s these jobs had not ended: {left}")
                 time.sleep(0.05)
         finally:
             for _, process, _ in processes:
@@ -167,7 +173,7 @@ def fairness(
 
 def main() -> None:
     """The command."""
-    arguments = parser("Tuning jobs that share a Ray cluster: stock Ray, FluidTune alone, and Themis.")
+    arguments = parser("Tuning jobs that share a Ray cluster: stock Ray, FluidTune alone, and Themis.", limit=True)
     arguments.add_argument("--devices", default="emulated:8", help="emulated:N or cpu:N (emulated:8)")
     arguments.add_argument(
         "--seconds", type=float, help="seconds of an emulated iteration on one device (2; 0.4 with --quick)"
@@ -185,11 +191,16 @@ def main() -> None:
             profile = str(Path(directory) / "profile.json")
             scaled: Profile = DEFAULT.scaled(options.seconds)
             scaled.save(profile)
+        limit = SideLimit(options.limit)
         found = {}
         for name in EMULATED_SIDES if emulated else SIDES:
-            found[name] = run_side(name, tenants, options, profile)
-            ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in found[name].items())
-            say(f"{name}: {ends}")
+            ended = limit.run(name, partial(run_side, name, tenants, options, profile))
+            if ended is not None:
+                found[name] = ended
+                ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in ended.items())
+                say(f"{name}: {ends}")
+    for needed in (STOCK, THEMIS):
+        limit.require(needed)
     budgets = {job: each["trial_seconds"] for job, each in found[STOCK].items()}
     sides = {name: fairness(side, budgets, tenants, count) for name, side in found.items()}
     against, *alone = (
@@ -207,6 +218,7 @@ def main() -> None:
             budgets=budgets,
             sides=sides,
             ratios=against,
+            not_ended=limit.not_ended,
             **({"ratios_without_arbiter": alone[0]} if alone else {}),
             ratio=against["worst_rho"],
         ),

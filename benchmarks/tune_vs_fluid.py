@@ -17,23 +17,27 @@ devices the task is emulated too: by default one of which a trial fills half a G
 with stock Tune's beside ours, and our timeline. ``rates`` are iterations per second by side, because an asynchronous
 algorithm does not do the same work in every run. ``bound_ratio`` is the time of a run of ours divided by the least that
 any schedule of its work could have had (docs/engine.md, "A bound to judge a run by"); both begin with the event log.
+
+A side that takes longer than ``--limit`` is ended. ``not_ended`` names it, with the seconds that it had taken; all
+other figures are those of the other sides (side_limit.py).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.algorithms import ALGORITHMS, means
-from benchmarks.common import cores, cpu_or_emulated, finish, parser, ratios, repeat, result
+from benchmarks.common import cores, cpu_or_emulated, finish, parser, ratios, result
 from benchmarks.demo import fluid_iterations, stock_iterations
+from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
-from fluidtune.report.occupancy import occupancy_of, utilisation
+from fluidtune.report.occupancy import held_part, occupancy_of
 
 #: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
 #: 49 trials with at most 27 epochs are one, too.
@@ -60,7 +64,7 @@ def emulated_job(algorithm: str, quick: bool, trials: int | None = None, epochs:
 
 
 def main() -> None:
-    options = parser("A tuning job under FluidTune beside the same job under stock Ray Tune.", repeats=True)
+    options = parser("A tuning job under FluidTune beside the same job under stock Ray Tune.", repeats=True, limit=True)
     options.add_argument("--algorithm", choices=ALGORITHMS, default="hyperband")
     options.add_argument("--trainable", choices=["elastic", "plain", "small", "short"], default="elastic")
     options.add_argument(
@@ -91,8 +95,10 @@ def main() -> None:
             path = str(Path(directory) / "profile.json")
             profile.scaled(args.seconds or (0.2 if args.quick else 1.0)).save(path)
         keep = str(args.out or Path(directory) / "keep") if emulated else None
-        measured = repeat(sides(args.devices, ["--algorithm", args.algorithm, *job], path, keep), args.repeats)
-        used = utilisations(Path(keep), cores(args.devices, ("emulated",)), args.out) if keep else {}
+        limit = SideLimit(args.limit)
+        measured = repeat(sides(args.devices, ["--algorithm", args.algorithm, *job], path, keep), args.repeats, limit)
+        limit.require(OURS)
+        used = utilisations(Path(keep), measured, cores(args.devices, ("emulated",)), args.out) if keep else {}
     found = ratios(measured, OURS, "seconds")
     figures = result(
         "tune_vs_fluid",
@@ -102,8 +108,9 @@ def main() -> None:
         algorithm_means=means(args.algorithm),
         trainable=args.trainable,
         sides=measured,
-        ratio=min(found.values()),
+        ratio=min(found.values(), default=None),
         ratios=found,
+        not_ended=limit.not_ended,
         best={name: side["best"] for name, side in measured.items()},
         bound_ratio=measured[OURS]["bound_ratio"],
         fit_ratios=ratios(measured, OURS, "fit_seconds"),
@@ -120,18 +127,18 @@ def rates(sides: Mapping[str, Any]) -> dict[str, float]:
     return {name: median(run["iterations"] / run["fit_seconds"] for run in side["all"]) for name, side in sides.items()}
 
 
-def utilisations(keep: Path, devices: int, out: Path | None) -> dict[str, float]:
+def utilisations(keep: Path, sides: Iterable[str], devices: int, out: Path | None) -> dict[str, float]:
     """Side -> utilisation in its last run, which is in ``keep``. Pictures go to ``out``."""
     records = {OURS: fluid_iterations(read_events(keep / OURS / EVENT_LOG_NAME))}
-    records |= {name: stock_iterations(keep / name) for name in ("stock", "stock_reuse")}
+    records |= {name: stock_iterations(keep / name) for name in sides if name != OURS}
     events = {
         name: events_from_tune_results(found, devices=devices, run="time in iterations", kind="emulated")
         for name, found in records.items()
     }
     if out is not None:
         written = write_report(keep / OURS, out)
-        utilisation_png(events[OURS], written.utilisation, events["stock"])
-    return {name: utilisation(occupancy_of(found)) for name, found in events.items()}
+        utilisation_png(events[OURS], written.utilisation, events.get("stock"))
+    return {name: held_part(occupancy_of(found)) for name, found in events.items()}
 
 
 if __name__ == "__main__":

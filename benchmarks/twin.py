@@ -59,7 +59,7 @@ def main() -> None:
                 "measured": whole.seconds,
                 "predicted": predicted.makespan,
                 "ratio": predicted.makespan / whole.seconds,
-                "utilisation": predicted.utilisation,
+                "held": predicted.held,
                 "bound": bound,
                 "bound_ratio": whole.seconds / bound,
             }

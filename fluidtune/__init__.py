@@ -3,7 +3,7 @@
 `run` and `Tuner` take the parameters of Ray Tune's and let FluidTune execute the trials. `FluidExecutor` holds the
 settings. `FluidScheduler` brings the executor into a stock ``ray.tune.Tuner``. With `announce` the author of an
 algorithm names its TrialGroups. A training loop calls `fluidtune.elastic` to be resized while it trains. `serve` lets
-the best trials of a finished run answer requests.
+the best trials of a finished run answer requests. `forked` has Ray fork the processes of any program.
 
 The rooms, from pure to shell: `planning` (widths), `engine` (what each trial does next), `profiles` and `twin` (the
 engine on a virtual clock), `tune` and `ray_compat` (the edge to Ray Tune), `cluster` (devices and workers), `elastic`
@@ -29,19 +29,21 @@ __all__ = [
     "__version__",
     "announce",
     "elastic",
+    "forked",
     "run",
     "serve",
 ]
 
 hash_seed.provide()  # before a cluster is started
 
-#: Public name -> the module that defines it.
+#: Public name -> the module that defines it. Type checkers read __init__.pyi.
 _HOMES = {
     "FluidExecutor": "fluidtune.tune.executor",
     "FluidScheduler": "fluidtune.tune.scheduler",
     "FluidTuneError": "fluidtune.errors",
     "Tuner": "fluidtune.tune.api",
     "announce": "fluidtune.tune.groups",
+    "forked": "fluidtune.cluster.forks.forked",
     "run": "fluidtune.tune.api",
     "serve": "fluidtune.serving.service",
 }
@@ -56,3 +58,7 @@ def __getattr__(name: str) -> Any:
     if name == "elastic":
         return importlib.import_module("fluidtune.elastic")
     raise AttributeError(f"module 'fluidtune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,8 @@ plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbi
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import click
 
 from fluidtune import startup
 from fluidtune.errors import FluidTuneError
+from fluidtune.script_errors import show_from_the_script_on
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,7 +25,8 @@ def cli() -> None:
     """Run Ray Tune scripts so that trials share devices when they are many and spread when they are few."""
 
 
-@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+# What follows the script is the script's own, options included.
+@cli.command(context_settings={"allow_interspersed_args": False})
 @click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
 @click.option("--max-packing", type=int, default=None, help="Limit of trials that share one device.")
 @click.option("--max-workers", type=int, default=None, help="Limit of devices that one trial trains on.")
@@ -32,7 +36,8 @@ def cli() -> None:
 @click.option("--reserve", is_flag=True, help="Hold all devices from start to end, not only while trials use them.")
 @click.option("--backend", default="torch", help='Collective library of elastic trials: "torch" or "horovod".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
-@click.option("--fresh-workers", is_flag=True, help="Give every trial new processes.")
+@click.option("--fresh-workers", is_flag=True, help="Never give a trial a process that another one has used.")
+@click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -47,6 +52,7 @@ def run(
     backend: str,
     profile: str | None,
     fresh_workers: bool,
+    fork_server: bool,
     beside: bool,
     script: str,
     args: tuple[str, ...],
@@ -72,6 +78,7 @@ def run(
         profile=profile,
         fresh_workers=fresh_workers,
         beside=beside,
+        fork_server=fork_server,
     )
     run_script(script, args, executor)
 
@@ -90,12 +97,25 @@ def report(run_dir: str) -> None:
     events = read_events(log)
     if is_serving(events):
         console.print(render_serving(summarise_serving(events)))
-        console.print(f"wrote {serving_png(events, log.parent / 'serving.png')}", soft_wrap=True)
+        _write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
-    paths = write_report(log)
     console.print(render(summarise(events)))
-    for picture in (paths.timeline, paths.utilisation):
-        console.print(f"wrote {picture}", soft_wrap=True)
+
+    def pictures() -> list[Path]:
+        paths = write_report(log)
+        return [paths.timeline, paths.utilisation]
+
+    _write(pictures)
+
+
+def _write(files: Callable[[], Iterable[Path]]) -> None:
+    """Write files beside what was printed, and say where they are. Exit status 1 where that cannot be done."""
+    try:
+        for path in files():
+            click.echo(f"wrote {path}")
+    except OSError as error:
+        click.echo(f"fluidtune: not all files of this command could be written: {error}", err=True)
+        sys.exit(1)
 
 
 @cli.command()
@@ -130,7 +150,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     job = job_of(source, trials, iterations)
     found = forecasts(job, counts)
     Console().print(render_plan(job, found))
-    click.echo(f"wrote {plan_png(job, found, out)}")
+    _write(lambda: [plan_png(job, found, out)])
 
 
 def _counts(sizes: str) -> list[int]:
@@ -143,13 +163,17 @@ def _counts(sizes: str) -> list[int]:
 
 @cli.command()
 def doctor() -> None:
-    """Say which of the things that FluidTune needs or can use are there, and what to type if one is missing."""
+    """Say which of the things that FluidTune needs or can use are there, and what to type if one is missing.
+
+    "ok": it is there. "--": it is not, and jobs run without it. "MISS": something is to be done, and the exit status
+    is 1.
+    """
     from fluidtune.doctor import checks
 
     trouble = False
     for name, good, text in checks():
-        click.echo(f"{'ok  ' if good else 'MISS'}  {name}: {text}")
-        trouble = trouble or not good
+        click.echo(f"{'--  ' if good is None else 'ok  ' if good else 'MISS'}  {name}: {text}")
+        trouble = trouble or good is False
     sys.exit(1 if trouble else 0)
 
 
@@ -295,9 +319,10 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
-@click.option("--max-body", type=int, default=16 << 20, show_default=True, help="Bytes of a request's body.")
+@click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 times the longest sample]")
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
+@click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
 @click.option("--port", type=int, default=8000, show_default=True)
 @click.pass_obj
@@ -363,11 +388,21 @@ def serve_stop(address: str) -> None:
 
 def main() -> None:
     """The console script. A FluidTuneError is printed as one line, with exit status 2."""
+    show_from_the_script_on()
     try:
         cli(standalone_mode=False)
     except FluidTuneError as error:
         click.echo(f"fluidtune: {error}", err=True)
         sys.exit(2)
+    except click.NoSuchOption as error:
+        hint = error.possibilities
+        if error.ctx is not None and error.ctx.command is cli:
+            # Somebody left out the command, as in `fluidtune --devices gpu:1 script.py`.
+            options = [name for option in run.params for name in option.opts if name.startswith("-")]
+            hint = [f"fluidtune run {name}" for name in get_close_matches(error.option_name, options)]
+        nearest = f"; did you mean {hint[0]}?" if hint else ""
+        click.echo(f"fluidtune: there is no option {error.option_name}{nearest}", err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

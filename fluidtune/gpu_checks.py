@@ -9,21 +9,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-#: The name of what was checked, whether it is well, and what was found or what to type.
-Check = tuple[str, bool, str]
-
-#: Bytes of /dev/shm that NCCL, data loaders and Ray's object store may need. Judgement: NVIDIA's documentation of NCCL
-#: says to start containers with --shm-size=1g, as Docker's 64 MiB are too few.
-SHARED_MEMORY = 1 << 30
+#: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
+#: run without it.
+Check = tuple[str, bool | None, str]
 
 
 def gpu_checks(
-    nvml: Any, torch: Any, shared_memory: int, environment: Mapping[str, str] = os.environ
+    nvml: Any, torch: Any, environment: Mapping[str, str] = os.environ
 ) -> Iterator[Check]:
-    """All checks of this machine's GPUs. ``nvml``: pynvml, initialised; ``torch``: the module, None if there is none.
-
-    ``shared_memory``: the size of /dev/shm in bytes.
-    """
+    """All checks of this machine's GPUs. ``nvml``: pynvml, initialised. ``torch``: the module; None: there is none."""
     count = nvml.nvmlDeviceGetCount()
     gpus: dict[int, Any] = {}
     for index in range(count):
@@ -41,9 +35,6 @@ def gpu_checks(
     if len(gpus) > 1:
         yield _peers(nvml, gpus)
         yield _collectives(torch)
-    wide = shared_memory >= SHARED_MEMORY
-    remedy = "" if wide else "; NCCL and data loaders need 1 GiB: start the container with --shm-size=1g"
-    yield "shared memory", wide, f"/dev/shm has {shared_memory >> 20} MiB{remedy}"
 
 
 def _driver(nvml: Any, torch: Any) -> Check:

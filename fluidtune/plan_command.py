@@ -45,14 +45,14 @@ def render_plan(job: RecordedJob, found: Sequence[Forecast]) -> RenderableType:
 
     title = f"{len(job.trials)} trials of {job.profile.name!r}, predicted by the twin"
     table = Table(title=title, title_justify="left")
-    for name in ("devices", "time", "device-hours", "utilisation", "resizes", "packed"):
+    for name in ("devices", "time", "device-hours", "held", "resizes", "packed"):
         table.add_column(name, justify="right")
     for one in found:
         table.add_row(
             str(one.devices),
             duration(one.makespan),
             f"{one.device_hours:.3g}",
-            f"{one.utilisation:.0%}",
+            f"{one.held:.0%}",
             str(one.resizes),
             str(one.packing),
         )
@@ -60,7 +60,7 @@ def render_plan(job: RecordedJob, found: Sequence[Forecast]) -> RenderableType:
 
 
 def plan_png(job: RecordedJob, found: Sequence[Forecast], out: str | os.PathLike[str]) -> Path:
-    """Draw predicted time and utilisation over the number of devices. Returns the PNG's path."""
+    """Draw predicted time and the held part of the devices over the number of devices. Returns the PNG's path."""
     unit, name = time_unit(max(one.makespan for one in found))
     figure = new_figure(9.0, 3.6)
     left, right = figure.subplots(1, 2)
@@ -71,7 +71,7 @@ def plan_png(job: RecordedJob, found: Sequence[Forecast], out: str | os.PathLike
     left.set_ylim(bottom=0)
     left.set_ylabel(f"time ({name})")
     left.legend(frameon=False)
-    right.plot(counts, [100 * one.utilisation for one in found], "o-", color=OURS)
+    right.plot(counts, [100 * one.held for one in found], "o-", color=OURS)
     right.set_ylim(0, 105)
     right.set_ylabel("devices held (%)")
     for axes in (left, right):

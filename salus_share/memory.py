@@ -29,8 +29,10 @@ TOO_MUCH = 1.5
 #: The first `FIRST` iterations are measured one by one, later ones in groups of `GROUP`; no peak is missed. Judgement:
 #: the first iterations allocate what stays, and later ones are alike.
 FIRST, GROUP = 3, 10
-#: The bytes that a CUDA context is taken to hold where NVML cannot say. Judgement: more than a context of
-#: today's GPUs should need; none was measured for this project.
+#: The bytes that a CUDA context is taken to hold where NVML cannot say, and for each worker that may come to a device
+#: with lanes: all of its workers must name the same capacity, so none can name it by what it has measured. Judgement: a
+#: context was said to take 300 to 600 MiB. It was not measured on an H100 yet, where it may take more with cuBLAS and
+#: cuDNN; ``python -m benchmarks.gpu.probes context`` measures it.
 CONTEXT = 600 << 20
 
 #: What failed allocations are called by torch and CuPy (OutOfMemoryError) and TensorFlow (ResourceExhaustedError).

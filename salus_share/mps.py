@@ -6,7 +6,8 @@ already (at `CUDA_MPS_PIPE_DIRECTORY`, or at NVIDIA's own default) is used and n
 available, processes take time slices, and the log says so once. What a client may do in its lane is not decided here.
 
 Processes that use the daemon are killed more often than they end, so `Mps.release` is not relied on: the daemon comes
-with a guard, a small detached process that stops the daemon when no process that uses it lives any more.
+with a guard, a small detached process that stops the daemon when no process that uses it lives any more. Whoever kills
+a client calls `end_client` before, on the client's node.
 
     python -m salus_share.mps --uuid UUID --directory DIR
 """
@@ -28,7 +29,7 @@ from salus_share.errors import SalusError
 from salus_share.memory import is_out_of_memory
 from salus_share.private_files import own_directory, trusted_owner
 from salus_share.processes import own_environment
-from salus_share.seat_table import started
+from salus_share.seat_table import home, started
 from salus_share.telemetry import say_once
 
 #: The daemon's control program, by NVIDIA's documentation of MPS.
@@ -40,6 +41,9 @@ START_S, ANSWER_S = 10.0, 10.0
 #: How long MPS is not tried again after it was not available, seconds. Judgement: the reasons seldom go away, and a try
 #: may cost a worker `START_S`.
 REFUSED_S = 600.0
+#: The folder, beside a daemon's pipes and logs, with a file for each client. It has the client's pipe directory; it is
+#: empty once the client is being ended.
+CLIENTS = "clients"
 #: How often the guard looks for processes that use the daemon, and how long it keeps a daemon without any; seconds.
 #: Judgement: a trial's next worker comes within this time.
 GUARD_S, IDLE_S = 0.5, 3.0
@@ -71,6 +75,11 @@ class Mps:
                 self._share_ours()
             except SalusError as error:
                 self.why = str(error)
+        if self.pipe is not None:
+            with self._users():
+                clients = _folder(self._directory / CLIENTS)
+                _living(clients)
+                (clients / _signature(os.getpid())).write_text(str(self.pipe))
         if self.why is not None:
             say_once(f"no MPS, processes take time slices of a GPU: {self.why}")
         return self.pipe is not None
@@ -98,7 +107,13 @@ class Mps:
         self.pipe = None
 
     def refuse(self, why: str) -> None:
-        """Record that CUDA does not start under this daemon: no process of this node tries it for `REFUSED_S`."""
+        """Record that CUDA does not start under this daemon: no process of this node tries it for `REFUSED_S`.
+
+        Nothing is recorded if this process is being ended (`end_client`): CUDA fails then.
+        """
+        with self._users(), contextlib.suppress(FileNotFoundError):
+            if not (self._directory / CLIENTS / _signature(os.getpid())).read_text():
+                return
         with self._users():
             self._refusal.write_text(why)
 
@@ -174,7 +189,7 @@ class Mps:
         """Start our daemon, and a server to see that it gets the GPU. Returns what is wrong, None if nothing is."""
         for name in ("pipe", "log"):
             (self._directory / name).mkdir(parents=True, exist_ok=True)
-        environment = self._client(self._ours) | {
+        environment = _client(self._ours) | {
             "CUDA_MPS_LOG_DIRECTORY": str(self._directory / "log"),
             "CUDA_VISIBLE_DEVICES": self._uuid,
         }
@@ -231,32 +246,52 @@ class Mps:
         return any(line.strip().isdigit() for line in (self._tell(self._ours, "get_server_list") or "").splitlines())
 
     def _tell(self, pipe: Path, command: str) -> str | None:
-        """Send a command. Returns the daemon's answer, None if there is no daemon."""
-        try:
-            done = subprocess.run(
-                [self._control],
-                input=command + "\n",
-                env=self._client(pipe),
-                capture_output=True,
-                text=True,
-                timeout=ANSWER_S,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
-
-    @staticmethod
-    def _client(pipe: Path) -> dict[str, str]:
-        return {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+        return _tell(self._control, pipe, command)
 
     @contextlib.contextmanager
     def _users(self) -> Iterator[Path]:
         """The directory with a file for each user of our daemon, locked while the daemon may be started or stopped."""
-        users = own_directory(self._directory) / "users"
-        users.mkdir(parents=True, exist_ok=True)
+        users = _folder(own_directory(self._directory) / "users")
         with (self._directory / "users.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield users
+
+
+def end_client(pid: int, homes: Path | None = None, control: str = CONTROL) -> None:
+    """Have MPS drop what the process ``pid`` of this node computes on a GPU, if it is a client of `Mps`.
+
+    NVIDIA's manual of MPS: a client that is killed while it computes may leave the server and its other clients in an
+    undefined state; the command `terminate_client` is for that. ``homes``: where `Mps` has its directories.
+    """
+    for client in (homes or home("any").parent).glob(f"*/{CLIENTS}/{_signature(pid)}"):
+        pipe = client.read_text()
+        client.write_text("")
+        if not pipe:
+            continue
+        for server in (_tell(control, Path(pipe), "get_server_list") or "").split():
+            # A daemon of another container has other numbers for processes: this one may be somebody else there.
+            if server.isdigit() and _owner_of_server(int(server)) is not None:
+                _tell(control, Path(pipe), f"terminate_client {server} {pid}")
+
+
+def _tell(control: str, pipe: Path, command: str) -> str | None:
+    """Send a command to a daemon. Returns its answer, None if there is no daemon."""
+    try:
+        done = subprocess.run(
+            [control], input=command + "\n", env=_client(pipe), capture_output=True, text=True, timeout=ANSWER_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _client(pipe: Path) -> dict[str, str]:
+    return {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _owner_of_server(pid: int) -> int | None:

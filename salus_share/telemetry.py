@@ -30,8 +30,8 @@ class DeviceSample:
     """The state of one GPU.
 
     ``utilisation``: the part of NVML's last sample period in which a kernel ran, 0 to 1, or None (MIG).
-    ``memory_used``, ``memory_total``: bytes. ``processes``: bytes by pid, as far as the driver tells. ``driver``: its
-    version.
+    ``memory_used``, ``memory_total``: bytes, the former without what the driver keeps for itself, where NVML tells it.
+    ``processes``: bytes by pid, as far as the driver tells. ``driver``: its version.
     """
 
     index: int
@@ -125,7 +125,7 @@ class Telemetry:
     def _device(self, index: int) -> DeviceSample:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = self._memory(handle)
         mode = self._try(nvml.nvmlDeviceGetMigMode, handle)
         rates = self._try(nvml.nvmlDeviceGetUtilizationRates, handle)
         return DeviceSample(
@@ -139,6 +139,16 @@ class Telemetry:
             processes=self._processes(handle),
             driver=self.driver,
         )
+
+    def _memory(self, handle: Any) -> Any:
+        """What is used of the GPU's memory, and all of it.
+
+        NVML's documentation of nvmlMemory_v2_t: the older structure counts what the driver keeps for itself, half a GiB
+        on some GPUs, as used. Older drivers and older packages know only that one.
+        """
+        ask, version = self._nvml.nvmlDeviceGetMemoryInfo, getattr(self._nvml, "nvmlMemory_v2", None)
+        newer = None if version is None else self._try(lambda of: ask(of, version=version), handle)
+        return ask(handle) if newer is None else newer
 
     def _processes(self, handle: Any) -> dict[int, int]:
         nvml = self._nvml

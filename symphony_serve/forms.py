@@ -1,20 +1,31 @@
 """The form that the inputs of a model have: what a request must look like before it may join a batch.
 
 An input is a JSON value. Its form is learned from samples: numbers, text, truth values, objects with certain keys, and
-lists. A list has a certain length if all samples have that length there, else any length. One input of another form
-could make the whole batch fail.
+lists. A list has a certain length if all samples have that length there, else any length. A number is finite. One input
+of another form could make the whole batch fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from symphony_serve.errors import ServeError
 
 #: By Python's type, the JSON word for it. A truth value is no number.
-_WORDS = {int: "number", float: "number", str: "text", bool: "truth value", type(None): "null"}
+_WORDS: dict[type, str] = {
+    int: "number",
+    float: "number",
+    str: "text",
+    bool: "truth value",
+    type(None): "null",
+    list: "list",
+    dict: "object",
+}
+_NUMBERS = {int, float}
 
 
 @dataclass(frozen=True)
@@ -48,36 +59,76 @@ class Form:
 
     def trouble(self, value: Any, place: str = "the input") -> str | None:
         """What of ``value`` is not of this form, in words; None if nothing is."""
+        return None if self._have([value]) else self._trouble(value, place)
+
+    def _trouble(self, value: Any, place: str) -> str | None:
         try:
             word = _word(value)
         except ServeError as error:
             return str(error)
-        if word not in self.words:
-            return f"{place} is a {word}, expected {' or '.join(sorted(self.words))}"
+        wrong = self.word_trouble(word, place)
+        if wrong is not None:
+            return wrong
+        if word == "number" and not _finite([value]):
+            return f"{place} is no finite number"
         if word == "list":
-            if self.length not in (None, len(value)):
-                return f"{place} is a list of length {len(value)}, expected length {self.length}"
-            if self.items is not None and not self.items._plain.issuperset(map(type, value)):
-                found = (self.items.trouble(item, f"{place}[{at}]") for at, item in enumerate(value))
-                return next((said for said in found if said is not None), None)
+            return self.length_trouble(len(value), place) or self.items_trouble(value, place)
         if word == "object":
-            if value.keys() != self.keys.keys():
-                return f"{place} has the keys {sorted(value)}, expected {sorted(self.keys)}"
-            inside = (self.keys[key].trouble(value[key], f"{place}.{key}") for key in value)
-            return next((said for said in inside if said is not None), None)
+            inside = (self.keys[key]._trouble(value[key], f"{place}.{key}") for key in value)
+            return self.keys_trouble(value, place) or next((said for said in inside if said is not None), None)
         return None
 
-    @property
-    def _plain(self) -> frozenset[type]:
-        """The Python types of what may be here and has nothing inside. A long list is looked at by types first."""
-        return frozenset(kind for kind, word in _WORDS.items() if word in self.words)
+    def word_trouble(self, word: str, place: str) -> str | None:
+        """What is wrong with a value of this JSON word at ``place``."""
+        return None if word in self.words else f"{place} is a {word}, expected {' or '.join(sorted(self.words))}"
+
+    def length_trouble(self, length: int, place: str) -> str | None:
+        """What is wrong with a list of this length at ``place``."""
+        if self.length in (None, length):
+            return None
+        return f"{place} is a list of length {length}, expected length {self.length}"
+
+    def items_trouble(self, values: Sequence[Any], place: str, first: int = 0) -> str | None:
+        """What is wrong with these items of the list at ``place``, of which the first is the list's item ``first``."""
+        if self.items is None or self.items._have(values):
+            return None
+        found = (self.items._trouble(item, f"{place}[{first + at}]") for at, item in enumerate(values))
+        return next((said for said in found if said is not None), None)
+
+    def keys_trouble(self, keys: Iterable[str], place: str) -> str | None:
+        """What is wrong with an object that has these keys at ``place``."""
+        if set(keys) == self.keys.keys():
+            return None
+        return f"{place} has the keys {sorted(keys)}, expected {sorted(self.keys)}"
+
+    def _have(self, values: Sequence[Any]) -> bool:
+        """Whether all the values have this form. They are looked at level by level, which costs no call for each."""
+        kinds = set(map(type, values))
+        if not all(_WORDS.get(kind) in self.words for kind in kinds):
+            return False
+        numbers = values if kinds <= _NUMBERS else [value for value in values if type(value) in _NUMBERS]
+        lists = values if kinds == {list} else [value for value in values if type(value) is list]
+        objects = [value for value in values if type(value) is dict]
+        if self.length is not None and any(len(one) != self.length for one in lists):
+            return False
+        if any(one.keys() != self.keys.keys() for one in objects):
+            return False
+        return (
+            _finite(numbers)
+            and (not lists or self.items is None or self.items._have(list(itertools.chain.from_iterable(lists))))
+            and all(form._have([one[key] for one in objects]) for key, form in self.keys.items() if objects)
+        )
+
+
+def _finite(numbers: Sequence[Any]) -> bool:
+    """Whether the sum is a number that a float holds; then each of them is one."""
+    try:
+        return math.isfinite(sum(numbers))
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, list):
-        return "list"
-    if isinstance(value, dict):
-        return "object"
     try:
         return _WORDS[type(value)]
     except KeyError:

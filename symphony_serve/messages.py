@@ -24,6 +24,8 @@ class Reason(str, Enum):
     MAKES_WAY = "it was too late for a batch of the size that the load needs"
     #: It came so late that even a batch of 1, started at once, would end too late.
     LATE_ON_ARRIVAL = "its deadline was too near when it came"
+    #: Its batch has taken longer than any before it, or it was not read in time.
+    OVERDUE = "its answer was not there at its deadline"
     #: It was not even read: what waits before it takes too long.
     QUEUE_FULL = "too many requests wait before it"
     #: Its GPU was lost, and it was too late for another one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from multiprocessing.util import Finalize
@@ -59,6 +60,9 @@ class Leftovers:
     # Last: pytest-xdist ends its processes in this hook.
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        forks = sys.modules.get("fluidtune.cluster.forks.nodes")
+        if forks is not None:
+            forks.end_here()  # it lives as long as its driver, which is this process
         deadline = time.monotonic() + PATIENCE_S
         while True:
             left, paths = processes_of(self.directory), self._paths()

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 
 from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
+from fluidtune.report import EventLog
 from fluidtune.tune import launcher
+from tests.report.makers import random_run
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control
 
@@ -24,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 def fluidtune(*args: str, cwd: Path = ROOT, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_DEDUP_LOGS": "0"}
     return subprocess.run(
-        [sys.executable, "-m", "fluidtune.cli", *args],
+        [sys.executable, "-m", "fluidtune", *args],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -186,7 +188,60 @@ def test_an_exception_of_the_script_comes_out_unchanged(tmp_path: Path) -> None:
     script.write_text("def f():\n    raise KeyError('mine')\nf()\n")
     done = fluidtune("run", str(script))
     assert done.returncode == 1
-    assert "KeyError: 'mine'" in done.stderr and str(script) in done.stderr
+    # From the script's first line on, as under `python`.
+    bare = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert "KeyError: 'mine'" in bare.stderr and done.stderr == bare.stderr
+
+
+def test_a_script_that_python_cannot_read_is_shown_without_our_frames(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f(:\n")
+    done = fluidtune("run", str(script))
+    assert done.returncode == 1 and "SyntaxError" in done.stderr
+    assert done.stderr.count("File ") == 1 and str(script) in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, nearest",
+    [
+        (["run", "--devcies", "gpu:1"], "--devices"),
+        (["run", "--devices=cpu:1", "--max-packng", "2"], "--max-packing"),
+        (["--devcies", "gpu:1"], "fluidtune run --devices"),
+    ],
+)
+def test_a_mistyped_option_is_not_taken_for_the_script(words: list[str], nearest: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    wrong = next(word for word in words if word in ("--devcies", "--max-packng"))
+    refused(*words, str(script), mentions=f"there is no option {wrong}; did you mean {nearest}?")
+
+
+def run_directory(tmp_path: Path) -> Path:
+    events = random_run(0, devices=2, trials=3, iterations=3)
+    times = iter([event["t"] for event in events])
+    with EventLog(tmp_path / "run" / "fluid_events.jsonl", lambda: next(times)) as log:
+        for event in events:
+            log.write(event["event"], **{name: value for name, value in event.items() if name not in ("t", "event")})
+    return tmp_path / "run"
+
+
+def test_figures_are_printed_where_no_file_can_be_written(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    (run / "summary.json").mkdir()  # also root cannot write a file of that name
+    done = fluidtune("report", str(run))
+    assert "utilisation" in done.stdout and "wrote" not in done.stdout
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fluidtune: ")]
+    assert len(lines) == 1 and "could be written" in lines[0] and "summary.json" in lines[0]
+
+
+def test_a_plan_is_printed_where_its_picture_cannot_be_written(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    (tmp_path / "plan.png").mkdir()
+    done = fluidtune("plan", str(run), "--devices", "1,2", cwd=tmp_path)
+    assert "predicted by the twin" in done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fluidtune: ")]
+    assert done.returncode == 1 and len(lines) == 1 and "plan.png" in lines[0] and "Traceback" not in done.stderr
 
 
 def test_a_report_without_an_event_log(tmp_path: Path) -> None:
@@ -202,7 +257,8 @@ def test_a_file_that_is_no_event_log_is_refused_in_one_line(command: str, tmp_pa
 def test_doctor_names_all_checks() -> None:
     done = fluidtune("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("python", "ray", "torch", "gpu", "mps"):
+    names = ["python", "ray", "cluster", "disk (Ray)", "disk (results)", "shared memory", "torch", "gpu", "serve"]
+    for name in [*names, "mps"]:
         assert f"  {name}: " in done.stdout
 
 

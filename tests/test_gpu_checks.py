@@ -64,8 +64,8 @@ class Nvml:
         return self.peers
 
 
-def checked(nvml=None, torch=TORCH, shared_memory=GIB, **environment):
-    return list(gpu_checks(nvml or Nvml(), torch, shared_memory, environment))
+def checked(nvml=None, torch=TORCH, **environment):
+    return list(gpu_checks(nvml or Nvml(), torch, environment))
 
 
 def test_a_machine_that_is_well():
@@ -74,7 +74,6 @@ def test_a_machine_that_is_well():
         ("visible gpus", True),
         ("peer access", True),
         ("nccl", True),
-        ("shared memory", True),
     ]
 
 
@@ -96,7 +95,6 @@ def test_a_machine_that_is_well():
         (dict(nvml=Nvml(("A", "B")), CUDA_DEVICE_ORDER="PCI_BUS_ID"), "kinds of gpus", True, "as if all were alike"),
         (dict(nvml=Nvml(("A", "A", "A"), peers=1)), "peer access", True, "3 pairs do not reach each other, as 0 and 1"),
         (dict(nvml=Nvml(("A", "A"), dead=(1,))), "gpu 1", False, "does not answer (GPU is lost)"),
-        (dict(shared_memory=64 << 20), "shared memory", False, "/dev/shm has 64 MiB"),
     ],
 )  # fmt: skip
 def test_what_is_found(change, name, well, said):

@@ -42,6 +42,7 @@ PUBLIC_MODULES = frozenset(
         "ray.cluster_utils",
         "ray.data",
         "ray.exceptions",
+        "ray.experimental.tqdm_ray",
         "ray.serve",
         "ray.serve.deployment",
         "ray.train",
@@ -49,6 +50,7 @@ PUBLIC_MODULES = frozenset(
         "ray.tune",
         "ray.tune.experiment",
         "ray.tune.integration.lightgbm",
+        "ray.tune.integration.pytorch_lightning",
         "ray.tune.integration.ray_train",
         "ray.tune.integration.xgboost",
         "ray.tune.schedulers",
@@ -86,7 +88,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "Ray's: what a benchmark gave to PBT",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
     ("tests/testing/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
-    ("fluidtune/cluster/library_imports.py", "_initializing"): "Python's: whether the import of a module goes on",
     ("tests/elastic/test_gradients.py", "_post_accumulate_grad_hooks"): "torch's: has no public reader",
 }
 

@@ -256,6 +256,8 @@ def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
     }
     found = [
         Part("doctor", doctor, 40.0, partial(judge_doctor, rehearsal=rehearsal)),
+        # They tell most a second, so that they come to it in a run of any budget.
+        *probes(rehearsal),
         Part("tests", tests, 120.0, judge_tests),
         Part("fused", fused(rehearsal), 90.0, partial(judge_fused, rehearsal=rehearsal), last_object),
     ]
@@ -272,7 +274,7 @@ def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
         size = ["--rehearse"] if rehearsal else [] if name == "admissions" else ["--quick"]
         if not rehearsal or name == "overhead":
             found.append(Part(f"salus, {name}", [*salus, name, *size], limit, judge_salus, last_object))
-    return found + probes(rehearsal)
+    return found
 
 
 def probes(rehearsal: bool) -> list[Part]:

@@ -128,14 +128,14 @@ def layout(
     Raises:
         FluidTuneError: the cluster cannot hold the devices or one trial; with ``on_demand``, no cluster could.
     """
-    spec = spec or DeviceSpec("gpu" if request.get("GPU", 0.0) > 0 else "cpu")
+    said, spec = spec, spec or DeviceSpec("gpu" if request.get("GPU", 0.0) > 0 else "cpu")
     extra = {name: float(amount) for name, amount in request.items() if name not in ("CPU", "GPU") and amount}
     if not on_demand:
         _check_custom_resources(extra, cluster)
     unlimited = on_demand or (spec.kind == "emulated" and not leased)
     there = math.inf if unlimited else int(cluster.get("CPU" if spec.kind == "cpu" else "GPU", 0))
     devices, share = (_cpu_devices if spec.kind == "cpu" else _gpu_devices)(spec, request, there)
-    per_worker, per_device = _division(spec, request, extra, share, leased)
+    per_worker, per_device = _division(spec, request, extra, share, leased, said is None and on_demand)
     asked = int(1 / share) if share < 1 else 1
     threads = None
     if on_demand and searched:
@@ -170,7 +170,7 @@ def _layout(
 ) -> Layout:
     """The layout of at most this many devices, each for ``packing`` workers. ``share``: what a trial asks for."""
     # Emulated workers compute nothing: what the device has is not divided among them.
-    of_device = {} if spec.kind == "emulated" else {name: amount / packing for name, amount in per_device.items()}
+    of_device = {} if spec.kind == "emulated" else {name: _part(amount, packing) for name, amount in per_device.items()}
     return Layout(
         kind=spec.kind,
         most=None if devices == math.inf else int(devices),
@@ -180,6 +180,11 @@ def _layout(
         worker={name: amount for name, amount in {**per_worker, **of_device}.items() if amount},
         threads=threads,
     )
+
+
+def _part(amount: float, packing: int) -> float:
+    """What each of ``packing`` workers gets. Ray counts ten-thousandths, and some releases round them up."""
+    return math.floor(amount * 10_000 / packing + ROUNDING) / 10_000
 
 
 def _share_cores(per_worker: dict[str, float], per_device: dict[str, float], asked: int) -> int:
@@ -243,11 +248,17 @@ def _cpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -
 
 
 def _division(
-    spec: DeviceSpec, request: Mapping[str, float], extra: Mapping[str, float], share: float, leased: bool
+    spec: DeviceSpec,
+    request: Mapping[str, float],
+    extra: Mapping[str, float],
+    share: float,
+    leased: bool,
+    coreless: bool,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The resources that every worker brings to its device, and those that a device has however many workers it holds.
 
-    A trial over several GPUs is one process: what it asks for is divided over the devices that it holds.
+    A trial over several GPUs is one process: what it asks for is divided over the devices that it holds. ``coreless``:
+    a device of cores need not have one, where trials ask for custom resources alone.
     """
     cpus, over = float(request.get("CPU", 0.0)), max(share, 1.0)
     per_worker = {name: amount / over for name, amount in extra.items()}
@@ -255,7 +266,7 @@ def _division(
         return {**per_worker, "CPU": EMULATED_CPUS}, {"GPU": 1.0 if leased else 0.0}
     if spec.kind == "gpu":
         return {**per_worker, "CPU": cpus / over}, {"GPU": 1.0}
-    return per_worker, {"CPU": max(1.0, cpus)}
+    return per_worker, {} if coreless and extra and not cpus else {"CPU": max(1.0, cpus)}
 
 
 def _packing_with_room(

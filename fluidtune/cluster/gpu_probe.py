@@ -163,7 +163,7 @@ class GpuProbe:
         if memory is None or not any(is_out_of_memory(each, memory[0]) for each in causes(error)):
             return None
         free, total = memory
-        own = torch.cuda.memory_reserved() + (self._look_at_context(torch, now=True) or 0)
+        own = torch.cuda.memory_reserved() + (self._look_at_context(torch, now=True) or CONTEXT)
         return _squeezed_by(total - free - own)
 
     def _look_at_context(self, torch: Any, now: bool = False) -> int | None:

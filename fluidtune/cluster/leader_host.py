@@ -135,9 +135,10 @@ class LeaderHost:
                 return IterationReply({}, self._kind(), 0.0, lost=str(error), ungrowable=_ungrowable(error))
             except Exception as error:
                 lack = self._lack_behind(error)
-                if lack is None:
+                why = session.fails_divided(error) if lack is None else None
+                if lack is None and why is None:
                     raise
-                return IterationReply({}, self._kind(), 0.0, lack=lack)
+                return IterationReply({}, self._kind(), 0.0, lack=lack, lost=why, ungrowable=why)
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
                 break

@@ -26,7 +26,7 @@ class LoadSpec:
     the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
     this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
     processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it
-    takes turns on its core with a service.
+    takes turns on its core with a service. ``cores``: those of its devices, if they are several devices of cores.
     """
 
     trial: str
@@ -45,6 +45,7 @@ class LoadSpec:
     rehearse: bool = False
     may_be_squeezed: bool = False
     beside: bool = False
+    cores: float | None = None
 
 
 @dataclass
@@ -88,13 +89,15 @@ class WorkerInfo:
     """Who a worker is.
 
     ``pid``, ``gpus``: its process id and the ids of its GPUs. ``mps``: whether it is a client of MPS; None: it was not
-    asked to be one. ``why``: why it could not become one. ``kind``: its GPU's product name; None: it has none, or
-    nobody knows. ``broken``: why its GPU cannot be used; None: it can, as far as is known.
+    asked to be one. ``why``: why it could not become one. ``forked``: it is a fork of its node's server. ``kind``: its
+    GPU's product name; None: it has none, or nobody knows. ``broken``: why its GPU cannot be used; None: it can, as far
+    as is known.
     """
 
     pid: int
     gpus: list[str] = field(default_factory=list)
     mps: bool | None = None
     why: str = ""
+    forked: bool = False
     kind: str | None = None
     broken: str | None = None

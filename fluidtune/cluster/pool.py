@@ -18,21 +18,16 @@ import os
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import ray
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fluidtune import hash_seed
 from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.killing import Killing
 from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.trial_sessions import DEVICE_VARIABLE
-from fluidtune.cluster.worker import Worker
-from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
-from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
+from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.
 #: Judgement: cleaning takes milliseconds as a rule, and a new process takes seconds.
@@ -46,33 +41,6 @@ CLOSE_S = 10.0
 #: Seconds that a process may take for its exit handlers where TUNE_FORCE_TRIAL_CLEANUP_S is not set: the default of
 #: that variable in Ray's TuneController, which is how long it lets an actor clean up.
 END_S = 600.0
-#: Environment variables that stock Tune gives its trial processes and that user code may rely on.
-_PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
-
-
-@dataclass
-class PooledWorker:
-    """One worker process, as the driver knows it."""
-
-    name: str
-    device: int
-    actor: Any
-    #: Unix time at which the process was asked for; for the event log.
-    asked: float
-    #: The placement group that it was started in.
-    group: Any = None
-    #: It was started to see several GPUs, for one trial, and is not kept.
-    exclusive: bool = False
-    pid: int | None = None
-    gpus: list[str] = field(default_factory=list)
-    #: It is a client of its GPU's MPS daemon.
-    mps: bool = False
-    #: Its process has not answered yet.
-    starting: bool = True
-    #: It serves a trial or cleans up after one. A worker that is not busy is idle in the pool.
-    busy: bool = True
-    #: When it was told to clean up (monotonic clock); None before and after.
-    cleaning: float | None = None
 
 
 def cleanup_patience() -> float:
@@ -84,7 +52,7 @@ class WorkerPool:
     """Workers by device. Callers name a device and get a worker; the pool chooses the process.
 
     ``mps``: how the processes of one GPU share it under MPS, None: without. ``fresh``: why no process serves a second
-    trial, in words; None: a clean one does.
+    trial, in words; None: a clean one does. ``fork``: new processes are forked where that is possible.
     """
 
     def __init__(
@@ -94,23 +62,21 @@ class WorkerPool:
         job: str,
         mps: MpsSettings | None = None,
         fresh: str | None = None,
+        fork: bool = False,
     ):
         self._layout = plan
         self._devices = devices
-        self._job = job
-        self._mps = mps
+        self._killing = Killing(devices)
+        self._new = NewProcesses(plan, devices, job, mps, fork)
         self.fresh = fresh
+        #: The job has shown that its processes end with their trials.
+        self._ends = fresh is not None
         #: Processes of this machine that were told to end before they were known to be clean: trials may have left
         #: handlers. With each the future of whether it was clean when it ended.
         self._ending: list[tuple[psutil.Process, Any]] = []
         #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
         #: kept so long, because Ray 2.44 kills an actor that nobody holds.
         self._leaving: dict[Any, PooledWorker] = {}
-        #: `Worker` as Ray's class of actors, from the first start on. Ray pickles and exports each one that is made,
-        #: which takes the driver 18 ms of CPU time, and a start 1 ms (median of 15 starts, Ray 2.60).
-        self._actor_class: Any = None
-        #: How many processes were started so far.
-        self._count = 0
         self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
         #: Every living worker by name, and by device and name.
         self.workers: dict[str, PooledWorker] = {}
@@ -118,16 +84,6 @@ class WorkerPool:
         #: By node, how many of its processes may start at a time, and those that were starting at the last look.
         self._starts: dict[str, int] = {}
         self._starting: defaultdict[str, list[PooledWorker]] = defaultdict(list)
-        #: Device -> its placement group, and the id of the GPU that this holds. A worker inside the group has said so.
-        self._gpus: dict[int, tuple[Any, str]] = {}
-        environment = {k: v for k in _PASSED_ON if (v := os.environ.get(k)) is not None}
-        environment.setdefault("PL_DISABLE_FORK", "1")
-        if plan.threads is not None:
-            environment["OMP_NUM_THREADS"] = str(plan.threads)
-        self._environment = environment
-        #: By node, what Ray must give to a process before it starts; empty: nothing. A node that has come to the
-        #: cluster since the job began need not have been started as the others were.
-        self._before_start: dict[str | None, dict[str, Any]] = {}
 
     def can_serve(self, device: int, others: tuple[int, ...] = ()) -> bool:
         """Whether the device has a worker now: one is idle, or there is room for one more process, which may start.
@@ -143,7 +99,12 @@ class WorkerPool:
             return True
         # A worker that is about to be free is there sooner than a new process.
         soon = any(w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S for w in here)
-        return not soon and busy < self._layout.packing and not self._is_crowded(device)
+        return (
+            not soon
+            and not self._new.is_nearly_ready(device)
+            and busy < self._layout.packing
+            and not self._is_crowded(device)
+        )
 
     def _is_crowded(self, device: int) -> bool:
         """Whether as many processes start on the device's node as may at a time."""
@@ -177,9 +138,9 @@ class WorkerPool:
         ``others``: devices whose GPUs it must see as well; none is one of `unknown_gpus`. CUDA reads the list of GPUs
         once, so such a worker is started for one trial, and the idle workers of the device are discarded.
         """
-        visible = [self._gpus[d][1] for d in (device, *others)] if self._must_see(others) else None
+        visible = [self._new.gpus[d][1] for d in (device, *others)] if self._must_see(others) else None
         self.discard_idle_workers(device)
-        return self._add_worker(self._start_process(device, visible))
+        return self._add_worker(self._new.start(device, visible))
 
     def _add_worker(self, worker: PooledWorker) -> PooledWorker:
         self.workers[worker.name] = self._on_device[worker.device][worker.name] = worker
@@ -196,54 +157,46 @@ class WorkerPool:
         """Those of the devices whose GPUs a worker must be told and nobody knows yet."""
         if not self._must_see(others):
             return []
-        known = self._gpus
-        return [d for d in (device, *others) if d not in known or known[d][0] != self._devices.group(d)]
+        return [each for each in (device, *others) if self._new.is_unknown(each)]
 
     def note_gpu(self, worker: PooledWorker) -> None:
         """A worker has said what it sees: the GPU that its device's placement group holds."""
-        self._gpus[worker.device] = worker.group, worker.gpus[0] if worker.gpus else str(worker.device)
+        self._new.gpus[worker.device] = worker.group, worker.gpus[0] if worker.gpus else str(worker.device)
 
     def start_probe(self, device: int) -> PooledWorker | None:
         """A new process that is to say which GPU the device is; None: one that will say so is starting, or none may."""
         if self._is_crowded(device) or any(worker.starting for worker in self._on_device[device].values()):
             return None
-        return self._add_worker(self._start_process(device, None))
+        return self._add_worker(self._new.start(device, None))
 
-    def _start_process(self, device: int, visible: list[str] | None) -> PooledWorker:
-        """``visible``: ids of all GPUs that the process must see; None: the one of its device."""
-        asked = time.time()
-        group = self._devices.group(device)
-        self._count += 1
-        name = f"{self._job}-{device}-{self._count}"
-        resources = dict(self._layout.worker)
-        environment = {**self._environment, DEVICE_VARIABLE: str(device)}
-        if visible is not None:
-            resources["GPU"] = 1.0
-            environment[VISIBLE_GPUS] = ",".join(visible)
-        node = self._devices.nodes.get(device)
-        if node not in self._before_start:
-            self._before_start[node] = self._needed_before_start()
-        if self._actor_class is None:
-            self._actor_class = ray.remote(Worker)
-        actor = self._actor_class.options(
-            num_cpus=resources.pop("CPU", 0),
-            num_gpus=resources.pop("GPU", 0),
-            memory=resources.pop("memory", None),
-            resources=resources or None,
-            max_restarts=0,
-            runtime_env=self._before_start[node] or None,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=self._devices.bundle(device)
-            ),
-        ).remote(name, environment, self._mps if visible is None else None)
-        return PooledWorker(name, device, actor, asked, group, exclusive=visible is not None)
+    def process_ended(self, worker: PooledWorker) -> None:
+        """A process was not fit for a second trial: from now on the next one is started while a trial runs."""
+        self._ends = self._ends or worker.forked
 
-    def _needed_before_start(self) -> dict[str, Any]:
-        """The ``runtime_env`` by which all workers hash strings alike. Emulated devices run no loop with data."""
-        if self._layout.kind == "emulated":
-            return {}
-        nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}
+    def stop_forking(self, why: str) -> bool:
+        """Start only plain processes from now on, one for each trial. False: that is so already."""
+        if not self._new.stop_forking(why):
+            return False
+        self.fresh = self.fresh or f"no process is forked: {why}"
+        self.discard_all_idle_workers()
+        return True
+
+    def start_spares(self) -> list[PooledWorker]:
+        """Start the next process of each device whose trials run in processes that will end. Returns these.
+
+        A spare takes nothing of its device until a trial takes it. There is none where processes cannot be forked.
+        """
+        if not self._ends:
+            return []
+        started = []
+        for device, here in list(self._on_device.items()):
+            runs = any(worker.busy and not worker.starting for worker in here.values())
+            if not runs or self._idle[device] or self._is_crowded(device) or not self._new.can_spare(device):
+                continue
+            worker = self._new.start(device, None, spare=True)
+            self._idle[device].append(self._add_worker(worker))
+            started.append(worker)
+        return started
 
     def return_worker(self, worker: PooledWorker) -> None:
         """The worker is clean and free: keep it for the next trial, unless it was started for one trial."""
@@ -261,7 +214,12 @@ class WorkerPool:
         self._tell_to_end(worker)
 
     def kill_worker(self, worker: PooledWorker) -> None:
-        """Kill a worker that does not answer, or forget one that died."""
+        """Kill a worker that does not answer."""
+        self._forget(worker)
+        self._killing.kill(worker)
+
+    def forget_worker(self, worker: PooledWorker) -> None:
+        """A worker has died."""
         self._forget(worker)
         ray.kill(worker.actor)
 
@@ -343,13 +301,15 @@ class WorkerPool:
             for future in ray.wait(list(due), num_returns=1, timeout=wait_s)[0]:
                 del self._leaving[future]
             for future in [each for each in self._leaving if time.monotonic() >= due[each]]:
-                ray.kill(self._leaving.pop(future).actor)
+                self._killing.kill(self._leaving.pop(future))
+        self._killing.finish()
         self.workers.clear()
         self._on_device.clear()
         self._idle.clear()
         dirty = [process for process, clean in self._ending if not _says_yes(clean)]
         psutil.wait_procs(dirty, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
         self._ending.clear()
+        self._new.close()
 
     def _deadline(self, worker: PooledWorker, closing: float) -> float:
         """When the worker is killed if it has not left Ray (monotonic clock); the pool is closed at ``closing``."""

@@ -1,4 +1,4 @@
-"""What a trial can leave in its process that is not a setting: threads, processes, open files, ports, memory.
+"""What a trial can leave in its process that is no setting: threads, processes, open files, ports, memory.
 
 It decides nothing but what counts. Who finds something replaces the process.
 """
@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +21,9 @@ from fluidtune.cluster.lanes import is_lane_service
 #: Bytes by which a process may have grown since its first trial was loaded. Judgement: allocators and caches of
 #: libraries keep hundreds of MiB, which the next trial uses again.
 MEMORY_ALLOWANCE = 1 << 30
+#: Bytes that come to these where the process computes on a GPU. Judgement: reports of torch's users have 0.4 to 2 GB of
+#: host memory for CUDA, cuBLAS and cuDNN (pytorch issues 12873 and 113326), which start after the size was noted.
+CUDA_ALLOWANCE = 2 << 30
 #: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. Judgement: the workspaces of CUDA's
 #: libraries take tens of MiB; a trial's model takes more.
 GPU_MEMORY_ALLOWANCE = 64 << 20
@@ -29,7 +31,7 @@ GPU_MEMORY_ALLOWANCE = 64 << 20
 #: with the kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
 GPU_PROCESS_ALLOWANCE = 1 << 30
 #: Seconds that threads which are ending may take. Judgement: they take milliseconds, and a trial may wait for the
-#: process meanwhile, which would get a new one at once under stock Ray Tune.
+#: process meanwhile.
 GRACE_S = 0.5
 #: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
 HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
@@ -44,38 +46,31 @@ class Leftovers:
         self._threads = {t.ident for t in threading.enumerate()}
         self._children = {p.pid for p in _children()}
         self._rss: int | None = None
-        open_now = dict(_descriptors())
-        self._sockets = _sockets(open_now)
-        self._files = set(_files_open_for_writing(open_now))
+        open_now = _descriptors()
+        self._sockets, self._files = _sockets(open_now), set(_files_open_for_writing(open_now))
         #: Folders of the process' own output: Ray opens further log files there.
-        self._logs = {os.path.dirname(target) for fd in (1, 2) if (target := _target(fd)).startswith("/")}
+        self._logs = {os.path.dirname(open_now[fd]) for fd in (1, 2) if open_now.get(fd, "").startswith("/")}
         self._gpu = GpuProbe()
 
     def note_size(self) -> None:
         """Note the process' size, once: when a trial's modules are imported and its code has not run."""
         if self._rss is None:
-            self._rss = psutil.Process().memory_info().rss
+            self._rss = _own_memory()
 
     def found(self) -> str | None:
         """What a trial has left, in words; None: nothing. Threads that are ending are waited for."""
-        open_now = dict(_descriptors())
-        for look in (
-            self._children_left,
-            lambda: self._ports_left(open_now),
-            lambda: self._files_left(open_now),
-            self._memory_left,
-            self._threads_left,
-        ):
-            reason = look()
-            if reason is not None:
-                return reason
-        return None
+        open_now = _descriptors()
+        return (
+            self._children_left()
+            or self._ports_left(open_now)
+            or self._files_left(open_now)
+            or self._memory_left()
+            or self._threads_left()
+        )
 
     def _children_left(self) -> str | None:
-        children = [p for p in _children() if p.pid not in self._children and _runs_for_a_trial(p)]
-        if children:
-            return f"processes left running: {', '.join(str(p.pid) for p in children)}"
-        return None
+        left = [str(p.pid) for p in _children() if p.pid not in self._children and _runs_for_a_trial(p)]
+        return f"processes left running: {', '.join(left)}" if left else None
 
     def _ports_left(self, open_now: dict[int, str]) -> str | None:
         new = _sockets(open_now) - self._sockets
@@ -83,33 +78,27 @@ class Leftovers:
         # knows only those of Python code.
         objects = gc.get_objects() if new else ()
         sockets = [each.fileno() for each in objects if issubclass(type(each), socket.socket)]
-        left = {_target(each) for each in sockets if each >= 0} & new
+        left = {open_now[each] for each in sockets if each in open_now} & new
         ports = _ports(left)
         if ports:
             return f"ports left open: {', '.join(ports)}"
         return f"sockets left open: {len(left)}" if left else None
 
     def _files_left(self, open_now: dict[int, str]) -> str | None:
-        new = {
-            descriptor: target
-            for descriptor, target in open_now.items()
-            if target not in self._files and os.path.dirname(target) not in self._logs
-        }
+        known = {fd for fd, path in open_now.items() if path in self._files or os.path.dirname(path) in self._logs}
+        new = {descriptor: path for descriptor, path in open_now.items() if descriptor not in known}
         left = {path for path in _files_open_for_writing(new) if os.path.isfile(path)}
         return f"files left open: {', '.join(sorted(left)[:3])}" if left else None
 
     def _memory_left(self) -> str | None:
-        if self._rss is not None:
-            grown = psutil.Process().memory_info().rss - self._rss
-            if grown > MEMORY_ALLOWANCE:
-                return f"memory left behind: {grown >> 20} MiB more than when it was new"
         torch = torch_on_gpu()
-        if torch is not None:
-            held = torch.cuda.memory_allocated()
-            if held > GPU_MEMORY_ALLOWANCE:
-                return f"GPU memory left behind: {held >> 20} MiB"
-        held = self._gpu.memory_of_process(os.getpid()) or 0
-        others = held - (torch.cuda.memory_reserved() if torch is not None else 0)
+        grown = 0 if self._rss is None else _own_memory() - self._rss
+        if grown > MEMORY_ALLOWANCE + (CUDA_ALLOWANCE if torch is not None else 0):
+            return f"memory left behind: {grown >> 20} MiB more than when it was new"
+        held = 0 if torch is None else torch.cuda.memory_allocated()
+        if held > GPU_MEMORY_ALLOWANCE:
+            return f"GPU memory left behind: {held >> 20} MiB"
+        others = (self._gpu.memory_of_process(os.getpid()) or 0) - (torch.cuda.memory_reserved() if torch else 0)
         if others > GPU_PROCESS_ALLOWANCE:
             return f"GPU memory left behind: {others >> 20} MiB that are not torch's"
         return None
@@ -117,15 +106,19 @@ class Leftovers:
     def _threads_left(self) -> str | None:
         deadline = time.monotonic() + GRACE_S
         while True:
-            threads = [
-                t.name
-                for t in threading.enumerate()
-                if t.ident not in self._threads and not t.name.startswith(HARMLESS_THREADS)
-            ]
-            if not threads or time.monotonic() > deadline:
-                break
+            new = [each.name for each in threading.enumerate() if each.ident not in self._threads]
+            left = sorted(name for name in new if not name.startswith(HARMLESS_THREADS))
+            if not left or time.monotonic() > deadline:
+                return f"threads left running: {', '.join(left)}" if left else None
             time.sleep(0.01)
-        return f"threads left running: {', '.join(sorted(threads))}" if threads else None
+
+
+def _own_memory(status: str = "/proc/self/status") -> int:
+    """Bytes of memory that is this process' own: the pages of libraries' files are nobody's leak."""
+    with suppress(OSError, StopIteration):
+        lines = Path(status).read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
+    return int(psutil.Process().memory_info().rss)
 
 
 def _children() -> list[psutil.Process]:
@@ -148,22 +141,17 @@ def _runs_for_a_trial(process: psutil.Process) -> bool:
         return False
 
 
-def _target(descriptor: int) -> str:
-    """What a file descriptor of this process stands for: a path, or "socket:[inode]" and its like; "" without /proc."""
-    with suppress(OSError):
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    return ""
-
-
-def _descriptors() -> Iterator[tuple[int, str]]:
-    """The file descriptors of this process, each with its `_target`."""
+def _descriptors() -> dict[int, str]:
+    """The file descriptors of this process, each with its path, or "socket:[inode]" and its like; {} without /proc."""
+    found = {}
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
-            yield int(name), _target(int(name))
+            with suppress(OSError):  # it was closed
+                found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
 
 
 def _sockets(descriptors: dict[int, str]) -> set[str]:
-    """The sockets among these, as "socket:[inode]"."""
     return {target for target in descriptors.values() if target.startswith("socket:[")}
 
 

@@ -1,290 +1,278 @@
-"""What a trial can change in the Python interpreter and in its process, and how each is put back.
+"""Settings that a trial can change in its process: those that are put back, and those whose change ends the process.
 
-A `Setting` reads a value and writes it back. Nothing is decided here: `process_reset` reads all settings before a
-trial's code runs, and writes back what differs afterwards. The settings of libraries are in `library_settings`, those
-of logging in `logging_state`.
+`put_back` has what a plain training script touches. `looked_at` has the rest, which is only read. Both read libraries
+before a trial imports them, too: in a forked process they are there, out of sight.
 """
 
 from __future__ import annotations
 
-import asyncio
-import calendar
-import copyreg
-import csv
 import decimal
-import faulthandler
-import gc
+import importlib
 import locale
-import logging
-import multiprocessing.spawn
+import multiprocessing
 import os
 import resource
 import signal
-import socket
 import sys
 import tempfile
-import threading
 import time
-import tracemalloc
 import warnings
-from collections.abc import Callable, MutableMapping
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from multiprocessing import util
+from typing import Any, NamedTuple
 
-from fluidtune import startup
+from fluidtune.cluster.forks.shelf import shelf_here
+from fluidtune.cluster.gpu_probe import torch_on_gpu
+from fluidtune.cluster.trial_modules import OURS
+from fluidtune.torch_flags import flag, set_flag
 
-#: What an attribute reads as that is not there.
-ABSENT = object()
-#: The attributes of a decimal context.
-_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
-_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-_LOCALES = {name: getattr(locale, name) for name in dir(locale) if name.startswith("LC_") and name != "LC_ALL"}
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+#: Returns an imported module by its name, be it in sight or not; None: it is not imported.
+Find = Callable[[str], Any]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One thing that a trial can change. ``name``: in words. ``write`` is given a value that ``read`` returned.
+class Setting(NamedTuple):
+    """What a trial can change. ``name``: in words. ``write`` takes what ``read`` has returned; None: nobody writes it.
 
-    ``once``: nobody can put it back, so a process in which it has changed serves no further trial. ``always``: it is
-    written even if it reads as before.
+    ``always``: it is written even if it reads as before.
     """
 
     name: str
     read: Callable[[], Any]
-    write: Callable[[Any], object]
-    once: bool = False
+    write: Callable[[Any], object] | None = None
     always: bool = False
 
+    def value(self) -> Any:
+        """What it is now; if it cannot be read, what is said about that."""
+        try:
+            return self.read()
+        except Exception as error:
+            return str(error)
 
-def attribute(owner: Any, name: str) -> Setting:
-    """The setting that is an attribute of a module or object. An attribute that is not there reads as `ABSENT`."""
-
-    def write(value: Any) -> None:
-        if value is ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, value)
-
-    words = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
-    return Setting(words, lambda: getattr(owner, name, ABSENT), write)
-
-
-def contents(name: str, owner: list[Any]) -> Setting:
-    """The setting that is what a list holds; the list stays the same object."""
-
-    def write(value: list[Any]) -> None:
-        owner[:] = value
-
-    return Setting(name, lambda: list(owner), write)
+    def put_back(self, value: Any) -> None:
+        """Write it; whether that was possible shows in its value."""
+        with suppress(Exception):
+            if self.write is not None:
+                self.write(value)
 
 
-def entries(name: str, owner: MutableMapping[Any, Any]) -> Setting:
-    """The setting that is what a mapping holds; the mapping stays the same object."""
-
-    def write(value: dict[Any, Any]) -> None:
-        for key in set(owner) - set(value):
-            del owner[key]
-        for key, each in value.items():
-            if key not in owner or owner[key] is not each:
-                owner[key] = each
-
-    return Setting(name, lambda: dict(owner), write)
-
-
-def cannot_be_put_back(name: str, read: Callable[[], Any]) -> Setting:
-    """A setting that makes the worker dirty once it has changed."""
-    return Setting(name, read, lambda value: None, once=True)
-
-
-def interpreter_settings() -> list[Setting]:
-    """All settings of the interpreter and the process, in the order in which they are put back."""
+def put_back(find: Find) -> list[Setting]:
+    """What is put back, in this order."""
     return [
-        entries("environment variables", os.environ),
+        Setting("environment variables", lambda: dict(os.environ), _write_environment),
         # After the environment, which has TZ: the C library's idea of local time.
-        Setting("time zone", lambda: time.tzname, lambda names: time.tzset()),
-        Setting("working directory", _cwd, os.chdir),
-        *_of_sys(),
-        *_of_threads(),
-        *_of_signals(),
-        *_of_the_kernel(),
-        *_of_warnings(),
-        *_of_modules(),
-    ]
-
-
-def _of_sys() -> list[Setting]:
-    import __main__
-
-    streams = [attribute(sys, name) for name in ("stdin", "stdout", "stderr", "__stdout__", "__stderr__")]
-    hooks = ("excepthook", "unraisablehook", "displayhook", "breakpointhook", "tracebacklimit", "dont_write_bytecode")
-    return [
-        contents("sys.path", sys.path),
-        contents("sys.meta_path", sys.meta_path),
-        contents("sys.path_hooks", sys.path_hooks),
-        # Code may hold another list than sys.argv by now.
+        Setting("time zone", lambda: time.tzname, lambda _: time.tzset()),
+        Setting("working directory", os.getcwd, os.chdir),
+        Setting("sys.path", lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
         Setting("sys.argv", lambda: list(sys.argv), lambda value: setattr(sys, "argv", list(value))),
-        *streams,
-        *(attribute(sys, name) for name in hooks),
-        Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-        Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval),
-        *_digits(),
-        Setting("asyncgen hooks", sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)),
-        Setting("trace function", sys.gettrace, sys.settrace),
-        Setting("profile function", sys.getprofile, sys.setprofile),
-        Setting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags),
-        # The worker's own first import has set others, see `startup`.
-        Setting("garbage collector's thresholds", startup.usual_thresholds, lambda value: gc.set_threshold(*value)),
-        Setting("garbage collector's switch", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-        Setting("garbage collector's debugging", gc.get_debug, gc.set_debug),
-        contents("garbage collector's callbacks", gc.callbacks),
-        Setting("faulthandler", faulthandler.is_enabled, _switch(faulthandler.enable, faulthandler.disable)),
-        Setting("tracemalloc", tracemalloc.is_tracing, _switch(tracemalloc.start, tracemalloc.stop)),
-        entries("module __main__", vars(__main__)),
+        Setting("temporary folder", lambda: tempfile.tempdir, lambda value: setattr(tempfile, "tempdir", value)),
+        # Always, so that each module forgets which warnings it has shown.
+        Setting("filters of warnings", lambda: list(warnings.filters), _write_filters, always=True),
+        *(_of_numpy(find("numpy")) if find("numpy") else ()),
+        *(_of_torch(find("torch")) if find("torch") else ()),
+        Setting("figures of pyplot", _figures, lambda _: sys.modules["matplotlib.pyplot"].close("all")),
     ]
 
 
-def _digits() -> list[Setting]:
-    """The limit of digits of an int's string, where this Python has it (3.10.7)."""
-    if not hasattr(sys, "get_int_max_str_digits"):
-        return []
-    return [Setting("limit of an int's digits", sys.get_int_max_str_digits, sys.set_int_max_str_digits)]
+def _set_by_imports() -> dict[str, str]:
+    """What imports from the shelf have set, which stays: the modules stay in sight."""
+    shelf = shelf_here()
+    return {} if shelf is None else {name: value for name, value in shelf.written.items() if value is not None}
 
 
-def _of_threads() -> list[Setting]:
-    def set_stack_size(value: int) -> None:
-        threading.stack_size(value)
+def _write_environment(value: dict[str, str]) -> None:
+    value.update(_set_by_imports())  # from now on they are what the process has
+    for name in os.environ.keys() - value.keys():
+        del os.environ[name]
+    os.environ.update(value)
 
-    def write_policy(policy: Any) -> None:
-        asyncio.set_event_loop_policy(policy)
+
+def _write_filters(value: list[Any]) -> None:
+    with warnings.catch_warnings():
+        pass  # leaving it lets all modules forget
+    warnings.filters[:] = value  # type: ignore[index]
+
+
+def _figures() -> list[int]:
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    return [] if pyplot is None else pyplot.get_fignums()
+
+
+def _of_numpy(numpy: Any) -> list[Setting]:
+    def write(value: dict[str, Any]) -> None:
+        numpy.set_printoptions(**{key: each for key, each in value.items() if key != "override_repr"})
 
     return [
-        attribute(threading, "excepthook"),
-        Setting("trace function of new threads", threading.gettrace, threading.settrace),  # type: ignore[arg-type]
-        Setting("profile function of new threads", threading.getprofile, threading.setprofile),
-        Setting("stack size of new threads", threading.stack_size, set_stack_size),
-        Setting("decimal's context", _decimal_of(decimal.getcontext), _write_decimal_to(decimal.getcontext)),
-        # From which new threads take theirs.
-        Setting(
-            "decimal.DefaultContext",
-            _decimal_of(lambda: decimal.DefaultContext),
-            _write_decimal_to(lambda: decimal.DefaultContext),
-        ),
-        # None: nobody has asked for the policy. `asyncio.get_event_loop_policy` would make one.
-        Setting("asyncio's policy", lambda: asyncio.events._event_loop_policy, write_policy),  # type: ignore[attr-defined]
+        Setting("numpy.errstate", numpy.geterr, lambda value: numpy.seterr(**value)),
+        Setting("numpy.printoptions", numpy.get_printoptions, write),
     ]
 
 
-def _of_signals() -> list[Setting]:
-    """Handlers by number. None stands for a handler that Python has not set, and cannot set."""
-    settings = []
-    for number in sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}):
-        name = getattr(number, "name", f"signal {int(number)}")
-        settings.append(Setting(f"handler of {name}", _handler_of(number), _write_handler_of(number)))
-    return [
-        *settings,
-        Setting(
-            "blocked signals",
-            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            lambda blocked: signal.pthread_sigmask(signal.SIG_SETMASK, blocked),
-        ),
-        Setting("timers", lambda: [any(signal.getitimer(t)) for t in _TIMERS], _stop_timers),
-    ]
+#: Flags of torch.backends that are put back. Those of ``fp32_precision`` are torch's since 2.9. They come last: the
+#: older names of the same set several of them at once.
+_FLAGS = (
+    *("cudnn.benchmark", "cudnn.deterministic", "cudnn.allow_tf32", "mkldnn.allow_tf32", "cuda.matmul.allow_tf32"),
+    *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision", "cuda.matmul.fp32_precision"),
+    *("cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
+    *("mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+)
 
 
-def _handler_of(number: int) -> Callable[[], Any]:
-    return lambda: signal.getsignal(number)
+def _of_torch(torch: Any) -> list[Setting]:
+    def of_backends(name: str) -> Setting:
+        return Setting(
+            f"torch.backends.{name}", partial(flag, torch.backends, name), partial(set_flag, torch.backends, name)
+        )
 
+    def deterministic() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
-def _write_handler_of(number: int) -> Callable[[Any], object]:
-    return lambda handler: signal.signal(number, handler)
-
-
-def _stop_timers(running: list[bool]) -> None:
-    for timer in _TIMERS:
-        signal.setitimer(timer, 0.0)
-
-
-def _of_the_kernel() -> list[Setting]:
-    def set_umask(value: int) -> None:
-        os.umask(value)
-
-    def write_limits(value: dict[str, tuple[int, int]]) -> None:
-        for name, limits in value.items():
-            if resource.getrlimit(_LIMITS[name]) != limits:
-                resource.setrlimit(_LIMITS[name], limits)
-
-    settings = [
-        Setting("umask", _umask, set_umask),
-        Setting("limits", lambda: {name: resource.getrlimit(which) for name, which in _LIMITS.items()}, write_limits),
-        Setting(
-            "priority",
-            lambda: os.getpriority(os.PRIO_PROCESS, 0),
-            lambda value: os.setpriority(os.PRIO_PROCESS, 0, value),
-        ),
-        cannot_be_put_back("standard streams' files", lambda: [_file_behind(descriptor) for descriptor in range(3)]),
-    ]
-    if hasattr(os, "sched_getaffinity"):
-        affinity = Setting("cores", lambda: os.sched_getaffinity(0), lambda value: os.sched_setaffinity(0, value))
-        settings.append(affinity)
-    return settings
-
-
-def _of_warnings() -> list[Setting]:
-    def write_filters(value: list[Any]) -> None:
-        with warnings.catch_warnings():
-            pass  # leaving it lets every module forget which warnings it has shown
-        warnings.filters[:] = value  # type: ignore[index]
-        warnings._filters_mutated()  # type: ignore[attr-defined]
-
-    # What logging keeps in its module: how records are made, and what warnings did before they were captured.
-    logs = ("raiseExceptions", "lastResort", "_loggerClass", "_logRecordFactory", "_warnings_showwarning")
-    names = [name for name in ("_showwarnmsg_impl", "showwarning", "formatwarning") if hasattr(warnings, name)]
-    return [
-        Setting("filters of warnings", lambda: list(warnings.filters), write_filters),
-        entries("warnings shown once", warnings.onceregistry),  # type: ignore[attr-defined]
-        *(attribute(warnings, name) for name in names),
-        *(attribute(logging, name) for name in logs),
-    ]
-
-
-def _of_modules() -> list[Setting]:
-    def write_start_method(method: str | None) -> None:
-        multiprocessing.set_start_method(method, force=True)  # None: the next one to set it may do so
-
-    def write_locale(value: dict[str, str]) -> None:
-        for name, text in value.items():
-            locale.setlocale(_LOCALES[name], text)
-
-    def set_field_size(value: int) -> None:
-        csv.field_size_limit(value)
+    def be_deterministic(value: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
     return [
-        Setting("default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
-        Setting("locale", lambda: {name: locale.setlocale(which) for name, which in _LOCALES.items()}, write_locale),
-        Setting(
-            "start method of processes",
-            lambda: multiprocessing.get_start_method(allow_none=True),
-            write_start_method,
-        ),
-        Setting("executable of processes", multiprocessing.spawn.get_executable, multiprocessing.spawn.set_executable),
-        attribute(tempfile, "tempdir"),
-        Setting("csv's limit of a field", csv.field_size_limit, set_field_size),
-        Setting("first day of the week", calendar.firstweekday, calendar.setfirstweekday),
-        entries("copyreg's table", copyreg.dispatch_table),
+        # A new thread takes the number that was set last, which this thread's own number does not show.
+        Setting("torch's threads", torch.get_num_threads, torch.set_num_threads, always=True),
+        Setting("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        # Where the trial is a function, it is set in the trial's thread; the default of the process is None.
+        # (torch.get_default_device imports modules, which a trial may not want.)
+        Setting("torch's default device", lambda: torch.empty(0).device, lambda _: torch.set_default_device(None)),
+        Setting("torch's deterministic algorithms", deterministic, be_deterministic),
+        # torch says an error instead of the value where an old name and a new one were used.
+        Setting("torch's precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        *map(of_backends, _FLAGS),
     ]
 
 
-def _switch(on: Callable[[], object], off: Callable[[], object]) -> Callable[[bool], object]:
-    return lambda value: on() if value else off()
+#: Names in modules: plain values, containers, and functions that say how something is set.
+_NAMES = {
+    "sys": "stdin stdout stderr __stdout__ __stderr__ meta_path path_hooks getrecursionlimit getswitchinterval "
+    "get_int_max_str_digits get_asyncgen_hooks gettrace getprofile getdlopenflags",
+    "gc": "callbacks isenabled get_debug",
+    "fluidtune.startup": "usual_thresholds",
+    "threading": "gettrace getprofile stack_size",
+    "faulthandler": "is_enabled",
+    "tracemalloc": "is_tracing",
+    "logging": "_levelToName _nameToLevel",
+    "socket": "getdefaulttimeout",
+    "csv": "field_size_limit",
+    "calendar": "firstweekday",
+    "copyreg": "dispatch_table",
+    "multiprocessing.spawn": "get_executable",
+    "numpy": "geterrcall getbufsize",
+    "sklearn": "get_config",
+    "pandas._config.config": "_global_config",
+    "torch": "is_anomaly_enabled is_anomaly_check_nan_enabled is_autocast_cache_enabled is_warn_always_enabled "
+    "get_num_interop_threads multiprocessing.get_sharing_strategy utils.deterministic.fill_uninitialized_memory",
+    "torch.distributed": "is_initialized",
+    "torch.distributions.distribution": "Distribution._validate_args",
+    "torch.hub": "_hub_dir",
+    "torch._tensor_str": "PRINT_OPTS.precision PRINT_OPTS.threshold PRINT_OPTS.edgeitems PRINT_OPTS.linewidth "
+    "PRINT_OPTS.sci_mode",
+    "torch.serialization": "get_safe_globals",
+    "torch.backends": "cudnn.enabled cudnn.benchmark_limit mkldnn.enabled mkldnn.deterministic opt_einsum.enabled "
+    "opt_einsum.strategy quantized.engine cuda.matmul.allow_fp16_reduced_precision_reduction "
+    "cuda.matmul.allow_bf16_reduced_precision_reduction cuda.flash_sdp_enabled cuda.mem_efficient_sdp_enabled "
+    "cuda.math_sdp_enabled cuda.cudnn_sdp_enabled cuda.matmul.allow_fp16_accumulation "
+    "cuda.matmul.allow_fp16_reduced_precision_reduction_split_k "
+    "cuda.matmul.allow_bf16_reduced_precision_reduction_split_k "
+    "cuda.preferred_linalg_library cuda.preferred_blas_library",
+    "torch.nn.modules.module": "_global_is_full_backward_hook _global_buffer_registration_hooks "
+    "_global_module_registration_hooks _global_parameter_registration_hooks _global_backward_pre_hooks "
+    "_global_backward_hooks _global_forward_pre_hooks _global_forward_hooks _global_forward_hooks_always_called",
+}
+#: The packages among these that are imported to be looked at.
+_THERE = sys.stdlib_module_names | OURS
+_LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+_LOCALES = [getattr(locale, name) for name in dir(locale) if name.startswith("LC_") and name != "LC_ALL"]
+_START_METHODS = multiprocessing.get_all_start_methods()
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_SIGNALS = sorted(signal.valid_signals())
 
 
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""  # it was removed
+def looked_at(find: Find) -> list[Setting]:
+    """What ends the process if it has changed."""
+    modules = {
+        name: importlib.import_module(name) if name.partition(".")[0] in _THERE else find(name) for name in _NAMES
+    }
+    torch, matplotlib = find("torch"), find("matplotlib")
+    return [
+        *(
+            Setting(f"{name}.{path}", partial(_content, module, path))
+            for name, module in modules.items()
+            for path in (_NAMES[name].split() if module is not None else ())
+        ),
+        Setting("module __main__", lambda: dict(vars(sys.modules["__main__"]))),
+        Setting("signal handlers", lambda: [signal.getsignal(each) for each in _SIGNALS]),
+        Setting("blocked signals", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        Setting("timers", lambda: [any(signal.getitimer(each)) for each in _TIMERS]),
+        Setting("umask", _umask),
+        Setting("limits", lambda: [resource.getrlimit(each) for each in _LIMITS]),
+        Setting("priority", lambda: os.getpriority(os.PRIO_PROCESS, 0)),
+        Setting("cores", lambda: hasattr(os, "sched_getaffinity") and os.sched_getaffinity(0)),
+        *(Setting(f"the file of stream {each}", partial(_file_behind, each)) for each in range(3)),
+        Setting("locale", lambda: [locale.setlocale(each) for each in _LOCALES]),
+        Setting("decimal's contexts", lambda: [_decimal(decimal.getcontext()), _decimal(decimal.DefaultContext)]),
+        Setting("asyncio's policy", _asyncio_policy),
+        # Where none is set, the first one who asks sets the default.
+        Setting("start method of processes", lambda: multiprocessing.get_start_method(True) or _START_METHODS[0]),
+        Setting("finalizers that run at exit", _new(_finalizers)),
+        Setting("finalizers of multiprocessing", _new(_finalizers_of_multiprocessing)),
+        *(_of_torchs_modes(torch) if torch else ()),
+        *([Setting("matplotlib.rcParams", lambda: _rc_params(matplotlib))] if matplotlib else ()),
+    ]
+
+
+def _of_torchs_modes(torch: Any) -> list[Setting]:
+    return [
+        Setting("torch's autocast", lambda: [torch.is_autocast_enabled(each) for each in ("cpu", "cuda")]),
+        Setting("autocast's dtypes", lambda: [torch.get_autocast_dtype(each) for each in ("cpu", "cuda")]),
+        # A number below which floats are denormal: with flush-to-zero half of it is 0.
+        Setting("torch's denormals", lambda: sys.float_info.min / 2 == 0.0),
+        # Asked without a GPU, torch would open CUDA.
+        Setting("torch's mode of waits", lambda: torch.cuda.get_sync_debug_mode() if torch_on_gpu() else 0),
+        Setting("operators of torch.library", _new(partial(_operators, torch.library))),
+    ]
+
+
+def _operators(library: Any) -> list[str]:
+    """`torch.vmap` registers kernels of its own when it is called for the first time."""
+    found = [*(_value(library, "_defs") or ()), *(_value(library, "_impls") or ())]
+    return [each for each in found if "/FuncTorchBatched" not in each]
+
+
+def _value(owner: Any, path: str) -> Any:
+    """What a dotted path stands for, or what it returns if it is a function; None: there is no such thing."""
+    for part in path.split("."):
+        owner = getattr(owner, part, None)
+    return owner() if callable(owner) else owner
+
+
+def _content(owner: Any, path: str) -> Any:
+    """A copy of what is held by what a path stands for."""
+    return _copy(_value(owner, path))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in dict.items(value)}
+    return type(value)(value) if type(value) in (list, set) else value
+
+
+def _new(look: Callable[[], Iterable[Any]]) -> Callable[[], set[Any]]:
+    """A reader of what there is more than now."""
+    before = set(look())
+    return lambda: set(look()) - before
+
+
+def _rc_params(matplotlib: Any) -> dict[str, Any]:
+    """The first figure chooses a backend; on machines without a display that is agg."""
+    params: dict[str, Any] = _copy(matplotlib.rcParams)
+    chosen = params.pop("backend", None)
+    return {**params, "backend_fallback": isinstance(chosen, str) and chosen.lower() != "agg" and chosen}
 
 
 def _umask() -> int:
@@ -293,27 +281,27 @@ def _umask() -> int:
     return value
 
 
-def _file_behind(descriptor: int) -> tuple[int, int] | None:
-    with suppress(OSError):
-        found = os.fstat(descriptor)
-        return found.st_dev, found.st_ino
-    return None
+def _file_behind(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
-def _decimal_of(context: Callable[[], decimal.Context]) -> Callable[[], Any]:
-    def read() -> Any:
-        found = context()
-        return [getattr(found, name) for name in _DECIMAL], dict(found.traps), dict(found.flags)
-
-    return read
+def _decimal(context: decimal.Context) -> list[Any]:
+    names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+    return [*(getattr(context, name) for name in names), dict(context.traps)]
 
 
-def _write_decimal_to(context: Callable[[], decimal.Context]) -> Callable[[Any], None]:
-    def write(value: Any) -> None:
-        found = context()
-        for name, each in zip(_DECIMAL, value[0], strict=True):
-            setattr(found, name, each)
-        found.traps.update(value[1])
-        found.flags.update(value[2])
+def _asyncio_policy() -> Any:
+    """None: nobody has asked for it, or it is Python's own."""
+    policy = vars(sys.modules.get("asyncio.events", sys)).get("_event_loop_policy")
+    return None if type(policy).__module__.startswith(("asyncio", "builtins")) else policy
 
-    return write
+
+def _finalizers() -> list[Any]:
+    """`weakref` has no public list of them. Those of torch.library withdraw operators, which are looked at by name."""
+    alive = [(each, each.peek()) for each, info in list(weakref.finalize._registry.items()) if info.atexit]  # type: ignore[attr-defined]
+    return [each for each, found in alive if found and getattr(found[1], "__module__", None) != "torch.library"]
+
+
+def _finalizers_of_multiprocessing() -> list[Any]:
+    return [key for key in list(util._finalizer_registry) if key[0] is not None]  # type: ignore[attr-defined]

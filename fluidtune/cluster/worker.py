@@ -19,6 +19,7 @@ from fluidtune import startup
 from fluidtune.cluster import few_collections  # noqa: F401 (before what imports Ray Tune)
 from fluidtune.cluster.commit_stores import fingerprint, follower_commit_store
 from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
+from fluidtune.cluster.forks.shelf import is_forked
 from fluidtune.cluster.gpu_probe import GpuProbe
 from fluidtune.cluster.kept_trainable import KeptTrainable, can_stay
 from fluidtune.cluster.lanes import Lack, LaneTicket
@@ -26,6 +27,7 @@ from fluidtune.cluster.leader_host import LeaderHost
 from fluidtune.cluster.messages import IterationReply, LoadSpec, WorkerInfo
 from fluidtune.cluster.mps import MpsSettings, enter
 from fluidtune.cluster.process_reset import ProcessBaseline
+from fluidtune.cluster.trial_cores import TrialCores
 from fluidtune.cluster.trial_sessions import drop_session, follower_session, storage_of
 from fluidtune.elastic import Reform
 from fluidtune.elastic.verdict import Verdict
@@ -41,9 +43,10 @@ class Worker:
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         adopt_environment(environment)
+        self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
-        self._baseline = ProcessBaseline(watch=True)
+        self._baseline = ProcessBaseline()
         self._kept = KeptTrainable()
         self._gpu = GpuProbe()
         #: The hosted trial: here is its leader, or one of its followers.
@@ -55,7 +58,7 @@ class Worker:
 
     def info(self) -> WorkerInfo:
         """Who this worker is."""
-        info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()])
+        info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()], forked=is_forked())
         if self._mps is not None:
             info.mps, info.why = self._mps.client is not None, self._mps.why
         if info.gpus:
@@ -74,6 +77,7 @@ class Worker:
         startup.imported()
         self._baseline.note_imports()
         self._spec, self._clean = spec, False
+        self._cores.take(spec.cores)
         self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
@@ -137,8 +141,9 @@ class Worker:
         """End the trial here, with its threads and its group; the leader of an elastic trial commits.
 
         ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
-        ``keep``: the trainable stays for the next trial if its class can be reset, see `kept_trainable`. Returns None
-        if the worker may serve other trials, else why it must be replaced.
+        ``keep``: the script says ``reuse_actors=True``: the process is used again as it is, and the trainable stays for
+        the next trial if its class can be reset, see `kept_trainable`. Returns None if the worker may serve other
+        trials, else why it must be replaced.
         """
         lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
         shares = lane or turn
@@ -155,6 +160,7 @@ class Worker:
     def _unload(self, fresh: str | None, keep: bool, memory_free: Callable[[], None] | None) -> str | None:
         leader, follower = self._leader, self._follower
         self._leader = self._follower = trouble = None
+        again = keep
         trainable = None if leader is None else leader.trainable
         leading = None if leader is None else leader.session
         if follower is not None:
@@ -177,12 +183,17 @@ class Worker:
             session.close()
         if follower is not None:
             follower.close()
+        emulated = self._spec is not None and self._spec.emulation is not None
         if self._spec is not None:
-            drop_session(self._spec.emulation is not None)
+            drop_session(emulated)
         self._spec = None
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
-        trouble = trouble or fresh or (None if kept else self._baseline.restore(memory_free))
+        trouble = trouble or fresh
+        # With `reuse_actors=True` the script wants what the process has; and no code of its own runs where a device is
+        # emulated.
+        if trouble is None and not again and not emulated:
+            trouble = self._baseline.restore(memory_free) if is_forked() else "it is no fork: it serves one trial"
         self._clean = trouble is None and not kept
         return trouble
 

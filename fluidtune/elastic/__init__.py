@@ -13,9 +13,10 @@
         tune.report({"loss": elastic.mean(total, count)})
 
 The result does not depend on the number of workers: a batch is divided, never repeated, and gradients and batch
-statistics are those of the whole batch. What a step draws at random for each sample (dropout, augmentation) differs
-with the width, as in any data-parallel training. If it is drawn on the CPU, give the DataLoader a ``generator``:
-otherwise the DataLoader shuffles from the same stream. Outside FluidTune the same file runs unchanged.
+statistics are those of the whole batch. What is drawn at random for each sample (dropout, augmentation) differs with
+the width, as in any data-parallel training; what the loop draws once a batch does not (`loop_draws`). If a step draws
+for each sample on the CPU, give the DataLoader a ``generator``: otherwise the DataLoader shuffles from the same stream.
+Outside FluidTune the same file runs unchanged.
 
 Every worker runs the function, and only the leader's side effects are seen: its reports and checkpoints, what it
 prints, and files below its working directory. Each follower has a working directory of its own, empty and removed
@@ -25,7 +26,7 @@ server, other trackers. Put these under `is_leader`. With ``RAY_CHDIR_TO_TRIAL_D
 the directory of the script.
 
 What cannot be divided so (weights of classes, contrastive losses) is listed at `prepare`; `rehearsal` finds most of it
-before a trial grows.
+before a trial grows, and `common_batches` compares each new worker with the leader.
 
 Start reading with `worker_session` (the protocol to the worker process), then `session` and `boundary`. `commit_policy`
 says what is committed when, `backends` how bytes move. No width is decided here: the host of the session does that.
@@ -44,7 +45,7 @@ from .worker_session import FollowerSession, LeaderSession, WorkerSession
 
 if TYPE_CHECKING:
     from .commits import Commit, CommitStore, Files, LocalFiles
-    from .loop import epochs, is_leader, mean, prepare, samples
+    from .loop import epochs, is_leader, mean, prepare, samples, state
     from .session import ElasticSession
 
 __all__ = [
@@ -68,13 +69,14 @@ __all__ = [
     "mean",
     "prepare",
     "samples",
+    "state",
     "use",
     "wake_on_first_use",
 ]
 
 _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits"),
-    **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples"), "loop"),
+    **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples", "state"), "loop"),
     "ElasticSession": "session",
 }
 

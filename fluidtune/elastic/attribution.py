@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 import torch
 
+from .counted import Counted
 from .errors import CannotDivide
 from .left_out import LeftOut
 
@@ -31,23 +32,29 @@ class Share:
 
     ``weight``: the part of the batch's samples that it has; its gradient counts by it. ``stand_in``: it has none, and
     takes part in the step with a copy of another worker's sample. ``size``: samples of the whole batch. ``width``: the
-    number of its parts.
+    number of its parts. ``common``: all workers have the whole batch, and the leader's counts (`common_batches`).
     """
 
     weight: float
     stand_in: bool
     size: int
     width: int
+    common: bool = False
+
+    @property
+    def part(self) -> int:
+        """The samples of the batch that this worker has, be it that they count or not."""
+        return self.size if self.common else round(self.weight * self.size)
 
     @property
     def division(self) -> int:
-        """Two batches with the same number have the same weights, on every worker. 0: equal ones."""
-        return self.size if self.size % self.width else 0
+        """Two batches with the same number have the same weights, on every worker. 0: equal ones; -1: the leader's."""
+        return -1 if self.common else self.size if self.size % self.width else 0
 
     @property
     def stand_ins(self) -> int:
-        """Two batches with the same number have a sample for the same workers. 0: for all."""
-        return self.size if self.size < self.width else 0
+        """Two batches with the same number have a sample for the same workers. 0: for all; -1: for the leader."""
+        return -1 if self.common else self.size if self.size < self.width else 0
 
 
 class Reading:
@@ -59,12 +66,19 @@ class Reading:
         #: The tensors of the last batch, and of those before it, that the loop has not let go.
         self._last: WeakSet[torch.Tensor] = WeakSet()
         self._earlier: WeakSet[torch.Tensor] = WeakSet()
+        self._had_tensors = False
 
     def note(self, batch: Any) -> None:
         """The loop gets this batch, as the loader's ``collate_fn`` has made it."""
         self._batches += 1
         self._earlier |= self._last
         self._last = WeakSet(_tensors(batch))
+        self._had_tensors = self._had_tensors or bool(self._last)
+
+    @property
+    def let_go(self) -> bool:
+        """Whether the loop has let go of all tensors of its batches."""
+        return self._had_tensors and not self._last and not self._earlier
 
     @property
     def kept(self) -> bool:
@@ -129,8 +143,23 @@ class Uses:
     def _is_over(self, reading: Reading, fetched: _Fetched) -> bool:
         """Whether its batches are used up, now that there are others."""
         if fetched.unused or fetched.ahead or not fetched.used:
-            return False
+            return not self._again and fetched.ended and reading.let_go
         return not self._again or (fetched.ended and not reading.kept)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the loop has fetched a batch before it used the last one."""
+        return any(fetched.ahead or fetched.unused > 1 for fetched in self._readings.values())
+
+    @property
+    def kept(self) -> bool:
+        """Whether the loop keeps batches on purpose."""
+        return any(reading.kept for reading in self._readings)
+
+    @property
+    def all_used(self) -> bool:
+        """Whether each batch was used that the loop learns from."""
+        return not any(f.unused for reading, f in self._readings.items() if not reading.evaluates)
 
     def forget_ended(self) -> None:
         """What was fetched is used up, except by readings that go on."""
@@ -169,6 +198,8 @@ class BatchesAtHand:
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
         self.left_out = LeftOut()
+        #: Since the last mean, or since the group has formed.
+        self.counted = Counted()
         self.clear()
 
     def watch(self, module: torch.nn.Module) -> None:
@@ -183,6 +214,7 @@ class BatchesAtHand:
 
     def clear(self) -> None:
         """The trial has another group: no batch is divided now."""
+        self.counted = Counted()
         told, counted = self.left_out.used, self.left_out.counted
         self.left_out.clear()
         self.gradients = Uses("gradients", lambda share: share.division, told)
@@ -197,7 +229,10 @@ class BatchesAtHand:
         reading.evaluates = reading.evaluates and self.nothing_learns()
         for uses in (self.gradients, self.statistics, self.counts):
             uses.fetched(reading, share)
-        self.left_out.fetched(reading, share)
+        if share.common:
+            self.left_out.fetched_whole()
+        else:
+            self.left_out.fetched(reading, share)
 
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
@@ -205,6 +240,11 @@ class BatchesAtHand:
         for uses in (self.gradients, self.statistics, self.counts):
             uses.ended(reading)
         self.left_out.ended(reading)
+
+    @property
+    def settled(self) -> bool:
+        """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
+        return not self.gradients.ahead and not self.gradients.kept and self.counts.all_used
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

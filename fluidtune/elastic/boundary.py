@@ -8,25 +8,23 @@ commits, if that is worth its price. Everything here runs in the loop's thread; 
 
 from __future__ import annotations
 
-import hashlib
-import random
 import time
 from dataclasses import replace
-
-import numpy
-import torch
 
 from .attribution import BatchesAtHand
 from .backends.base import CollectiveBackend
 from .commit_policy import CommitPolicy
-from .comparison import Comparison
+from .common_batches import CommonBatches
 from .control_messages import BoundaryOrder, CommittableState, HostRequests, TrialPosition
-from .errors import GroupLost, Left
+from .errors import GroupLost, Left, Refused
 from .growth import Growth
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
 from .joining import called_in
 from .left_out import refuse_left_out
+from .likeness import Likeness
+from .loop_draws import LeadersStreams, seed_of, seed_streams
 from .membership import Address, Reform
+from .random_streams import Streams
 
 #: What a boundary is called in an error.
 _ORDER = "the boundary"
@@ -56,6 +54,8 @@ class GroupMember:
         self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
         #: See `GroupView`.
         self.batches = BatchesAtHand()
+        self.common = CommonBatches()
+        self.draws = LeadersStreams(str(backend.device) if backend.device.type == "cuda" else "cuda")
         #: The loop has called `prepare`, or has come to a boundary.
         self.elastic = False
         #: This worker is in the group. A follower is not before its first boundary.
@@ -66,7 +66,9 @@ class GroupMember:
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
         self.growth = Growth()
-        self._comparison = Comparison(self.growth)
+        self.likeness = Likeness(self.common, self.growth, self._leave_leader_alone)
+        #: `last_reform` as it was before the last one.
+        self._reformed_before: tuple[float, float] | None = None
         self._group = backend
         self._requests = requests
         self._members: tuple[str, ...] = (worker,)
@@ -93,10 +95,6 @@ class GroupMember:
         """See `GroupView`."""
         return self._group.generation
 
-    def differed(self, worker: int, what: str) -> None:
-        """See `GroupView`."""
-        self._comparison.differed(worker, what)
-
     @property
     def backend(self) -> CollectiveBackend:
         """See `GroupView`. The exception that ended the loop is raised again, since user code may have swallowed it."""
@@ -121,7 +119,8 @@ class GroupMember:
         self.position.loop += 1
         self.state.loop_begins()
         if self.leader:
-            return self._begin_leading(start, counted)
+            first = self.commits.first_epoch(self.position, self.state, start, counted)
+            return None if first is None else self.come_to(first)
         if not self.entered:
             self._enter()
             self.entered = True
@@ -130,24 +129,8 @@ class GroupMember:
         assert self._joins_at is not None
         if self._joins_at.loop > self.position.loop:
             return None
-        self._receive(self._joins_at)
+        self._receive(self._joins_at, joiners=True)
         return self.position.epoch
-
-    def _begin_leading(self, start: int, counted: bool) -> int | None:
-        commits = self.commits
-        if commits.resume_is_older and not counted:
-            commits.resume = None
-        commit = commits.resume
-        if commit is not None:
-            if commit.loop > self.position.loop:
-                return None
-            commits.resume = None
-            if start > commit.epoch:
-                self.position.iteration = commit.iteration + start - commit.epoch
-            else:
-                start = commit.epoch
-                self.state.load(commit.state, with_streams=True)
-        return self.come_to(start)
 
     def turn(self, epoch: int, closing: bool = False) -> int:
         """The boundary after an iteration; ``epoch`` runs next. ``closing``: see `come_to`."""
@@ -169,6 +152,7 @@ class GroupMember:
         self.position.epoch = epoch
         if self.width > 1:
             refuse_left_out(self, "boundary")
+            self.likeness.part_if_due()
         self.batches.next_turn()
         order = self._agree(closing)
         if order.kind == "end":
@@ -180,7 +164,7 @@ class GroupMember:
                 "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
             )
         if self.width > 1:
-            self._comparison.make_equal(self._group, self.state, order.weights)
+            self.likeness.compare_all(self._group, self.state, order.weights)
         if order.kind == "stop":
             self.committing = True
             self.commits.offer(self.position, self.state, force=True)
@@ -192,6 +176,20 @@ class GroupMember:
             self._reform(order.reform)
         self.commits.offer(self.position, self.state)
         return epoch
+
+    def _leave_leader_alone(self) -> None:
+        """All workers: the group ends, and the leader goes on from where it is."""
+        generation = self._group.generation
+        self._group.dissolve(orderly=True)
+        if not self.leader:
+            self._over = Refused(f"the leader goes on without {self.worker}: {self.growth.ungrowable}")
+            raise self._over
+        self.growth.refused = generation
+        if self.last_reform is not None and self.last_reform[0] == generation:
+            self.last_reform = self._reformed_before
+        self._members = (self.worker,)
+        self.common.formed(joiners=False)
+        self.state.set_width(1)
 
     def end(self) -> None:
         """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
@@ -213,16 +211,17 @@ class GroupMember:
         order = self._decide() if self.leader else None
         note = self.commits.note_of_save() if self.leader else None
         if order is not None:
-            order = replace(order, note=note, weights=closing or order.kind != "go" or self._comparison.weights_due())
+            due = closing or order.kind != "go" or self.likeness.weights_due()
+            order = replace(order, note=note, weights=due, streams=self._news())
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:
             if order is not None and order.reform is not None:  # nobody heard it: keep it for another boundary
-                with self._requests.changed:
-                    self._requests.reform = self._requests.reform or order.reform
+                self._requests.keep(order.reform)
             raise
         if not self.leader:
             self.commits.inherit(heard.note)
+            self.draws.take(heard.streams)
         return heard
 
     def _decide(self) -> BoundaryOrder:
@@ -255,11 +254,12 @@ class GroupMember:
             self._end_loop(f"worker {self.worker} is not in generation {reform.generation}")
         self.address = reform.address
         self._join(reform.members, reform.generation)
-        self.last_reform = (reform.generation, time.perf_counter() - started)
+        self._reformed_before, self.last_reform = self.last_reform, (reform.generation, time.perf_counter() - started)
 
     def _join(self, members: tuple[str, ...], generation: float) -> None:
         """Form this generation and take the leader's state. A joiner calls `_enter` instead."""
         rank, world = members.index(self.worker), len(members)
+        joiners = bool(set(members) - set(self._members))
         self.batches.clear()
         self._members = members  # set first: if one of them dies while the group forms, the others recover
         assert self.address is not None
@@ -269,8 +269,9 @@ class GroupMember:
             self._over = error
             raise
         if world > 1:
-            self._receive(self._group.broadcast_object(self.position))
+            self._receive(self._group.broadcast_object(self.position), joiners)
         else:
+            self.common.formed(joiners=False)
             self.state.set_width(1)
 
     def _enter(self) -> None:
@@ -287,19 +288,21 @@ class GroupMember:
         self._joins_at = self._group.broadcast_object()
         self.last_reform = (reform.generation, time.perf_counter() - started)
 
-    def _receive(self, position: TrialPosition) -> None:
-        """Called by every member of a new group: take the leader's state. A follower gets its own random streams."""
+    def _receive(self, position: TrialPosition, joiners: bool) -> None:
+        """Called by every member of a new group: take the leader's state and go on from its random streams."""
         self._joins_at = None
         self.position.epoch, self.position.iteration = position.epoch, position.iteration
         self.state.broadcast(self._group)
-        self._comparison.restart()
+        self.likeness.restart(joiners)
         self.state.set_width(self._group.world)
-        if not self.leader:
-            name = f"{self.trial}/{position.iteration}/{self._group.generation}/{self._group.rank}"
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
-            random.seed(seed)
-            numpy.random.seed(seed)
-            torch.manual_seed(seed)
+        self.draws.restart()
+        self.draws.take(self._group.broadcast_object(self._news(), "the leader's random streams"))
+        if self.state.own_streams and not self.leader:
+            seed_streams(seed_of(self.trial, position.iteration, self._group.generation, self._group.rank))
+
+    def _news(self) -> Streams | None:
+        """The leader's random streams, if its followers are to have them and have others."""
+        return self.draws.news() if self.leader and self.width > 1 and not self.state.own_streams else None
 
     # -- when a worker died --
 
@@ -316,7 +319,7 @@ class GroupMember:
             assert self.address is not None
             members = agree_on_survivors(self._group, self.address, self._members, self.worker, generation)
             if self.leader:
-                self._drop_request_for(set(self._members) - set(members))
+                self._requests.drop_for(set(self._members) - set(members))
             try:
                 self._join(members, generation)
                 break
@@ -326,9 +329,3 @@ class GroupMember:
         if self.leader:
             self.commits.rewind()
         self.last_reform = (generation, time.perf_counter() - started)
-
-    def _drop_request_for(self, gone: set[str]) -> None:
-        """Drop a request that would wait for a worker that just died; the host will send another one."""
-        with self._requests.changed:
-            if self._requests.reform is not None and gone & set(self._requests.reform.members):
-                self._requests.reform = None

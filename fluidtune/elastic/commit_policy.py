@@ -68,6 +68,25 @@ class CommitPolicy:
 
     # -- what to commit --
 
+    def first_epoch(self, position: TrialPosition, state: CommittableState, start: int, counted: bool) -> int | None:
+        """The epoch at which the leader's loop begins, with the commit's state if that is the newer one.
+
+        None: the trial is past this loop. ``counted``: ``start`` is the epoch that the loop's own state has reached.
+        """
+        if self.resume_is_older and not counted:
+            self.resume = None
+        commit = self.resume
+        if commit is None:
+            return start
+        if commit.loop > position.loop:
+            return None
+        self.resume = None
+        if start > commit.epoch:
+            position.iteration = commit.iteration + start - commit.epoch
+            return start
+        state.load(commit.state, with_streams=True)
+        return commit.epoch
+
     def offer(self, position: TrialPosition, state: CommittableState, *, force: bool = False) -> None:
         """Leader: a boundary, at which the store may take a commit. ``force``: it must."""
         if not self._leader or self._store is None:

@@ -1,10 +1,11 @@
-"""Compares, at a boundary, what must be equal in all workers of a group: a cheap digest of it travels.
+"""Compares what must be equal in all workers of a group: a cheap digest of it travels.
 
-Weights of workers drift apart where a loop keeps state that no joiner gets, such as a counter of its own for a warm-up.
-Small facts are compared at every boundary, weights at the first one in a group, as often as that costs less than
-`SHARE` of the time, before a loop's last iteration and after it, and before the group is re-formed or stopped. If
-something differs, all workers take the leader's state over. The second time it ends the trial's growth, because the
-loop would do it again.
+Workers drift apart where a loop keeps state that no joiner gets, such as slow weights in a list. Small facts are
+compared at every boundary. Weights are compared before each of the first `EACH_BATCH` divided batches of a group, later
+as often as that costs less than `SHARE` of the time, at the first boundary, before a loop's last iteration and after
+it, and before the group is re-formed or stopped. If something differs, all workers take the leader's state over.
+Weights that differ before a batch end the trial's growth (`common_batches` says how the turn goes on). What differs at
+a boundary ends it the second time, because the loop would do it again.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .backends.base import CollectiveBackend
 from .control_messages import CommittableState
-from .growth import Growth
 
 #: The part of a trial's time that digests of its weights may take. Judgement: below the noise of iteration times.
 SHARE = 0.01
-#: Differences at boundaries before a trial goes on with one worker. Judgement: the first may come from something that
-#: the loop does once, and after it all are equal again.
-MOST_DIFFERENCES = 2
+#: Batches after a growth before each of which the weights are compared, whatever that costs. Judgement: what a loop
+#: does every 5 or 10 steps, such as a step of slow weights, shows in them; later the part above holds.
+EACH_BATCH = 32
 #: Weights that differ by at most this many units of the last place, relative to the largest value of their tensor, are
 #: rounded differently, as by workers with other processors, and not trained differently.
 #: Judgement: an optimizer's step has about ten roundings.
@@ -36,18 +36,20 @@ _ROUNDING = 64
 class Comparison:
     """Belongs to one member of a group; all members call it at the same boundaries."""
 
-    def __init__(self, growth: Growth) -> None:
-        self._growth = growth
+    def __init__(self) -> None:
         #: When the weights were compared last (monotonic clock); None: not in this group.
         self._last: float | None = None
         #: The seconds that the quickest digest took: one that is slow on a busy machine must not delay later ones.
         self._cost = math.inf
+        #: Comparisons before a batch, in this group.
+        self._at_batches = 0
         #: What was found to differ since the last boundary, and put right: the worker, and the words.
         self._within: tuple[int, str] | None = None
 
     def restart(self) -> None:
         """The group is a new one: its weights are compared at its first boundary."""
         self._last = self._within = None
+        self._at_batches = 0
 
     def differed(self, worker: int, what: str) -> None:
         """Something differed before this boundary, and was put right."""
@@ -57,38 +59,53 @@ class Comparison:
         """Leader: whether the weights are worth a comparison now."""
         return self._last is None or self._cost <= SHARE * (time.monotonic() - self._last)
 
-    def make_equal(self, group: CollectiveBackend, state: CommittableState, weights: bool) -> None:
-        """Compare the workers, and let all have the leader's state if they differ. ``weights``: theirs, too."""
-        started = time.monotonic()
-        facts = state.facts(weights)
-        if weights:
-            self._last = started
-            self._cost = min(self._cost, time.monotonic() - started)
+    def due_at_batch(self) -> bool:
+        """Leader: whether the weights are worth a comparison before a batch."""
+        return self._at_batches < EACH_BATCH or self.weights_due()
+
+    def equal_at_batch(self, group: CollectiveBackend, state: CommittableState) -> str | None:
+        """All workers, before a batch: compare the weights, and let all have the leader's if they differ.
+
+        Returns what differed, beyond rounding; None: nothing did.
+        """
+        self._at_batches += 1
+        found = self._differing(group, state, self._noted(state.digests))
+        return None if found is None else found[1]
+
+    def make_equal(self, group: CollectiveBackend, state: CommittableState, weights: bool) -> str | None:
+        """At a boundary: as `equal_at_batch`, for all facts. ``weights``: the weights, too."""
+        facts = self._noted(lambda: state.facts(True)) if weights else state.facts(False)
         if not facts:
-            return
+            return None
+        within, self._within = self._within, None
+        found = self._differing(group, state, facts)
+        if found is not None and within is not None:
+            found = found[0], f"{within[1]}, {found[1]}"
+        found = found or within
+        return None if found is None else f"worker {found[0]} differed from the leader in: {found[1]}"
+
+    def _noted(self, digests: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """What ``digests`` returns, with the time that it takes noted."""
+        started = self._last = time.monotonic()
+        found = digests()
+        self._cost = min(self._cost, time.monotonic() - started)
+        return found
+
+    def _differing(
+        self, group: CollectiveBackend, state: CommittableState, facts: dict[str, float]
+    ) -> tuple[int, str] | None:
+        """The first worker that differs from the leader beyond rounding, and in what. All have the leader's then."""
         rows = group.exchange(torch.tensor(list(facts.values()), dtype=torch.float64), "the comparison of the workers")
         differing = [i for i in range(rows.shape[1]) if not torch.equal(rows[:, i], rows[:1, i].expand(len(rows)))]
-        within, self._within = self._within, None
         if not differing:
-            if within is not None:
-                self._note(*within)
-            return
+            return None
         distance = state.take_over(group)
         furthest = float(group.exchange(torch.tensor([distance], dtype=torch.float64), "the distance").max())
         names = list(facts)
         if furthest <= 1 and all(names[i] in WEIGHTS for i in differing):
-            if within is not None:
-                self._note(*within)
-            return
+            return None
         worker = next(rank for rank in range(1, len(rows)) if not torch.equal(rows[rank], rows[0]))
-        found = [_described(names[i], float(rows[0, i]), float(rows[worker, i])) for i in differing]
-        self._note(worker, ", ".join(found if within is None else [within[1], *found]))
-
-    def _note(self, worker: int, what: str) -> None:
-        self._growth.note_difference(
-            f"worker {worker} differed from the leader in: {what}; a joiner has only what the loop has prepared",
-            MOST_DIFFERENCES,
-        )
+        return worker, ", ".join(_described(names[i], float(rows[0, i]), float(rows[worker, i])) for i in differing)
 
 
 #: The facts about weights.

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from .backends.base import CollectiveBackend
 from .membership import Reform
+from .random_streams import Streams
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class BoundaryOrder:
     ``kind``: "go" on; "reform" the group; "stop", because the host has asked the trial to; or "end", because the
     leader's function has returned. ``epoch``: the epoch that the leader stands before. ``weights``: all compare theirs
     now. ``reform``: with "reform", the group to form. ``note``: what a follower must know of the leader's last `save`
-    to inherit the trial.
+    to inherit the trial. ``streams``: the leader's random streams, if its followers have others.
     """
 
     kind: Literal["go", "reform", "stop", "end"]
@@ -25,6 +26,7 @@ class BoundaryOrder:
     weights: bool = False
     reform: Reform | None = None
     note: Any = None
+    streams: Streams | None = None
 
 
 @dataclass
@@ -41,7 +43,12 @@ class TrialPosition:
 
 
 class CommittableState(Protocol):
-    """What a trial consists of: `TrialState`, unless the trial brings its own (`ElasticSession.adopt`)."""
+    """What a trial consists of: `TrialState`, unless the trial brings its own (`ElasticSession.adopt`).
+
+    ``own_streams``: each follower draws from random streams of its own, and not from the leader's.
+    """
+
+    own_streams: bool
 
     def capture(self) -> dict[str, Any]:
         """A snapshot that shares nothing with the live objects."""
@@ -73,6 +80,10 @@ class CommittableState(Protocol):
         """
         ...
 
+    def digests(self) -> dict[str, float]:
+        """Of the weights, by name: those of `facts`."""
+        ...
+
     def take_over(self, backend: CollectiveBackend) -> float:
         """All ranks of a group: as `broadcast`. Returns how far this rank's weights were from the leader's; up to 1 is
         rounding.
@@ -98,3 +109,14 @@ class HostRequests:
     leaving: bool = False
     ready: bool = False
     closed: bool = False
+
+    def keep(self, reform: Reform) -> None:
+        """The leader could not tell the others of this group: ask for it again, unless a newer one is asked for."""
+        with self.changed:
+            self.reform = self.reform or reform
+
+    def drop_for(self, gone: set[str]) -> None:
+        """Drop a request that would wait for a worker that just died; the host will send another one."""
+        with self.changed:
+            if self.reform is not None and gone & set(self.reform.members):
+                self.reform = None

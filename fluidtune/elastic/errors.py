@@ -29,13 +29,16 @@ class CannotDivide(GroupLost):
     """
 
 
-def explain(error: BaseException, lost: str | None, *, dismissed: bool) -> None:
+def explain(error: BaseException, lost: str | None, *, dismissed: bool, divided: str | None = None) -> None:
     """A trial's loop has raised ``error``: raise what that means for its host, if it is something else.
 
-    ``lost``: why the group is lost, None if it is not. ``dismissed``: this worker was asked to leave.
+    ``lost``: why the group is lost, None if it is not. ``dismissed``: this worker was asked to leave. ``divided``: why
+    the error may come of the division of batches, None if it does not.
     """
     if isinstance(error, GroupLost):
         if dismissed:  # its leader was quicker: no news
             raise Left("this worker was asked to leave") from error
     elif lost is not None:
         raise GroupLost(lost) from error
+    elif divided is not None:
+        raise CannotDivide(divided) from error

@@ -6,13 +6,27 @@ from typing import Protocol
 
 from .attribution import BatchesAtHand
 from .backends.base import CollectiveBackend
+from .common_batches import CommonBatches
+from .control_messages import CommittableState
+from .likeness import Likeness
+from .loop_draws import LeadersStreams
 
 
 class GroupView(Protocol):
     """The group as the loop sees it. Used in the loop's thread only."""
 
+    #: The trial's name.
+    trial: str
     #: Which batches the loop works with; empty where no batch is divided. The loader tells it.
     batches: BatchesAtHand
+    #: Which batches are computed whole by all workers.
+    common: CommonBatches
+    #: Whether the workers are alike.
+    likeness: Likeness
+    #: What the loop draws.
+    draws: LeadersStreams
+    #: What the trial consists of.
+    state: CommittableState
 
     @property
     def turn_number(self) -> int:
@@ -28,9 +42,6 @@ class GroupView(Protocol):
     def generation(self) -> float:
         """The group's generation; -1 before the first reform."""
         ...
-
-    def differed(self, worker: int, what: str) -> None:
-        """Within this turn, ``worker`` differed from the leader in ``what``, and has the leader's now."""
 
     @property
     def backend(self) -> CollectiveBackend:

@@ -16,6 +16,7 @@ import torch
 from .backends.base import CollectiveBackend
 from .current_session import use_in_this_thread
 from .errors import CannotDivide
+from .loop_draws import DROPOUTS
 from .membership import Address
 from .random_streams import capture_streams, restore_streams
 
@@ -104,13 +105,20 @@ class InTurns:
             self._changed.wait_for(lambda: self._turn == rank)
 
 
-def _functions() -> tuple[Any, Any]:
-    """What a group replaces in torch (`batchnorm`)."""
-    return torch.nn.functional.batch_norm, torch.nn.SyncBatchNorm.forward
+#: What a group replaces in torch (`batchnorm`, `loop_draws`): owners and names.
+_REPLACED: tuple[tuple[Any, str], ...] = (
+    (torch.nn.SyncBatchNorm, "forward"),
+    *((torch.nn.functional, name) for name in ("batch_norm", *DROPOUTS)),
+)
 
 
-def _restore_functions(functions: tuple[Any, Any]) -> None:
-    torch.nn.functional.batch_norm, torch.nn.SyncBatchNorm.forward = functions  # type: ignore[method-assign]
+def _functions() -> list[Any]:
+    return [getattr(owner, name) for owner, name in _REPLACED]
+
+
+def _restore_functions(functions: list[Any]) -> None:
+    for (owner, name), function in zip(_REPLACED, functions, strict=True):
+        setattr(owner, name, function)
 
 
 class TurnBackend(CollectiveBackend):

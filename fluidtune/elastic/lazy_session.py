@@ -68,6 +68,10 @@ class LazySession:
         """See `LeaderSession`."""
         return None if self._made is None else self._made.lost
 
+    def fails_divided(self, error: BaseException) -> str | None:
+        """See `LeaderSession`."""
+        return None if self._made is None else self._made.fails_divided(error)
+
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
         return None if self._made is None else self._made.take_difference()

@@ -51,6 +51,12 @@ class LeftOut:
         self._ended: set[Reading] = set()
         self._width = 1
         self._suspect: str | None = None
+        #: The loop has got a batch that all workers have whole; and has used one.
+        self._had_whole = self._used_whole = False
+
+    def fetched_whole(self) -> None:
+        """The loop gets a batch of which no part is short."""
+        self._had_whole = True
 
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
@@ -59,6 +65,7 @@ class LeftOut:
 
     def used(self) -> None:
         """A backward pass: it is about what was fetched last, and perhaps about what was fetched before that."""
+        self._used_whole = self._had_whole
         for reading, sizes in self._readings.items():
             if sizes.waiting:
                 *before, last = sizes.waiting
@@ -82,7 +89,9 @@ class LeftOut:
             if sizes.used:
                 self._look(sizes.waiting, sizes.used)
         over = place == "boundary" or (place == "mean" and self._ended >= learning.keys())
-        if over and self.learns and not any(sizes.used for sizes in self._readings.values()):
+        if over and self.learns and not (
+            self._used_whole or any(sizes.used for sizes in self._readings.values())
+        ):
             unused = [sizes.waiting for reading, sizes in learning.items() if reading not in self._counted]
             largest = max((size for waiting in unused for size in waiting), default=0)
             if largest > 1:

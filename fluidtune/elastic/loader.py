@@ -7,12 +7,15 @@ iterated, or one that gives the same batches in less time (`whole_batches`).
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
+import numpy
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -20,6 +23,8 @@ from .attribution import Reading, Share
 from .errors import CannotDivide
 from .group_view import GroupView
 from .left_out import refuse_left_out
+from .loop_draws import Part, PartsOfDataset, seed_of
+from .random_streams import Streams
 from .whole_batches import as_it_is, in_whole_batches, reader_of
 
 #: Batches whose indices travel in one message, if nobody can see when the sampler draws. Judgement: many
@@ -52,8 +57,9 @@ class ElasticLoader:
         self.read = 0
         #: The loop has gone on, in a later turn, with an iterator that it had made before.
         self.kept = False
-        #: The loop has made a new iterator although it still had one of an earlier turn: it keeps none.
-        self._renewed = False
+        #: The loop has let go of an iterator of an earlier turn, or made a new one although it still had it: it keeps
+        #: none.
+        self.let_go = False
         self._made: WeakSet[_Batches] = WeakSet()
         #: The user's loader has started its worker processes, which persist.
         self._kept = False
@@ -68,12 +74,14 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         turn = self._group.turn_number
-        self._renewed = self._renewed or any(made.turn is not None and made.turn < turn for made in self._unfinished())
+        self.let_go = self.let_go or any(made.turn is not None and made.turn < turn for made in self._unfinished())
         if self._group.width == 1:
             batches = _Batches(self, self._group, self._whole(), None)
         else:
             seed = self._seed()
-            shares = _DividedBatches(self._loader, self._group)
+            if self._loader.num_workers:
+                seed = self._group.backend.broadcast_object(seed, "the seed of a loader's processes")
+            shares = _DividedBatches(self._loader, self._group, seed)
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
@@ -82,10 +90,10 @@ class ElasticLoader:
     def undecided(self) -> bool:
         """At a boundary: it is not known whether the loop will keep an iterator that it has not read to its end."""
         last = self._group.turn_number - 1
-        return not self._renewed and any(made.turn == last for made in self._unfinished())
+        return not self.let_go and any(made.turn == last for made in self._unfinished())
 
     def _unfinished(self) -> list[_Batches]:
-        return [made for made in self._made if not made.finished]
+        return [made for made in self._made if not made.over]
 
     def _whole(self) -> Iterator[Any]:
         """The iterator of the user's loader, which draws a seed only when an iterator of a stock loader would."""
@@ -116,13 +124,13 @@ class ElasticLoader:
 
     def _divided(self, shares: _DividedBatches, seed: int) -> DataLoader:
         loader = self._loader
-        # The loader's worker processes are seeded from this generator: in the leader as in a stock loader, in each
-        # follower differently.
+        # The loader's worker processes are seeded from this generator as in a stock loader: what they draw once a batch
+        # is the same for all workers of the trial.
         generator = torch.Generator()
-        generator.manual_seed(seed + self._group.backend.rank)
+        generator.manual_seed(seed)
         whole = in_whole_batches(loader.dataset, loader.collate_fn, loader.num_workers)
         return DataLoader(
-            whole or loader.dataset,
+            whole or PartsOfDataset(loader.dataset),
             batch_sampler=shares,  # type: ignore[arg-type]
             num_workers=loader.num_workers,
             collate_fn=as_it_is if whole else loader.collate_fn,
@@ -150,7 +158,12 @@ class _Batches:
         self._group = group
         #: The turn in which it was read last; None before.
         self.turn: int | None = None
+        #: Its end was drawn.
         self.finished = False
+        #: Batches that it has given, and that there are; None: nobody knows.
+        self._given = 0
+        self._all = _length(loader)
+        self._of_data = _length(loader.dataset)
         self._generation = group.generation
         self._batches = batches
         self._shares = shares
@@ -159,14 +172,21 @@ class _Batches:
     def __iter__(self) -> Iterator[Any]:
         return self
 
+    @property
+    def over(self) -> bool:
+        """It has given all its batches, though perhaps nobody has drawn its end: loops count batches, too."""
+        return self.finished or (self._all is not None and self._given >= self._all)
+
     def __next__(self) -> Any:
         if self._group.generation != self._generation:
+            if self.over:
+                raise StopIteration
             raise CannotDivide(
                 "an iterator over a prepared DataLoader was kept while the trial was resized: make "
                 "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
             )
         turn = self._group.turn_number
-        self._loader.kept = self._loader.kept or (self.turn is not None and self.turn < turn and not self.finished)
+        self._loader.kept = self._loader.kept or (self.turn is not None and self.turn < turn and not self.over)
         self.turn = turn
         self._group.batches.fetching()
         try:
@@ -177,13 +197,26 @@ class _Batches:
             if self._shares is not None:
                 refuse_left_out(self._group, "reading")
             raise
+        self._given += 1
         self._loader.read += 1
         if self._shares is not None:
+            share, compare = self._shares.next_share()
+            self._group.common.got(share.common)
+            if compare and self._group.width > 1:
+                self._group.likeness.compare_weights(self._group.backend, self._group.state)
             self._reading.note(batch)
-            self._group.batches.fetched(self._reading, self._shares.next_share())
+            self._group.batches.counted.read(
+                share.part,
+                uneven=not share.common and share.size % share.width > 0,
+                of_data=self._of_data,
+                batches=self._all,
+            )
+            self._group.batches.fetched(self._reading, share)
         return batch
 
     def __del__(self) -> None:
+        if self.turn is not None and not self.over and self._group.turn_number > self.turn:
+            self._loader.let_go = True
         self._end()
 
     def _end(self) -> None:
@@ -191,34 +224,83 @@ class _Batches:
             self._group.batches.ended(self._reading)
 
 
-class _DividedBatches:
-    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`."""
+def _length(of: Any) -> int | None:
+    """None: it has none, as a sampler or a dataset of a batch sampler's own may."""
+    try:
+        return len(of)
+    except (TypeError, NotImplementedError):
+        return None
 
-    def __init__(self, loader: DataLoader, group: GroupView) -> None:
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What the leader sends of the next batches: their indices, or nothing at the end.
+
+    ``common``: all workers get them whole. ``compare``: the workers' weights are compared before the first of them.
+    ``seed``: of what the dataset draws. ``streams``: the leader's, if the others have others.
+    """
+
+    batches: list[list[Any]]
+    common: bool
+    compare: bool
+    seed: int
+    streams: Streams | None
+
+
+class _DividedBatches:
+    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`. ``seed``: the pass'."""
+
+    def __init__(self, loader: DataLoader, group: GroupView, seed: int) -> None:
         self._sampler = loader.batch_sampler
         self._group = group
+        self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
-        self._drawn: deque[Share] = deque()
+        self._handed: deque[tuple[Share, bool]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        group = self._group.backend
-        rank, world = group.rank, group.world
-        source = iter(self._sampler) if rank == 0 else None  # type: ignore[arg-type]
+        group = self._group
+        source = iter(self._sampler) if group.backend.rank == 0 else None  # type: ignore[arg-type]
+        number = 0
         while True:
-            message = None
-            if source is not None:
-                message = [list(batch) for batch in islice(source, self._ahead)]
-            batches = self._group.backend.broadcast_object(message, "the next batches")
-            if not batches:
+            drawn = None if source is None else self._draw(source, first=not number)
+            drawn = group.backend.broadcast_object(drawn, "the next batches")
+            if source is None:
+                group.draws.take(drawn.streams)
+                group.common.follow(drawn.common)
+            if not drawn.batches:
                 return
-            for batch in batches:
-                start, stop = part_of_batch(len(batch), rank, world)
-                self._drawn.append(Share((stop - start) / len(batch), stop == start, len(batch), world))
-                yield batch[start:stop] or batch[:1]
+            for batch in drawn.batches:
+                number += 1
+                yield self._hand_out(batch, drawn, number, drawn.compare and batch is drawn.batches[0])
 
-    def next_share(self) -> Share:
-        """The share of the batch that is handed out now; batches are handed out in the order of their indices."""
-        return self._drawn.popleft()
+    def _draw(self, source: Iterator[Any], first: bool) -> _Drawn:
+        group = self._group
+        if not first:
+            group.draws.look()
+        common = group.common.draw(may_divide=not first and group.batches.settled)
+        # An evaluation's weights may be others than those that learn, as an average is: a joiner may have another one.
+        evaluates = group.batches.nothing_learns()
+        compare = not common and (first if evaluates else group.likeness.weights_due(at_batch=True))
+        ahead = 1 if common or compare or group.draws.drawn else self._ahead
+        batches = [list(batch) for batch in islice(source, ahead)]
+        return _Drawn(batches, common, compare, self._seed, group.draws.news())
+
+    def _hand_out(self, batch: list[Any], drawn: _Drawn, number: int, compare: bool) -> list[Any]:
+        rank, world = self._group.backend.rank, self._group.backend.world
+        size = len(batch)
+        if drawn.common:
+            self._handed.append((Share(float(rank == 0), rank > 0, size, world, common=True), False))
+            return Part(batch, seed_of(drawn.seed, number))
+        start, stop = part_of_batch(size, rank, world)
+        self._handed.append((Share((stop - start) / size, stop == start, size, world), compare))
+        return Part(batch[start:stop] or batch[:1], seed_of(drawn.seed, number, rank))
+
+    def next_share(self) -> tuple[Share, bool]:
+        """The share of the batch that is handed out now, and whether the weights are to be compared before it.
+
+        Batches are handed out in the order of their indices.
+        """
+        return self._handed.popleft()
 
 
 def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:
@@ -237,6 +319,33 @@ def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator) and all(generator is not known for known in found):
             found.append(generator)
     return found
+
+
+def sampler_contents(loader: ElasticLoader) -> str:
+    """A digest of the numbers that a loader's samplers choose by, such as weights. The leader alone draws.
+
+    A loop that changes them has learned them from the samples that it saw.
+    """
+    digest = 0
+    batches = loader.batch_sampler
+    for holder in (batches, getattr(batches, "sampler", None)):
+        for name, value in sorted(getattr(holder, "__dict__", {}).items()):
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            elif isinstance(value, list | tuple | numpy.ndarray) and (array := _numbers(value)) is not None:
+                data = array.tobytes()
+            else:
+                continue
+            digest = zlib.crc32(data, zlib.crc32(name.encode(), digest))
+    return f"with numbers {digest:08x}"
+
+
+def _numbers(value: Any) -> numpy.ndarray | None:
+    try:
+        array = numpy.asarray(value)
+    except ValueError:  # lists of several lengths
+        return None
+    return array if array.dtype.kind in "biuf" else None
 
 
 def _draws_at_once(loader: DataLoader) -> bool:

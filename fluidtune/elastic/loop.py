@@ -1,4 +1,4 @@
-"""The five functions that a user's training loop calls. Without a session they do what plain PyTorch does.
+"""The six functions that a user's training loop calls. Without a session they do what plain PyTorch does.
 
 Only a FluidTune worker has a session. A script that runs under stock Ray Tune or plain Python gets its own objects
 back, `range`, and its own mean.
@@ -12,23 +12,36 @@ from typing import Any
 import torch
 
 from .current_session import current
+from .plain_state import State
 
 
 def prepare(*objects: Any) -> Any:
-    """Hand over what the trial consists of: modules, optimizers, LR schedulers, DataLoaders, gradient scalers.
+    """Hand over what the trial consists of: modules, optimizers, LR schedulers, DataLoaders, gradient scalers, random
+    generators of the loop's own, and any other object with ``state_dict`` and ``load_state_dict``.
+
+    A joiner begins with these as the leader has them, and with all else as it is when the code begins: put plain
+    values, such as a counter of steps, into `state`.
 
     Returns the same objects in the same order, as a tuple; a single object is returned alone. A DataLoader comes back
-    as a wrapper that yields this worker's share of each batch. One over a `TensorDataset` then takes one operation for
-    each tensor of a batch instead of one for each sample (`whole_batches`). Call `prepare` when the objects are on
-    their device, and before `epochs`. The loss must be a mean over the samples of the batch: gradients are weighted by
-    the number of samples that this worker had.
+    as a wrapper that yields this worker's share of each batch (see `whole_batches`). Call `prepare` when the objects
+    are on their device, and before `epochs`. The loss must be a mean over the samples of the batch: gradients are
+    weighted by the number of samples that this worker had.
 
     A loop may fetch batches ahead, put several into one backward pass, or read loaders in step, as long as these
     batches are divided alike: their sizes are equal, or multiples of the width. Otherwise the trial goes on with one
     worker, and an event says why.
 
-    An optimizer that calls a closure, as LBFGS does, gets the loss of the whole batch from it, if the closure calls
+    An optimizer that calls a closure, as LBFGS does, gets the loss of the whole batch, if the closure calls
     ``backward()`` on what it returns.
+
+    After each growth all workers compute the first batches whole, from the leader's random streams, and the leader's
+    gradients count: two batches if the loop counts its samples by `samples`, else the batches of one turn. Where a new
+    worker's gradients or weights are not the leader's, the trial goes on with one worker, with the results that it has
+    alone, and an event says what differed. What the loop draws from the default streams of Python, numpy and torch
+    between two batches, or from a generator that it has prepared, is the same in all workers. What the dataset draws,
+    and the dropout of torch.nn, differ from worker to worker. Other numbers that the loop draws for each sample
+    (``torch.randn_like``, the dropout inside a recurrent layer or an attention kernel) are the same for the first,
+    second .. sample of each worker's part.
 
     With several workers these are wrong, because they need all samples of the batch at once, or never meet the sum of
     the gradients:
@@ -40,12 +53,16 @@ def prepare(*objects: Any) -> Any:
     - gradients that ``backward()`` does not accumulate: ``torch.autograd.grad`` followed by an update by hand;
     - a hook on a parameter's gradient that is not linear, such as clipping: it sees the gradient of the share;
     - a parameter or layer that is made or replaced after `prepare`; prepare the new one too;
+    - a step of a plateau scheduler by the loss of a batch, and weights that a layer writes while it is read
+      (``Embedding(max_norm=...)``): each worker has the loss, or reads the samples, of its part;
     - a decision by the length of a batch, such as ``if len(x) < 2: continue``: it sees this worker's part. A batch that
       is left out for that is found, and the trial goes on with one worker. Other decisions are not found.
 
-    Give such a trial one worker (``max_workers=1``). Most of these are found: before the first growth of a job, the
+    Give such a trial one worker (``max_workers=1``). A trial whose loop changes the weights of a sampler is not grown,
+    as each worker has the losses of its part. Most of the others are found: before the first growth of a job, the
     new worker computes up to eight steps whole and divided (`rehearsal`). If the gradients differ, an event names the
-    parameter, the trial keeps one worker, and from then on every growth in the job is checked. With the environment
+    parameter, the trial keeps one worker, and from then on every growth in the job is checked; so with what the steps
+    have made of schedulers, of `state` and of weights that no optimizer moves. With the environment
     variable ``FLUIDTUNE_CHECK=1`` in the driver every growth is. A check takes the new worker three runs of the code
     up to its first three optimizer steps (up to eight, if they are short), with the memory of two models; the trial
     trains on meanwhile. It cannot tell where the loop itself draws random numbers for each sample, and it does not see
@@ -58,6 +75,24 @@ def prepare(*objects: Any) -> Any:
     session = current()
     prepared = objects if session is None else session.prepare(*objects)
     return prepared[0] if len(prepared) == 1 else prepared
+
+
+def state(**values: Any) -> State:
+    """Plain values of the loop that are part of the trial: a counter of steps, a weight that changes, a best loss.
+
+        progress = elastic.state(steps=0)
+        ...
+        progress.steps += 1
+
+    The values are attributes of what is returned: numbers, strings, tensors, and lists and dicts of them. A worker that
+    joins the trial gets the leader's, and a trial that is restarted those of its last commit. They must be the same in
+    all workers: what each computes from its share of a batch is not (see `mean`). Call it where `prepare` is called.
+
+    Raises:
+        TypeError: a name is ``state_dict`` or ``load_state_dict``.
+    """
+    made: State = prepare(State(**values))
+    return made
 
 
 def epochs(start: int, stop: int) -> Iterable[int]:
@@ -97,7 +132,7 @@ def mean(total: float | torch.Tensor, count: float | torch.Tensor) -> float:
     """The mean over all workers' samples: the sum of their ``total`` divided by the sum of their ``count``.
 
     ``total`` is the sum of a quantity over the samples that this worker had, ``count`` the number of these samples (see
-    `samples`). Every worker must call it, and gets the same number.
+    `samples`), and not ``len(loader.dataset)``. Every worker must call it, and gets the same number.
 
     Raises:
         ZeroDivisionError: no worker had a sample.

@@ -15,23 +15,30 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import random
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, Dataset
 
+from fluidtune.torch_flags import flag, set_flag
+
 from .attribution import BatchesAtHand
+from .comparison import plain_leaves
 from .errors import GroupLost
+from .gradients import largest_of
 from .in_turns import InTurns, TurnBackend
+from .loop_draws import DROPOUTS, seed_streams
+from .plain_state import State
+from .precision import FLAGS, Precision
 from .random_streams import Streams, capture_streams, restore_streams
 from .session import ElasticSession
+from .steering import steppers
+from .trial_state import steers
 from .verdict import Verdict
 from .whole_batches import in_whole_batches
 
@@ -53,8 +60,6 @@ _KEPT = 2**28
 #: Roundings (of float32, or of a finer type) of the largest gradient of any step, up to which an optimizer's whole
 #: gradient is none. Judgement: where terms cancel, as behind a softmax, a gradient that is 0 is off by a few of them.
 _ROUNDINGS = 16
-#: The functions of torch.nn.functional that do nothing meanwhile.
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 class Enough(BaseException):
@@ -66,6 +71,8 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
 
     Nothing is left of it but what the code leaves in the process.
     """
+    if device.startswith("cuda"):
+        torch.cuda.init()  # a GPU without a random stream would keep what the first run draws
     begun = capture_streams()
     try:
         with _steady_arithmetic() as precision:
@@ -81,7 +88,8 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
                 return Verdict("differs", str(error))
             except Exception as error:
                 return Verdict("differs", f"divided among {_WORKERS} workers the loop fails: {error!r}")
-            return _compare(alone, first, precision.spacing)
+            # What the loop itself has switched on is on in a trial as well.
+            return _compare(alone, first, precision, torch.device(device))
     finally:
         restore_streams(begun)
         if torch.cuda.is_initialized():
@@ -102,6 +110,9 @@ class _Record:
     drew_on_gpu: bool = False
     #: After so many steps of each optimizer the loop was ended.
     steps: int = _MOST_STEPS
+    #: At the end: weights by name, where no step moves them; and plain values by the type of what has them.
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    plain: list[tuple[str, list[Any]]] = field(default_factory=list)
 
 
 class _Watch(BatchesAtHand):
@@ -124,25 +135,31 @@ class _Recorder:
         self._since = time.monotonic()
         self._names: dict[int, str] = {}
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._modules: list[torch.nn.Module] = []
+        self._steering: list[Any] = []
         self._start: dict[str, torch.Tensor] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         self._batches = 0
         self._kept = 0
         #: By optimizer: steps so far; and, while one steps, what it is told of the size of its steps.
         self._steps: dict[int, int] = {}
-        self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._rates: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
         self._begun: set[str] = set()
         self._gpu_stream: torch.Tensor | None = None
 
     def add(self, part: Any) -> None:
         """A prepared object."""
         if isinstance(part, torch.nn.Module):
+            self._modules.append(part)
             for name, parameter in part.named_parameters():
                 self._know(name, parameter)
+        if steers(part) or isinstance(part, State):
+            self._steering.append(part)
         if isinstance(part, torch.optim.Optimizer) and all(part is not known for known in self._optimizers):
-            self._optimizers.append(part)
-            part.register_step_pre_hook(self._stepping)
-            part.register_step_post_hook(self._stepped)
+            for each in steppers(part):
+                self._optimizers.append(each)
+                each.register_step_pre_hook(self._stepping)
+                each.register_step_post_hook(self._stepped)
 
     def _know(self, name: str, parameter: torch.Tensor) -> str:
         if id(parameter) not in self._names:
@@ -180,8 +197,8 @@ class _Recorder:
         """
         number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
         still: dict[str, Any] = {"lr": 0.0, "line_search_fn": None}
-        self._rates = [(g, {key: g[key] for key in still if key in g}) for g in optimizer.param_groups]
-        for group, told in self._rates:
+        self._rates[number] = [(g, {key: g[key] for key in still if key in g}) for g in optimizer.param_groups]
+        for group, told in self._rates[number]:
             rate = told.get("lr")
             group.update({key: still[key] for key in told})
             if isinstance(rate, torch.Tensor):
@@ -191,7 +208,7 @@ class _Recorder:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
-        for group, told in self._rates:
+        for group, told in self._rates.pop(number):
             group.update(told)
         if f"{number}.{self._steps.get(number, 0)}" not in self._begun:  # a closure has computed the gradients
             self._keep(number, optimizer)
@@ -219,6 +236,14 @@ class _Recorder:
                     gradient = None if parameter.grad is None else parameter.grad.detach().clone()
                     self.record.gradients[f"0:{name}"] = gradient
             self._note_streams()
+        self.record.plain = [(type(part).__name__, plain_leaves(part.state_dict())) for part in self._steering]
+        if all("lr" in group for optimizer in self._optimizers for group in optimizer.param_groups):
+            named = [pair for module in self._modules for pair in module.state_dict(keep_vars=True).items()]
+            self.record.weights = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in named
+                if self._optimizers and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+            }
         return self.record
 
     def _note_streams(self) -> None:
@@ -235,6 +260,7 @@ class _Session(ElasticSession):
         self.leader = False  # for the trial's code
         self.recorder = _Recorder(steps)
         self._member.batches = _Watch(self.recorder)
+        self._member.likeness.weights_due = lambda at_batch=False: False  # type: ignore[method-assign]  # at the end
         self._member.state.set_width(backend.world)
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
@@ -281,18 +307,13 @@ def _play(run: Callable[[], Any], workers: int, device: str, begun: Streams, ste
 # -- the comparison --
 
 
-def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
-    """``spacing``: the relative spacing of the numbers that the step was computed with.
-
-    Half of their digits must agree. The rounding of a sum in another order is a small multiple of the spacing (Higham,
-    "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2), and the square root leaves room for the
-    layers behind each other. Errors of the contract have been seen from 0.004 on.
-    """
+def _compare(alone: _Record, divided: _Record, precision: Precision, device: torch.device) -> Verdict:
+    """``precision``: what the step was computed with."""
     if not any(gradient is not None for gradient in alone.gradients.values()):
         return Verdict("unknown", "the loop computed no gradient of what it has prepared")
     if alone.gradients.keys() != divided.gradients.keys():
         return Verdict("differs", f"divided among {_WORKERS} workers the loop steps other parameters than alone")
-    sizes = {key: _largest(gradient) for key, gradient in alone.gradients.items()}
+    sizes = {key: largest_of(gradient) for key, gradient in alone.gradients.items()}
     if not all(map(math.isfinite, sizes.values())):
         return Verdict("unknown", "the gradients are not finite")
     scales: dict[str, float] = {}  # by the number of an optimizer's step
@@ -306,8 +327,9 @@ def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
         off, scale = _difference(gradient, divided.gradients[key]), scales[key.split(":")[0]]
         if not off <= (rounding if scale <= rounding else worst * scale):
             worst, name, of = (off / scale if scale else math.inf), key.split(":", 1)[1], scale
-    if worst <= math.sqrt(max(spacing, eps)):
-        return Verdict("same")
+    if worst <= precision.tolerance(device, eps):
+        other = _state_apart(alone, divided, precision.tolerance(device, eps))
+        return Verdict("same") if other is None else Verdict("differs", other)
     if _drew_by_sample(alone, divided):
         return Verdict("unknown", "a step draws random numbers for each sample")
     return Verdict(
@@ -317,15 +339,37 @@ def _compare(alone: _Record, divided: _Record, spacing: float) -> Verdict:
     )
 
 
+def _state_apart(alone: _Record, divided: _Record, allowed: float) -> str | None:
+    """What else the steps have made otherwise, where the gradients are the same."""
+    for (name, mine), (_, theirs) in zip(alone.plain, divided.plain, strict=True):
+        if len(mine) != len(theirs) or not all(_alike(a, b, allowed) for a, b in zip(mine, theirs, strict=True)):
+            return (
+                f"divided among {_WORKERS} workers {name} is not what it is alone, as after a step(loss) with the loss "
+                "of a worker's part: give it elastic.mean()'s, once an epoch"
+            )
+    for name, weights in alone.weights.items():
+        other = divided.weights.get(name)
+        if other is None or other.shape != weights.shape or not weights.is_floating_point():
+            continue
+        if not _difference(weights, other) <= allowed * max(1.0, largest_of(weights)):
+            return (
+                f"divided among {_WORKERS} workers {name} is not what it is alone, though no optimizer has moved it: a "
+                "layer writes it from the samples of its worker's part, as Embedding(max_norm=...) does"
+            )
+    return None
+
+
+def _alike(a: Any, b: Any, allowed: float) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=allowed, abs_tol=allowed)
+    return bool(a == b)
+
+
 def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     if a is None or b is None:
-        return _largest(a if b is None else b)
-    off = _largest(a.double() - b.double())
+        return largest_of(a if b is None else b)
+    off = largest_of(a.double() - b.double())
     return math.inf if math.isnan(off) else off
-
-
-def _largest(gradient: torch.Tensor | None) -> float:
-    return 0.0 if gradient is None or not gradient.numel() else float(gradient.abs().max())
 
 
 def _drew_by_sample(alone: _Record, divided: _Record) -> bool:
@@ -371,7 +415,7 @@ class _SteadyDataset(Dataset):
 
     def __getitem__(self, index: Any) -> Any:
         before = capture_streams()
-        _seed(zlib.crc32(repr(index).encode()))
+        seed_streams(zlib.crc32(repr(index).encode()))
         try:
             return self._dataset[index]
         finally:
@@ -379,18 +423,6 @@ class _SteadyDataset(Dataset):
 
     #: DataLoader would call the dataset's own for a whole batch.
     __getitems__ = None
-
-
-def _seed(seed: int) -> None:
-    """Seed what `capture_streams` captures.
-
-    Where CUDA has not started, ``torch.manual_seed`` would note each seed, with the stack, for when it starts.
-    """
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
 
 
 def _steady(loader: DataLoader) -> DataLoader:
@@ -414,46 +446,36 @@ def _without_dropout(module: torch.nn.Module) -> None:
             part.dropout = 0.0
 
 
-@dataclass
-class _Precision:
-    """``spacing``: the largest relative spacing of the numbers that autocast was told to compute with."""
-
-    spacing: float = torch.finfo(torch.float32).eps
-
-    def noted(self, enter: Callable[[torch.autocast], Any]) -> Callable[[torch.autocast], Any]:
-        """``torch.autocast.__enter__``, which notes the type."""
-
-        def noting(context: torch.autocast) -> Any:
-            entered = enter(context)
-            if torch.is_autocast_enabled(context.device):
-                self.spacing = max(self.spacing, torch.finfo(context.fast_dtype).eps)
-            return entered
-
-        return noting
+def _nothing_dropped(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    return input
 
 
 @contextlib.contextmanager
-def _steady_arithmetic() -> Iterator[_Precision]:
+def _steady_arithmetic() -> Iterator[Precision]:
     """No dropout, no TF32, and no clipping by the norm, which would hide a wrong factor, meanwhile.
 
     Gives what is found out of the numbers that are computed with.
     """
-    functional, precision, enter = torch.nn.functional, _Precision(), torch.autocast.__enter__
-    kept = {name: getattr(functional, name) for name in _DROPOUTS}
+    functional, precision = torch.nn.functional, Precision()
+    kept = dict(DROPOUTS)
     clip = torch.nn.utils.clip_grad_norm_
-    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    flags = {path: flag(torch.backends, path) for of in FLAGS.values() for path in of}
     try:
-        for name in _DROPOUTS:
-            setattr(functional, name, lambda input, *args, **kwargs: input)
+        for name in kept:
+            DROPOUTS[name] = _nothing_dropped
+            setattr(functional, name, _nothing_dropped)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.nn.utils.clip_grad_norm_ = lambda parameters, max_norm, *args, **kwargs: clip(
             parameters, math.inf, *args, **kwargs
         )
-        torch.autocast.__enter__ = precision.noted(enter)  # type: ignore[method-assign]
+        precision.watch()
         yield precision
     finally:
         torch.nn.utils.clip_grad_norm_ = clip
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+        precision.end()
+        DROPOUTS.update(kept)
         for name, function in kept.items():
             setattr(functional, name, function)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+        for path, value in flags.items():
+            if flag(torch.backends, path) != value:
+                set_flag(torch.backends, path, value)

@@ -17,6 +17,7 @@ from .boundary import GroupMember
 from .commit_policy import CommitPolicy
 from .commits import Commit, CommitStore
 from .control_messages import CommittableState, HostRequests
+from .counted import total_of_all
 from .errors import GroupLost, explain
 from .left_out import refuse_left_out
 from .membership import Address, Reform
@@ -26,6 +27,8 @@ from .trial_state import TrialState
 
 class ElasticSession:
     """A `LeaderSession` and a `FollowerSession`, and what a training loop calls of its trial.
+
+    One thing: it has the methods of these protocols and of the loop, and each hands its call on.
 
     Args:
         trial: names the trial; with the generation and rank it seeds a follower's random streams.
@@ -122,6 +125,10 @@ class ElasticSession:
         """See `LeaderSession`."""
         return self._group.lost
 
+    def fails_divided(self, error: BaseException) -> str | None:
+        """See `LeaderSession`."""
+        return self._member.common.fails_divided(error, self.width) if self.leader else None
+
     def take_difference(self) -> str | None:
         """See `LeaderSession`."""
         return self._member.growth.take_difference()
@@ -214,7 +221,8 @@ class ElasticSession:
             self._member.end()
             return value
         except (GroupLost, Exception) as error:
-            explain(error, self.lost, dismissed=self._requests.leaving and not self.leader)
+            dismissed = self._requests.leaving and not self.leader
+            explain(error, self.lost, dismissed=dismissed, divided=self.fails_divided(error))
             raise
         finally:
             self.close()
@@ -274,13 +282,15 @@ class ElasticSession:
         pair = torch.tensor([total, count], dtype=torch.float64)
         if self.width > 1:
             refuse_left_out(self._member, "mean")
-            pair = self.backend.exchange(pair, "elastic.mean()").sum(0)
+            pair = total_of_all(self._member, pair)
         return float(pair[0]) / float(pair[1])
 
     def samples(self, n: int) -> int:
         """See `elastic.samples`."""
         share = self._member.batches.counts.use()
-        return 0 if share is not None and share.stand_in else n
+        n = 0 if share is not None and share.stand_in else n
+        self._member.batches.counted.told += n
+        return n
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --
 

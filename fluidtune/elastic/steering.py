@@ -14,6 +14,25 @@ import torch
 from .comparison import digest_of, plain_leaves
 from .group_view import GroupView
 
+
+def steppers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers of whose steps torch's hooks tell: this one, and those that it has as attributes.
+
+    Some that wrap another one, as SAM and Lookahead do, take steps by methods of their own, or were not made as torch
+    makes an optimizer. The steps of the other one are seen.
+    """
+    inner = [part for part in vars(optimizer).values() if isinstance(part, torch.optim.Optimizer)]
+    return [each for each in (optimizer, *inner) if _tells(each)]
+
+
+def _tells(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:  # it does not call torch's __init__
+        return False
+    return True
+
+
 _WHERE = "the first step of an optimizer in this turn"
 
 
@@ -58,7 +77,8 @@ class Steering:
                     group[name].copy_(value)
                 else:
                     group[name] = value
-        self._group.differed(worker, f"learning rate ({float(rows[worker, 2]):g}, leader {float(rows[0, 2]):g})")
+        theirs, leaders = float(rows[worker, 2]), float(rows[0, 2])
+        self._group.likeness.differed(worker, f"learning rate ({theirs:g}, leader {leaders:g})")
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,6 @@ followers.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,23 +19,23 @@ from .batchnorm import GlobalBatchStatistics
 from .comparison import digest_of, digest_of_tensors, distance_between, plain_leaves
 from .gradients import CAPTURED, GradientReducer
 from .group_view import GroupView
-from .loader import ElasticLoader, generators_of
+from .loader import ElasticLoader, generators_of, sampler_contents
+from .loop_draws import OwnDropout, seed_of
+from .plain_state import Drawing, State
 from .random_streams import capture_streams, restore_streams
-from .steering import Steering
-
-#: Bytes of the buffers in which tensors are sent. Judgement: large enough that the time of a message does not count,
-#: and the most memory that sending takes at a time.
-_PIECE = 32 * 2**20
-#: Bytes to which each tensor in a buffer is aligned: the size of the largest element type, complex128.
-_ALIGN = 16
+from .steering import Steering, steppers
+from .trees import broadcast_tree, copied, unsendable
 
 
 class TrialState:
     """The user's objects of one trial in one worker; their tensors are on ``device``."""
 
+    own_streams = False
+
     def __init__(self, group: GroupView, device: torch.device) -> None:
         self._group = group
         self._gpu = str(device) if device.type == "cuda" else "cuda"
+        self._on_cores = device.type == "cpu"
         self._stateful: list[Any] = []
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[ElasticLoader] = []
@@ -47,6 +44,7 @@ class TrialState:
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
         self._steering = Steering(group)
+        self._dropout = OwnDropout(lambda: group.common.are_common)
 
     def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add objects to the state, and return what the user works with; see `elastic.prepare`."""
@@ -61,18 +59,24 @@ class TrialState:
         if isinstance(obj, DataLoader):
             self._loaders.append(ElasticLoader(obj, self._group))
             return self._loaders[-1]
+        if Drawing.fits(obj):
+            if all(obj is not getattr(known, "generator", None) for known in self._stateful):
+                self._stateful.append(Drawing(obj))
+            return obj
         if not all(callable(getattr(obj, name, None)) for name in ("state_dict", "load_state_dict")):
             raise TypeError(
                 f"elastic.prepare() got a {type(obj).__name__}: expected a torch Module, Optimizer, LR "
-                "scheduler, DataLoader, or another object with state_dict() and load_state_dict()"
+                "scheduler, DataLoader, a random generator, or another object with state_dict() and "
+                "load_state_dict(); elastic.state(name=value) makes one of plain values"
             )
         if any(obj is known for known in self._stateful):
             return obj
         if isinstance(obj, torch.optim.Optimizer):
             parameters = [p for group in obj.param_groups for p in group["params"]]
-            self._gradients.watch_steps(obj)
-            self._steering.watch(obj)
-            obj.register_step_post_hook(self._step_taken)
+            for each in steppers(obj):
+                self._gradients.watch_steps(each)
+                self._steering.watch(each)
+                each.register_step_post_hook(self._step_taken)
             self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
         return obj
@@ -93,6 +97,8 @@ class TrialState:
             )
         if self._gradients.captured:
             return CAPTURED
+        if self._on_cores and any(parameter.is_cuda for parameter in self._gradients.parameters):
+            return "the loop trains on a GPU that the trial was not given: give each trial one to let it grow"
         now = self._make_up()
         if now != self._begun_as:
             changed = next(name for name in now if now[name] != self._begun_as.get(name))
@@ -100,6 +106,8 @@ class TrialState:
                 f"the loop has changed what it prepared: {changed} {self._begun_as.get(changed, 'nothing')} before, "
                 f"{now[changed]} now; do that before elastic.epochs() to let the trial grow"
             )
+        if lasting and (cannot := unsendable(self._view())) is not None:
+            return f"the loop has prepared an object with {cannot}, which cannot be sent to another worker"
         if not lasting and any(loader.undecided for loader in self._loaders):
             return "the loop has an iterator over a prepared DataLoader that it may keep"
         return None
@@ -107,6 +115,8 @@ class TrialState:
     def _make_up(self) -> dict[str, str]:
         """By part, what another process must have of it to take the state over."""
         found = {"objects": str(len(self._stateful)), "DataLoaders": str(len(self._loaders))}
+        for number, loader in enumerate(self._loaders):
+            found[f"the sampler of DataLoader {number}"] = sampler_contents(loader)
         for number, obj in enumerate(self._stateful):
             if isinstance(obj, torch.optim.Optimizer):
                 sizes = [len(group["params"]) for group in obj.param_groups]
@@ -130,13 +140,24 @@ class TrialState:
             "batches": float(sum(loader.read for loader in self._loaders)),
             "learning rate": float(groups[0]["lr"]) if groups and "lr" in groups[0] else 0.0,
             "param groups": digest_of(plain),
-            "schedulers": digest_of(plain_leaves([obj.state_dict() for obj in self._stateful if _steers(obj)])),
+            "schedulers": digest_of(plain_leaves([obj.state_dict() for obj in self._stateful if steers(obj)])),
+            "elastic.state() and random generators": digest_of(
+                [
+                    obj.plain() if isinstance(obj, Drawing) else plain_leaves(obj.state_dict())
+                    for obj in self._stateful
+                    if isinstance(obj, State | Drawing)
+                ]
+            ),
         }
         self._forget_turn()
-        if weights:
-            found["parameters"] = digest_of_tensors(self._gradients.parameters)
-            found["buffers"] = digest_of_tensors(self._buffers())
-        return found
+        return {**found, **self.digests()} if weights else found
+
+    def digests(self) -> dict[str, float]:
+        """See `CommittableState`."""
+        return {
+            "parameters": digest_of_tensors(self._gradients.parameters),
+            "buffers": digest_of_tensors(self._buffers()),
+        }
 
     def take_over(self, backend: CollectiveBackend) -> float:
         """See `CommittableState`."""
@@ -161,16 +182,21 @@ class TrialState:
 
     def _step_taken(self, *_: Any) -> None:
         self._steps += 1
+        self._group.common.stepped()
 
     def set_width(self, width: int) -> None:
         """See `CommittableState`."""
         self._forget_turn()
         self._steering.restart()
         self._statistics.enable(width > 1)
+        self._gradients.restart(width > 1)
+        group = self._group
+        own = seed_of(group.trial, group.turn_number, group.generation, group.backend.rank) if width > 1 else 0
+        self._dropout.enable(width > 1, own)
 
     def capture(self) -> dict[str, Any]:
         """See `CommittableState`: a snapshot on the CPU."""
-        state = map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), self._view(), copy.deepcopy)
+        state: dict[str, Any] = copied(self._view(), copy.deepcopy)
         state["streams"] = capture_streams(self._gpu)
         return state
 
@@ -232,13 +258,13 @@ def _keep_types(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> Non
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         state = optimizer.state.get(parameter, {})
-        for name, value in loaded["state"].get(number, {}).items():
+        for name, value in loaded.get("state", {}).get(number, {}).items():
             now = state.get(name)
             if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype:
                 state[name] = value.detach().to(now.device, copy=True)
 
 
-def _steers(obj: Any) -> bool:
+def steers(obj: Any) -> bool:
     """Whether it steers the training: a learning-rate scheduler or a gradient scaler."""
     return isinstance(obj, torch.optim.lr_scheduler.LRScheduler) or callable(getattr(obj, "unscale_", None))
 
@@ -247,79 +273,3 @@ def _counts(state: dict[str, Any]) -> dict[str, Any]:
     """The number of objects of each kind in a state, for the error when a state does not fit."""
     counts: dict[str, Any] = {name: len(state[name]) for name in ("stateful", "loose")}
     return {**counts, "generators": [len(found) for found in state["generators"]]}
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Stands for a tensor in a tree that is sent without its tensors; ``offset`` and ``size`` in bytes."""
-
-    piece: int
-    offset: int
-    size: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def map_tensors(on_tensor: Callable[[torch.Tensor], Any], tree: Any, on_leaf: Callable[[Any], Any]) -> Any:
-    """The same tree of dicts, lists and tuples with every tensor and every other leaf replaced."""
-    if isinstance(tree, torch.Tensor):
-        return on_tensor(tree)
-    if isinstance(tree, dict):
-        items = [(key, map_tensors(on_tensor, value, on_leaf)) for key, value in tree.items()]
-        if type(tree) is OrderedDict:
-            ordered = OrderedDict(items)
-            ordered.__dict__.update(tree.__dict__)  # a module's state_dict carries its versions in _metadata
-            return ordered
-        return dict(items) if type(tree) is dict else on_leaf(tree)
-    if type(tree) in (list, tuple):
-        return type(tree)(map_tensors(on_tensor, value, on_leaf) for value in tree)
-    return on_leaf(tree)
-
-
-def broadcast_tree(tree: Any, backend: CollectiveBackend) -> Any:
-    """The tree of rank 0, on every rank: its structure is sent as one object, its tensors as raw bytes in large pieces.
-
-    Tensors on the backend's device are sent from there, those on the CPU from the CPU. No tensor is pickled.
-    """
-    pieces: list[list[torch.Tensor]] = []
-    sizes: list[int] = []
-    kinds: list[str] = []
-
-    def place(tensor: torch.Tensor) -> _Slot:
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        kind = "cpu" if data.device.type == "cpu" else "device"
-        open_piece = max((i for i, k in enumerate(kinds) if k == kind), default=-1)
-        if open_piece < 0 or sizes[open_piece] + data.numel() > _PIECE:
-            open_piece = len(pieces)
-            pieces.append([])
-            sizes.append(0)
-            kinds.append(kind)
-        slot = _Slot(open_piece, sizes[open_piece], data.numel(), tuple(tensor.shape), tensor.dtype)
-        pieces[open_piece].append(data)
-        gap = -data.numel() % _ALIGN
-        if gap:
-            pieces[open_piece].append(data.new_zeros(gap))
-        sizes[open_piece] += data.numel() + gap
-        return slot
-
-    if backend.rank == 0:
-        skeleton = map_tensors(place, tree, lambda leaf: leaf)
-        backend.broadcast_object((skeleton, list(zip(sizes, kinds, strict=True))))
-        for piece in pieces:
-            backend.broadcast_(torch.cat(piece))
-        return tree
-    skeleton, layout = backend.broadcast_object()
-    received = []
-    for size, kind in layout:
-        device = torch.device("cpu") if kind == "cpu" else backend.device
-        received.append(torch.empty(size, dtype=torch.uint8, device=device))
-        backend.broadcast_(received[-1])
-
-    def pick(leaf: Any) -> Any:
-        if not isinstance(leaf, _Slot):
-            return leaf
-        data = received[leaf.piece][leaf.offset : leaf.offset + leaf.size]
-        # A tensor of its own: Generator.set_state crashes on a tensor that does not begin at the start of its storage.
-        return data.view(leaf.dtype).reshape(leaf.shape).clone()
-
-    return map_tensors(lambda tensor: tensor, skeleton, pick)

@@ -27,6 +27,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate
 
+from .loop_draws import Part
+
 #: Types of an index that select one row of a tensor.
 _INDICES = frozenset({int, numpy.int64, numpy.int32})
 #: Types of the indices of a `Subset` whose items are looked up without effects of their own.
@@ -55,7 +57,7 @@ class WholeBatches(Dataset):
 
     def _rows(self, indices: Sequence[Any]) -> list[torch.Tensor] | None:
         """Each tensor's rows; None: it is not known what the loader would give."""
-        if type(indices) not in (list, tuple):
+        if type(indices) not in (list, tuple, Part):
             return None
         dataset: Any = self._dataset
         while type(dataset) is Subset:

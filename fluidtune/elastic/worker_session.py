@@ -97,6 +97,13 @@ class LeaderSession(WorkerSession, Protocol):
         """
         ...
 
+    def fails_divided(self, error: BaseException) -> str | None:
+        """The loop has raised ``error``: why it must have one worker, in a line; None: the error is the trial's.
+
+        In the first turn whose batches are divided it may come of that. Alone the turn fails again, or does not.
+        """
+        ...
+
     def take_difference(self) -> str | None:
         """What differed between the workers at a boundary since the last call, in a line. They are equal again."""
         ...

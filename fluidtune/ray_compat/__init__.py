@@ -2,9 +2,10 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs. `job_metadata`: what a job
-says of itself. This package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary``
-fails when code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`: what
+Ray runs as a worker. `ownership`: what a process has created in Ray. `job_metadata`: what a job says of itself. This
+package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code
+elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -42,6 +43,7 @@ Tune's algorithms and stoppers (`schedulers`):
   ``PopulationBasedTraining._time_attr``: the attribute of a result in which the algorithm counts.
 - ``AsyncHyperBandScheduler._max_t``, ``HyperBandScheduler._max_t_attr``: how long a trial may train.
 - ``HyperBandScheduler._hyperbands``: the brackets.
+- ``HyperBandScheduler._process_bracket``: halves a bracket that HyperBand itself does not look at any more.
 - ``_Bracket._live_trials``, ``_Bracket._halves``, ``_Bracket._cumul_r``, ``_Bracket._n``, ``_Bracket._eta``,
   ``_Bracket._max_t_attr``: which rung a trial is in, where that rung ends, and what follows it.
 - ``_Bracket.current_trials``, ``_Bracket.trials_to_unpause``, ``_Bracket.finished``: which trials of a bracket are
@@ -70,16 +72,23 @@ A trial's process (`trainable`):
   own. Only Population Based Training waits for the future that Tune makes of such a call (`schedulers`).
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
 
-The GPUs of a process (`accelerators`):
+The GPUs and cores of a process (`accelerators`; ``RuntimeContext.get_assigned_resources``, which is public, is
+replaced as well, for a trial over several devices of cores):
 
 - ``Worker.get_accelerator_ids_for_accelerator_resource``: replaced in the one process of a trial over several GPUs,
   whose placement group has one of them.
 - ``worker.global_worker``: the process' ``Worker``.
 
+What a process owns (`ownership`):
+
+- ``ActorClass._remote``, ``RemoteFunction._remote``: the functions by which all actors are created and all tasks are
+  submitted, whatever options they have. A process that a trial has used them in ends with the trial: Ray ends them when
+  the process that has created them ends. Ray has no public list of them.
+
 The cluster (`cluster_state`):
 
 - ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
-- ``Worker.gcs_client``: the connection to ask it by.
+- ``Worker.gcs_client``: the connection to ask it by, also for the status that Ray's monitor keeps for ``ray status``.
 - ``Worker.mode``: whether Ray runs everything in this process (in old Rays only).
 
 The job (`job_metadata`):
@@ -91,6 +100,10 @@ Tune's entry points (`entry_points`):
 - ``Tuner._local_tuner``, ``TunerInternal._tune_config``: where a restored Tuner keeps its `TuneConfig`.
 - ``ray.tune.tune``, ``ray.tune.tuner``: modules from which a script may import ``run`` and ``Tuner``; ``fluidtune run
   SCRIPT`` replaces both names there, too.
+
+A worker's process (`worker_program`):
+
+- ``ray._private.workers.default_worker``: the program that Ray runs as a worker. A fork server imports what it imports.
 
 A benchmark (`versions`):
 

@@ -1,4 +1,4 @@
-"""The GPUs that Ray says this process has."""
+"""The GPUs and cores that Ray says this process has."""
 
 from __future__ import annotations
 
@@ -6,17 +6,52 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
 from ray._private.worker import global_worker
 
 #: The environment variable by which CUDA knows the GPUs of a process.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
+#: The cores that this process is said to have; None: those that Ray says.
+_cores: float | None = None
+
+
 def adopt_environment(environment: Mapping[str, str]) -> None:
     """Give this process these environment variables. If they name GPUs, Ray says from now on that it has them all."""
     os.environ.update(environment)
-    if VISIBLE_GPUS in environment:
+    if environment.get(VISIBLE_GPUS):
         _claim_gpus(environment[VISIBLE_GPUS].split(","))
+
+
+def claim_cores(cores: float | None) -> None:
+    """Let the runtime context's assigned resources name so many cores in this process; None: those of its bundle.
+
+    Works after `watch_cores`.
+    """
+    global _cores
+    _cores = cores
+
+
+def watch_cores() -> None:
+    """Have what Ray says of this process' cores depend on `claim_cores` from now on."""
+    contexts = type(ray.get_runtime_context())
+    rays = contexts.get_assigned_resources
+
+    def resources(self: Any) -> Any:
+        own = rays(self)
+        return own if _cores is None else {**own, "CPU": _cores}
+
+    contexts.get_assigned_resources = resources
+
+
+def without_gpus(runtime_env: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a process that has asked Ray for no GPU: it sees none.
+
+    Older Rays set them; Ray 2.60 lets such a process see all GPUs of its node. ``runtime_env``: the job's. What it says
+    holds.
+    """
+    return {} if VISIBLE_GPUS in (runtime_env.get("env_vars") or {}) else {VISIBLE_GPUS: ""}
 
 
 def _claim_gpus(gpus: Sequence[str]) -> None:

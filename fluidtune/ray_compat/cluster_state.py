@@ -1,14 +1,17 @@
 """What the nodes of the Ray cluster have free, and what waits in the cluster for resources.
 
 Ray tells its autoscaler both. Its public functions tell only what all nodes together have free, and nothing of tasks
-and actors that wait.
+and actors that wait, nor whether there is an autoscaler that brings nodes.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import ray
 from ray._private.worker import global_worker
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
@@ -16,6 +19,14 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state
 _LIVING = (1, 3)
 #: Part of the names of the resources of placement groups. What waits for them waits inside a group.
 _OF_A_GROUP = "_group_"
+#: Where Ray's monitor writes what `ray status` shows: DEBUG_AUTOSCALING_STATUS in Ray's ray_constants.py.
+_STATUS_KEY = b"__autoscaling_status"
+#: The monitor of a cluster whose nodes were started by hand gives each node a type of its own, with this and the node's
+#: id as its name: ``format_readonly_node_type`` in Ray's autoscaler.
+_BY_HAND = "node_"
+#: Seconds that a new cluster is given to write its first status. Judgement: twice the interval of Ray's monitor
+#: (AUTOSCALER_UPDATE_INTERVAL_S, 5 s).
+_STATUS_WAIT_S = 10.0
 #: ``LOCAL_MODE`` in Ray's worker.py. Rays that lack it give this number to processes that run no script.
 _LOCAL_MODE = 2
 
@@ -61,3 +72,26 @@ def cluster_state(but: Collection[str]) -> ClusterState | None:
         if gang.details.partition(":")[0] not in but:
             waiting += [dict(request.resources_bundle) for request in gang.requests]
     return ClusterState(nodes, waiting)
+
+
+def may_get_nodes() -> bool:
+    """Whether an autoscaler may bring nodes; also True where that cannot be told.
+
+    It cannot be told through Ray Client, with the second version of Ray's autoscaler, and in a cluster without Ray's
+    monitor. In a cluster that is only some seconds old, this waits for the monitor's first report.
+    """
+    client = getattr(global_worker, "gcs_client", None)
+    deadline = time.monotonic() + _STATUS_WAIT_S
+    while client is not None and time.monotonic() < deadline:
+        status = client.internal_kv_get(_STATUS_KEY, None)
+        report = json.loads(status).get("autoscaler_report") if status else None
+        if report is not None:
+            return _has_autoscaler(report)
+        time.sleep(0.2)
+    return True
+
+
+def _has_autoscaler(report: dict[str, dict[str, int]]) -> bool:
+    """Whether Ray's status is that of an autoscaler which starts nodes. ``report``: its "autoscaler_report"."""
+    by_hand = {_BY_HAND + node["NodeID"] for node in ray.nodes()}
+    return any(name not in by_hand for name in report.get("active_nodes", {}))

@@ -51,6 +51,11 @@ def asked_reuse(controller: TuneController) -> bool | None:
     return controller._reuse_actors
 
 
+def was_restored(controller: TuneController) -> bool:
+    """Whether the run goes on from what Tune has saved of an earlier driver."""
+    return bool(controller.resumed)
+
+
 def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:
     """Let the controller run its trials by ``manager``, one actor for each trial run."""
     controller._reuse_actors = False
@@ -63,9 +68,11 @@ def extend_controller(controller: TuneController, on_cleanup: Callable[[], None]
 
     Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
     loop asks for it in each of its turns. ``status`` is said with it. The controller gets a class of its own for that,
-    because Tune saves the controller's attributes.
+    because Tune saves the controller's attributes. The class also has the ``_reuse_actors`` that is in force, so that a
+    run that is restored hears it from its script again.
     """
     ours = type(controller)
+    vars(controller).pop("_reuse_actors", None)
 
     def cleanup(self: TuneController) -> None:
         on_cleanup()
@@ -74,7 +81,8 @@ def extend_controller(controller: TuneController, on_cleanup: Callable[[], None]
     def used_resources(self: TuneController) -> str:
         return f"{ours._used_resources_string(self)}\n{status()}"
 
-    controller.__class__ = type(ours.__name__, (ours,), {"cleanup": cleanup, "_used_resources_string": used_resources})
+    changed = {"cleanup": cleanup, "_used_resources_string": used_resources, "_reuse_actors": False}
+    controller.__class__ = type(ours.__name__, (ours,), changed)
 
 
 def storage(controller: TuneController) -> Any:

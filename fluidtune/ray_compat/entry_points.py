@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import ray
 import ray.tune
 from ray.tune import TuneConfig
 
@@ -81,3 +82,22 @@ def replaced(run: Any, tuner: type) -> Iterator[None]:
     finally:
         for module, name, original in done:
             setattr(module, name, original)
+
+
+@contextmanager
+def around_init(starts: Callable[[Mapping[str, Any]], AbstractContextManager[None]]) -> Iterator[None]:
+    """While this is open, ``ray.init`` runs in ``starts`` of the job's ``runtime_env`` where it starts a Ray node."""
+    init = ray.init
+
+    @functools.wraps(init)
+    def starting(address: str | None = None, **kwargs: Any) -> Any:
+        if address not in (None, "local") or ray.is_initialized():
+            return init(address, **kwargs)
+        with starts(kwargs.get("runtime_env") or {}):
+            return init(address, **kwargs)
+
+    ray.init = starting
+    try:
+        yield
+    finally:
+        ray.init = init

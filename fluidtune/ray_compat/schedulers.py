@@ -88,6 +88,12 @@ class Bracket:
         """Return the paused trials of a bracket that has finished: it will neither promote nor stop them."""
         return self._paused() if self._bracket.finished() else []
 
+    def stands_still(self) -> bool:
+        """Return whether all its trials wait, in the middle, for a halving that the scheduler has missed."""
+        trials = self._bracket.current_trials()
+        over = self._bracket.cur_iter_done() and not self._bracket.finished()
+        return bool(trials) and over and len(self._paused()) == len(trials)
+
     def _paused(self) -> list[Trial]:
         return [trial for trial in self._bracket.current_trials() if trial.status == Trial.PAUSED]
 
@@ -103,6 +109,19 @@ def brackets(hyperband: Any) -> Iterator[Bracket]:
         for index, bracket in enumerate(row):
             if bracket is not None:
                 yield Bracket(band, index, bracket)
+
+
+def make_missed_halvings(hyperband: Any, controller: Any) -> None:
+    """Halve each bracket that waits for it in vain. ``controller``: as a scheduler is handed it.
+
+    HyperBand marks a bracket at its first halving and leaves the mark (ray-project/ray#36568). Because of the mark it
+    does not look at the bracket any more when a trial fails or ends by itself, though it may be the last one that the
+    others of a rung wait for. HyperBandForBOHB looks at its brackets by itself when no trial runs.
+    """
+    if not isinstance(hyperband, HyperBandForBOHB):
+        for bracket in brackets(hyperband):
+            if bracket.stands_still():
+                hyperband._process_bracket(controller, bracket._bracket)
 
 
 def perturbs_together(pbt: Any) -> bool:

@@ -25,10 +25,10 @@ from fluidtune.report.occupancy import (
     Interval,
     Occupancy,
     busy_over_time,
-    device_utilisation,
+    device_held_parts,
+    held_part,
     occupancy_of,
     packing_levels,
-    utilisation,
 )
 from fluidtune.report.pictures import timeline_png, utilisation_png
 from fluidtune.report.stock import events_from_tune_results
@@ -48,7 +48,7 @@ __all__ = [
     "ReportPaths",
     "Summary",
     "busy_over_time",
-    "device_utilisation",
+    "device_held_parts",
     "events_from_tune_results",
     "find_log",
     "occupancy_of",
@@ -58,7 +58,7 @@ __all__ = [
     "summarise",
     "this_machine",
     "timeline_png",
-    "utilisation",
+    "held_part",
     "utilisation_png",
     "write_report",
 ]

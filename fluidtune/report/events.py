@@ -123,15 +123,19 @@ SCHEMA: dict[str, EventSchema] = {
         },
     ),
     "trial_result": EventSchema(
-        "The trial has done one iteration.",
+        "The trial has done one iteration, or several one after the other at one width, since its last `trial_result`.",
         {
             "trial": TRIAL,
-            "iteration": "the iteration's number, as the trial counts",
-            "seconds": "duration of the iteration, s",
+            "iteration": "the iteration's number, as the trial counts; of several that of the last",
+            "seconds": "duration of the iteration, s; of several their mean",
             "width": "the width, in devices, at which the iteration really ran",
-            "metric": "the value of Tune's metric, or null",
+            "metric": "the value of Tune's metric, or null; of several that of the last",
         },
-        {"memory": "with lanes: measured need, [persistent, ephemeral], as parts of a device's memory"},
+        {
+            "iterations": "number of iterations; 1 if absent",
+            "began": "with several: when the first of them began, in unix seconds",
+            "memory": "with lanes: measured need, [persistent, ephemeral], as parts of a device's memory",
+        },
     ),
     "trial_silent": EventSchema(
         "The trial has not reported for much longer than its earlier iterations took. It keeps its devices.",
@@ -182,7 +186,8 @@ SCHEMA: dict[str, EventSchema] = {
         {"trial": TRIAL},
     ),
     "trial_ended": EventSchema(
-        "Tune paused or ended the trial, and its devices are free. A paused trial returns with `trial_added`.",
+        "Tune paused or ended the trial, and its devices are free. A paused trial returns with `trial_added`, or is"
+        " stopped, or failed, with another `trial_ended`.",
         {"trial": TRIAL, "ending": '"paused", "stopped" or "failed"'},
         {"reason": "why, in words"},
     ),
@@ -194,7 +199,15 @@ SCHEMA: dict[str, EventSchema] = {
             "pid": "its process id",
             "seconds": "time from the request for the process until it was ready, s",
         },
-        {"mps": "with lanes on GPUs: true if the worker is a client of MPS, false if processes take time slices"},
+        {
+            "forked": "true if the process was forked from its node's server, false if it is a plain new one",
+            "spare": "true if it was started before a trial needed it",
+            "mps": "with lanes on GPUs: true if the worker is a client of MPS, false if processes take time slices",
+        },
+    ),
+    "spare_taken": EventSchema(
+        "A trial gets a worker that was started before the trial needed it.",
+        {"worker": "the worker's id", "device": "device number"},
     ),
     "worker_lost": EventSchema(
         "A worker process died, but its device is still there. If the event has a `trial`, that trial holds no device"
@@ -294,6 +307,8 @@ class EventLog:
         self.path = Path(path)
         self._clock = clock
         self._lock = threading.Lock()
+        #: The last line has no end: only a part of it could be written.
+        self._cut = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # O_APPEND and no buffer in this process: the kernel has the line when write() returns, so a driver that is
         # killed afterwards does not lose it.
@@ -308,7 +323,12 @@ class EventLog:
             os.write(self._fd, b"\n")
 
     def write(self, event: str, /, **fields: Any) -> None:
-        """Append one event with the present time. Raises `EventLogError` if the schema does not allow it."""
+        """Append one event with the present time.
+
+        Raises:
+            EventLogError: the schema does not allow it.
+            OSError: it cannot be written, as on a full disk. Later ones can be tried.
+        """
         check_event(event, fields)
         plain = {name: _plain(value) for name, value in fields.items()}
         with self._lock:
@@ -316,9 +336,11 @@ class EventLog:
                 raise EventLogError(f"the event log {self.path} is closed; {event!r} was not written")
             # The clock is read under the lock, so that lines are in the order of their times.
             record = {"t": float(self._clock()), "event": event, **plain}
-            left = (json.dumps(record, allow_nan=False, separators=(", ", ": ")) + "\n").encode()
+            line = json.dumps(record, allow_nan=False, separators=(", ", ": ")) + "\n"
+            left = ("\n" + line if self._cut else line).encode()
             while left:  # write() may write only a part, for example on a full disk
                 left = left[os.write(self._fd, left) :]
+                self._cut = bool(left)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

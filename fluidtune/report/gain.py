@@ -17,9 +17,11 @@ s1(k) seconds:
 
 Growing trades device-seconds for time, so the device-seconds saved are usually negative for w > 1. Packing trades
 time for device-seconds. The makespan at width 1 is that of list scheduling: the trials, in the order in which they
-were added, take s1(k) * iterations each on as many devices as the run had on average. This is what stock Tune does,
-except that starting a trial costs nothing here. A trial of a synchronous group that returns after a pause waits for
-all trials that had ended before it returned, because a rung waits for the rung below.
+were added, on as many devices as the run had on average. A trial takes s1(k) * iterations, and besides what it held
+devices for in this run outside iterations and resizes: its starts, and what lies between its iterations. The time in
+which no trial held a device is as in this run, too. So the estimate compares widths and nothing else; whether warm or
+forked processes paid is not in it. A trial of a synchronous group that returns after a pause waits for all trials
+that had ended before it returned, because a rung waits for the rung below.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from fluidtune.report.durations import Durations, iterations_in
 from fluidtune.report.events import EventDict
+from fluidtune.report.occupancy import Interval
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,10 @@ class _Part:
     #: Number of parts that ended before this one; None while this one runs.
     rank: int | None = None
     iterations: int = 0
+    #: When the part began, unix seconds.
+    since: float = 0.0
+    #: Seconds that the trial held devices for neither iterations nor resizes; less than 0 while not all are counted.
+    aside: float = 0.0
 
 
 @dataclass
@@ -71,19 +79,23 @@ class _Work:
     """The trials' work as the events report it."""
 
     parts: list[_Part] = field(default_factory=list)
-    #: trial -> width -> seconds of each iteration.
-    times: dict[str, dict[float, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    #: trial -> width -> its iterations at that width.
+    times: dict[str, dict[float, Durations]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Durations))
+    )
 
 
-def _work(events: Iterable[EventDict]) -> _Work:
+def _work(events: Iterable[EventDict], held: Iterable[Interval]) -> _Work:
     work = _Work()
+    parts: dict[str, list[_Part]] = defaultdict(list)
     last: dict[str, _Part] = {}
     synchronous: dict[str, bool] = {}
     ended = 0
 
-    def add(trial: str, waits_for: int = 0) -> _Part:
-        last[trial] = part = _Part(trial, waits_for)
+    def add(trial: str, since: float, waits_for: int = 0) -> _Part:
+        last[trial] = part = _Part(trial, waits_for, since=since)
         work.parts.append(part)
+        parts[trial].append(part)
         return part
 
     for event in events:
@@ -94,43 +106,51 @@ def _work(events: Iterable[EventDict]) -> _Work:
                 continue
             trial = event["trial"]
             if width:  # 0: other trials went first for an unknown part of this iteration
-                work.times[trial][width_of(width)].append(float(seconds))
-            (last.get(trial) or add(trial)).iterations += 1
+                work.times[trial][width_of(width)].add(event)
+            part = last.get(trial) or add(trial, 0.0)
+            part.iterations += iterations_in(event)
+            part.aside -= float(seconds) * iterations_in(event)
         elif name == "group_announced":
             synchronous[event["group"]] = bool(event["synchronous"])
         elif name == "trial_added":
             returns = event["trial"] in last
             waits = returns and synchronous.get(event["group"], False)
-            add(event["trial"], ended if waits else 0)
+            add(event["trial"], event["t"], ended if waits else 0)
+        elif name == "resized" and event["seconds"] and event["trial"] in last:
+            last[event["trial"]].aside -= float(event["seconds"])
         elif name == "trial_ended":
-            part = last.get(event["trial"]) or add(event["trial"])
+            part = last.get(event["trial"]) or add(event["trial"], 0.0)
             if part.rank is None:
                 part.rank = ended
                 ended += 1
+    for trial, start, end in {(interval.trial, interval.start, interval.end) for interval in held}:
+        within = [part for part in parts[trial] if part.since <= start] or parts[trial]
+        if within:
+            within[-1].aside += end - start
     return work
 
 
-def _ratios(times: Mapping[str, Mapping[float, list[float]]]) -> dict[float, float]:
+def _ratios(times: Mapping[str, Mapping[float, Durations]]) -> dict[float, float]:
     """r(w): the time of an iteration at width w over that at width 1, from trials that ran at both."""
     seen: dict[float, list[float]] = defaultdict(list)
     for widths in times.values():
-        one = median(widths[1.0]) if 1.0 in widths else 0.0
+        one = widths[1.0].median() if 1.0 in widths else 0.0
         if one > 0:
-            for width, seconds in widths.items():
-                seen[width].append(median(seconds) / one)
+            for width, found in widths.items():
+                seen[width].append(found.median() / one)
     return {width: ratio for width, ratios in seen.items() if (ratio := median(ratios)) > 0}
 
 
-def _at_width_one(widths: Mapping[float, list[float]], ratios: Mapping[float, float]) -> tuple[float, bool]:
+def _at_width_one(widths: Mapping[float, Durations], ratios: Mapping[float, float]) -> tuple[float, bool]:
     """s1 of a trial, and whether it comes from a comparison; otherwise it is the case without any gain."""
     if 1.0 in widths:
-        return median(widths[1.0]), True
-    by_use = sorted(widths, key=lambda width: -len(widths[width]))
+        return widths[1.0].median(), True
+    by_use = sorted(widths, key=lambda width: -widths[width].count)
     for width in by_use:
         if width in ratios:
-            return median(widths[width]) / ratios[width], True
+            return widths[width].median() / ratios[width], True
     width = by_use[0]
-    return median(widths[width]) * min(width, 1.0), False
+    return widths[width].median() * min(width, 1.0), False
 
 
 def _makespan(parts: Sequence[_Part], one: Mapping[str, float], devices: int) -> float:
@@ -164,7 +184,8 @@ def _makespan(parts: Sequence[_Part], one: Mapping[str, float], devices: int) ->
         while ready and len(running) < devices:
             index = heapq.heappop(ready)
             part = parts[index]
-            heapq.heappush(running, (now + one.get(part.trial, 0.0) * part.iterations, index))
+            takes = one.get(part.trial, 0.0) * part.iterations + max(0.0, part.aside)
+            heapq.heappush(running, (now + takes, index))
         if not running:
             return now
         now, index = heapq.heappop(running)
@@ -179,12 +200,24 @@ def _makespan(parts: Sequence[_Part], one: Mapping[str, float], devices: int) ->
                 condition_met(heapq.heappop(at_barrier)[1])
 
 
-def estimated_gain(events: Iterable[EventDict], wall_seconds: float, devices: float) -> EstimatedGain | None:
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The seconds that lie in one of the spans at least."""
+    covered, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered
+
+
+def estimated_gain(
+    events: Iterable[EventDict], wall_seconds: float, devices: float, held: Sequence[Interval] = ()
+) -> EstimatedGain | None:
     """The estimate for a run that took ``wall_seconds`` on ``devices`` devices on average.
 
-    None if no iteration was reported.
+    ``held``: what its trials held, see `Occupancy.intervals`; (): only the time of iterations is known. None if no
+    iteration was reported.
     """
-    work = _work(events)
+    work = _work(events, held)
     if not work.times:
         return None
     ratios = _ratios(work.times)
@@ -193,11 +226,13 @@ def estimated_gain(events: Iterable[EventDict], wall_seconds: float, devices: fl
     saved = {"packing": 0.0, "growing": 0.0}
     for trial, widths in work.times.items():
         one[trial], comparable = _at_width_one(widths, ratios)
-        for width, seconds in widths.items():
+        for width, found in widths.items():
             if width != 1.0:
                 side = "packing" if width < 1 else "growing"
-                saved[side] += one[trial] * len(seconds) - width * sum(seconds)
+                saved[side] += one[trial] * found.count - width * found.total
             if not comparable:
-                without += len(seconds)
+                without += found.count
     makespan = _makespan(work.parts, one, max(1, round(devices)))
+    if held:
+        makespan += max(0.0, wall_seconds - _covered((interval.start, interval.end) for interval in held))
     return EstimatedGain(saved["packing"], saved["growing"], makespan, makespan - wall_seconds, without)

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluidtune.report.durations import iterations_in
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, record_of
 from fluidtune.report.occupancy import Replay
+from fluidtune.report.summary import best_of
 
 #: The events that a person should see, and what is said of them.
 NEWS = {
     "device_lost": "device {device} is lost{because}",
     "worker_lost": "the worker {worker} on device {device} died{because}",
-    "worker_replaced": "the worker {worker} on device {device} is replaced{because}",
     "recovered": "{trial} goes on from iteration {iteration}",
     "resize_failed": "{trial} was not resized{because}",
     "workers_differed": "the workers of {trial} differed{because}",
@@ -58,10 +59,10 @@ class LiveRun:
     #: device -> its machine, and its last device_sample.
     nodes: dict[int, str] = field(default_factory=dict)
     samples: dict[int, EventDict] = field(default_factory=dict)
-    #: The best trial and its value of Tune's metric so far.
-    best: tuple[str, float] | None = None
-    #: When iterations ended in the last minutes, unix seconds.
-    results: deque[float] = field(default_factory=lambda: deque(maxlen=100_000))
+    #: Worker processes that were started, those of them that were forked and that were spares, and spares in use.
+    workers: Counter[str] = field(default_factory=Counter)
+    #: Iterations of the last minutes: begin and end, unix seconds, and how many they are.
+    results: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=100_000))
     #: The latest news: unix seconds, and a line.
     news: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=50))
 
@@ -72,9 +73,26 @@ class LiveRun:
             self.use.step(event)
 
     @property
+    def best(self) -> tuple[str, float] | None:
+        """The best trial and its value of Tune's metric, by the trials' last results."""
+        mode = self.head.get("mode")
+        last = {name: trial.metric for name, trial in self.trials.items()}
+        return best_of(last, mode) if mode in ("min", "max") else None
+
+    @property
     def states(self) -> Counter[str]:
         """How many trials are in each state."""
         return Counter(trial.state for trial in self.trials.values())
+
+    def ended_since(self, when: float) -> int:
+        """How many iterations ended since ``when``, unix seconds. Those that share a line ended at equal distances."""
+        return round(
+            sum(
+                times * min(1.0, (end - when) / (end - began) if end > began else 1.0)
+                for began, end, times in self.results
+                if end > when
+            )
+        )
 
     def devices_of(self, trial: str) -> tuple[tuple[int, ...], float]:
         """The devices that a trial holds now, and its share of each; none and 0 if it holds none."""
@@ -95,6 +113,10 @@ class LiveRun:
             self.nodes[int(event["device"])] = str(event["node"])
         elif name == "device_sample":
             self.samples[int(event["device"])] = event
+        elif name == "worker_started":
+            self.workers.update(["started", *(what for what in ("forked", "spare") if event.get(what))])
+        elif name == "spare_taken":
+            self.workers["taken"] += 1
         elif isinstance(event.get("trial"), str) and name != "model_measured":
             self._trial_step(self.trials.setdefault(event["trial"], LiveTrial(event["trial"], at)), name, at, event)
         if name in NEWS:
@@ -106,8 +128,7 @@ class LiveRun:
         if name == "trial_result":
             trial.since, trial.state = at, "running"
             trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], event["metric"]
-            self.results.append(at)
-            self._compare(trial)
+            self.results.append((float(event.get("began", at)), at, iterations_in(event)))
         elif name == "trial_added":
             trial.since, trial.state = at, "waiting"
             trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
@@ -124,13 +145,6 @@ class LiveRun:
             trial.since, trial.state = at, event["ending"]
             if trial.state == "failed":
                 self._say(at, f"{trial.trial} failed")
-
-    def _compare(self, trial: LiveTrial) -> None:
-        mode, value = self.head.get("mode"), trial.metric
-        if value is None or mode not in ("min", "max"):
-            return
-        if self.best is None or (value < self.best[1] if mode == "min" else value > self.best[1]):
-            self.best = trial.trial, value
 
     def _say(self, at: float, line: str) -> None:
         self.news.append((at, line))

@@ -1,4 +1,4 @@
-"""Which trial held which device when: from events to intervals, and from intervals to utilisation over time.
+"""Which trial held which device when: from events to intervals, and from intervals to what was held over time.
 
 This module decides what an event means for the devices: when a trial begins and ends to hold a device, and when a
 device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py, and what it gained in
@@ -281,13 +281,13 @@ def available_seconds(use: Occupancy) -> float:
     return sum(end - start for spans in use.available.values() for start, end in spans)
 
 
-def utilisation(use: Occupancy) -> float:
+def held_part(use: Occupancy) -> float:
     """`held_seconds` / `available_seconds`, in [0, 1]; 0 if no device was available."""
     available = available_seconds(use)
     return min(1.0, held_seconds(use) / available) if available > 0 else 0.0
 
 
-def device_utilisation(use: Occupancy) -> dict[int, float]:
+def device_held_parts(use: Occupancy) -> dict[int, float]:
     """device -> the busy part of the time in which it was there, in [0, 1]; 0 for a device that never was."""
     result = {}
     for device, steps in device_steps(use).items():

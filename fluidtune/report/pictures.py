@@ -17,7 +17,7 @@ import numpy as np
 
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict, Events, load_events
-from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, occupancy_of, utilisation
+from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
 from fluidtune.report.summary import plural
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     _device_ticks(axes, devices, 0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since start ({unit_name})", color=INK)
-    axes.set_title(f"{_title(events, use)}, {utilisation(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
+    axes.set_title(f"{_title(events, use)}, {held_part(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
     names = _short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
     _draw_legend(figure, names, colours, axes, len(use.drivers) > 1)
@@ -362,7 +362,7 @@ def utilisation_figure(
         edges = use.start + np.concatenate([[0.0], inside, [length]])
         busy = busy_over_time(use, edges)
         x = (edges - use.start) / unit
-        text = f"{name}: {utilisation(use):.0%} held, {length / unit:.3g} {unit_name}"
+        text = f"{name}: {held_part(use):.0%} held, {length / unit:.3g} {unit_name}"
         _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
         for row, device in enumerate(busy.devices):
             _draw_use(below, x, busy.devices[device], rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.report.distance import Bound, bound_of
+from fluidtune.report.durations import Durations
 from fluidtune.report.events import EventDict, load_events
 from fluidtune.report.gain import EstimatedGain, estimated_gain, width_of
 from fluidtune.report.occupancy import (
@@ -24,8 +25,8 @@ from fluidtune.report.occupancy import (
     held_seconds,
     occupancy_of,
     packing_levels,
-    utilisation,
 )
+from fluidtune.report.time_use import TimeUse, time_use
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,8 +64,10 @@ class Summary:
     trials: int
     #: ending -> number of trials whose last ending it is; "unfinished" for trials that have not ended.
     endings: dict[str, int]
-    #: held_device_seconds / available_device_seconds, in [0, 1].
+    #: time_use.iterating / available_device_seconds, in [0, 1].
     utilisation: float
+    #: What became of the device-seconds that the run had.
+    time_use: TimeUse
     #: Device-seconds that trials held, each at its share of a device.
     held_device_seconds: float
     #: Device-seconds that the run had while a driver ran.
@@ -78,6 +81,13 @@ class Summary:
     #: Mean pause of a resize; None when there was none.
     mean_resize_seconds: float | None
     workers_started: int
+    #: Those of them that were forked from a server.
+    workers_forked: int
+    #: Those of them that were started before a trial needed them, the seconds that they took together until they were
+    #: ready, and how many of them a trial took.
+    spares_started: int
+    spare_seconds: float
+    spares_used: int
     workers_lost: int
     workers_replaced: int
     devices_lost: int
@@ -113,23 +123,31 @@ class _Tally:
     events: Counter[str] = field(default_factory=Counter)
     #: trial -> its last ending, or "unfinished".
     endings: dict[str, str] = field(default_factory=dict)
-    #: width -> seconds of each iteration.
-    seconds_at: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
+    #: width -> the iterations at that width.
+    at_width: dict[float, Durations] = field(default_factory=lambda: defaultdict(Durations))
     #: Seconds of each resize's pause.
     pauses: list[float] = field(default_factory=list)
+    #: Processes that were forked.
+    forked: int = 0
+    #: Seconds of each spare process until it was ready.
+    spares: list[float] = field(default_factory=list)
 
     def count(self, event: EventDict) -> None:
         name = event["event"]
         self.events[name] += 1
         if name == "trial_result":
             if event["seconds"] is not None and event["width"] is not None:
-                self.seconds_at[width_of(event["width"])].append(float(event["seconds"]))
+                self.at_width[width_of(event["width"])].add(event)
         elif name in ("trial_added", "trial_started"):
             self.endings[event["trial"]] = "unfinished"
         elif name == "trial_ended":
             self.endings[event["trial"]] = event["ending"]
         elif name == "resized" and event["seconds"] is not None:
             self.pauses.append(float(event["seconds"]))
+        elif name == "worker_started":
+            self.forked += bool(event.get("forked"))
+            if event.get("spare"):
+                self.spares.append(float(event["seconds"]))
         elif name == "run_started":
             self.head, self.ended = event, None
         elif name == "run_ended":
@@ -145,6 +163,7 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         tally.count(event)
     head = tally.head
     wall, available = use.wall_seconds, available_seconds(use)
+    spent = time_use(events, use)
     best_trial, best_metric = _best(events, tally.ended, head.get("mode"))
     return Summary(
         run=str(head.get("run", "")),
@@ -159,23 +178,28 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         devices=len(use.available),
         trials=len(tally.endings),
         endings=dict(sorted(Counter(tally.endings.values()).items())),
-        utilisation=utilisation(use),
+        utilisation=spent.iterating / available if available else 0.0,
+        time_use=spent,
         held_device_seconds=held_seconds(use),
         available_device_seconds=available,
         packing_levels=packing_levels(use),
         widths={
-            width: WidthFigures(len(seconds), median(seconds), width * sum(seconds))
-            for width, seconds in sorted(tally.seconds_at.items())
+            width: WidthFigures(found.count, found.median(), width * found.total)
+            for width, found in sorted(tally.at_width.items())
         },
         resizes=tally.events["resized"],
         resizes_failed=tally.events["resize_failed"],
         mean_resize_seconds=fmean(tally.pauses) if tally.pauses else None,
         workers_started=tally.events["worker_started"],
+        workers_forked=tally.forked,
+        spares_started=len(tally.spares),
+        spare_seconds=sum(tally.spares),
+        spares_used=tally.events["spare_taken"],
         workers_lost=tally.events["worker_lost"],
         workers_replaced=tally.events["worker_replaced"],
         devices_lost=tally.events["device_lost"],
         recoveries=tally.events["recovered"],
-        estimated_gain=estimated_gain(events, wall, available / wall) if wall > 0 else None,
+        estimated_gain=estimated_gain(events, wall, available / wall, use.intervals) if wall > 0 else None,
         bound=bound_of(events, use),
         best_trial=best_trial,
         best_metric=best_metric,
@@ -184,20 +208,26 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
 
 
 def _best(events: Iterable[EventDict], ended: EventDict | None, mode: str | None) -> tuple[str | None, float | None]:
-    """The best trial and its metric, as run_ended says; without a run_ended, the best result so far."""
+    """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far.
+
+    As `ResultGrid.get_best_result` by default, and as run_ended, it compares the trials' last results.
+    """
     if ended is not None and isinstance(ended.get("best"), dict):
         best = ended["best"]
         return best.get("trial"), best.get("metric")
     if mode not in ("min", "max"):
         return None, None
-    results = (
-        (event["metric"], event["trial"])
-        for event in events
-        if event["event"] == "trial_result" and isinstance(event["metric"], (int, float))
-    )
-    pick = min if mode == "min" else max
-    metric, trial = pick(results, key=lambda result: result[0], default=(None, None))
-    return trial, metric
+    last = {event["trial"]: event["metric"] for event in events if event["event"] == "trial_result"}
+    return best_of(last, mode) or (None, None)
+
+
+def best_of(last: Mapping[str, float | None], mode: str) -> tuple[str, float] | None:
+    """The best trial and its metric. ``last``: each trial's last metric, None if it has none."""
+    known = {trial: metric for trial, metric in last.items() if metric is not None}
+    if not known:
+        return None
+    trial = (min if mode == "min" else max)(known, key=lambda trial: known[trial])
+    return trial, known[trial]
 
 
 def duration(seconds: float) -> str:
@@ -226,11 +256,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("time", duration(summary.wall_seconds) + so_far),
         ("devices", plural(summary.devices, "device") + (f" ({summary.kind})" if summary.kind else "")),
         ("trials", f"{summary.trials}: {endings}" if endings else "none"),
-        (
-            "utilisation",
-            f"{summary.utilisation:.1%} ({duration(summary.held_device_seconds)} held of"
-            f" {duration(summary.available_device_seconds)} device time)",
-        ),
+        *_use_rows(summary),
     ]
     if summary.machine:
         rows.insert(1, ("machine", summary.machine))
@@ -242,18 +268,17 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         text += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
         rows.append(("resizes", text))
     if summary.workers_started or summary.workers_lost:
-        rows.append(
-            (
-                "workers",
-                f"{summary.workers_started} started, {summary.workers_lost} lost, {summary.workers_replaced} replaced",
-            )
-        )
+        started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
+        rows.append(("workers", f"{started}, {summary.workers_lost} lost, {summary.workers_replaced} replaced"))
+    if summary.spares_started:
+        spares = f"{summary.spares_started} started in {duration(summary.spare_seconds)}, {summary.spares_used} used"
+        rows.append(("spare workers", spares))
     if summary.devices_lost:
         rows.append(("devices lost", str(summary.devices_lost)))
     if summary.recoveries or summary.restored:
         times = f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
         rows.append(("recoveries", f"{summary.recoveries}{times}"))
-    if summary.estimated_gain is not None:
+    if summary.estimated_gain is not None and any(width not in (0.0, 1.0) for width in summary.widths):
         rows += _gain_rows(summary.estimated_gain)
     if summary.bound is not None:
         rows.append(("bound", f"{duration(summary.bound.seconds)}, the run took {summary.bound.ratio:.2f} times that"))
@@ -267,12 +292,31 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
+def _use_rows(summary: Summary) -> list[tuple[str, str]]:
+    """What became of the device time: iterations first, then the rest by what it was spent on."""
+    use, available = summary.time_use, summary.available_device_seconds
+    rest = {
+        "starts": use.starting,
+        "resizes": use.moving,
+        "between iterations": use.between,
+        "no trial": use.idle,
+    }
+    rows = [
+        (
+            "utilisation",
+            f"{summary.utilisation:.1%} ({duration(use.iterating)} in iterations of {duration(available)} device time)",
+        )
+    ]
+    parts = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
+    return rows + ([("other device time", ", ".join(parts))] if parts else [])
+
+
 def _gain_rows(gain: EstimatedGain) -> list[tuple[str, str]]:
+    outcome = f"{duration(abs(gain.seconds_saved))} {'lost' if gain.seconds_saved < 0 else 'saved'}"
     rows = [
         (
             "estimated gain",
-            f"{duration(gain.seconds_saved)} saved against every trial at width 1"
-            f" (estimated {duration(gain.seconds_at_width_one)})",
+            f"{outcome} against every trial at width 1 (estimated {duration(gain.seconds_at_width_one)})",
         ),
         (
             "",

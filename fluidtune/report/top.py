@@ -114,8 +114,8 @@ class RunScreen(Screen):
     def draw(self, now: float, height: int) -> RenderableType:
         now = self._last if self.over else max(now, self._last)
         news = list(self.run.news)[-NEWS_SHOWN:]
-        # Four lines of head, one above each table, and one is kept for the cursor.
-        left = max(2 * LEAST_ROWS, height - 4 - 2 - 1 - len(news))
+        # Five lines of head, one above each table, and one is kept for the cursor.
+        left = max(2 * LEAST_ROWS, height - 5 - 2 - 1 - len(news))
         devices = sorted(self.run.use.there)
         rows = min(len(devices), max(LEAST_ROWS, left // 2))
         tables = [self._devices(devices, rows, now), self._trials(max(LEAST_ROWS, left - rows), now)]
@@ -138,7 +138,7 @@ class RunScreen(Screen):
         busy = {device for devices, _, _ in run.use.held.values() for device in devices}
         states = run.states
         trials = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state]) or "none"
-        rate = sum(at > now - RECENT_S for at in run.results)
+        rate = run.ended_since(now - RECENT_S)
         lines = [
             f"{head.get('run', 'run')}: {head.get('algorithm', '')}, {kind}, {state}",
             f"{len(busy)} of {plural(len(there), 'device')} busy, {plural(rate, 'iteration')} in the last minute",
@@ -146,6 +146,9 @@ class RunScreen(Screen):
         ]
         if run.best is not None:
             lines.append(f"best: {run.best[0]}, {head.get('metric') or 'metric'} {run.best[1]:.6g}")
+        if count := run.workers:
+            spares = f"; spares: {count['spare']} started, {count['taken']} used" if count["spare"] else ""
+            lines.append(f"processes: {count['started']} started, {count['forked']} of them forked{spares}")
         style = {"no_wrap": True, "overflow": "ellipsis"}
         return [Text(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]  # type: ignore[arg-type]
 

@@ -23,15 +23,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import fluidtune
+from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.report import this_machine
+from fluidtune.serving.answers import AGAIN_S, LIVE, READY, WAY, Said, as_json, of_server, refused, route, unknown
 from fluidtune.serving.books import MINUTE_S, Books
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
+from fluidtune.serving.intake import Holding, Intake, collect_seldom, largest_body
 from fluidtune.serving.model_process import Loading, Outcome
 from fluidtune.serving.remote_devices import RemoteDevice
 from fluidtune.serving.served_devices import OwnDevices, ServedDevices
 from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
-from fluidtune.serving.way import PATH as WAY
-from fluidtune.serving.way import Way
+from fluidtune.serving.way import TIMEOUT_S, Way
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.batching.start_times import StartPolicy
 from symphony_serve.errors import Refused, ServeError
@@ -48,11 +50,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two attempts to begin. Judgement: nobody is served then.
-AGAIN_S = 5.0
-#: Requests that are being read or wait for their answer. Judgement: far more than a front answers within any SLO; each
-#: holds its input, so without a limit a flood under a long SLO ends the process for want of memory.
-MOST_OPEN = 10_000
+#: Seconds that a stop waits for what runs. Judgement: a batch that takes longer is late anyhow.
+STOP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,9 @@ class Setting:
     """What is served, and how.
 
     run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
-    are leases. leasing: how these are leased. max_body: bytes of a request's body. url_host, port: where the front door
-    is reached from this node.
+    are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
+    not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. url_host, port: where
+    the front door is reached from this node.
     """
 
     run: str
@@ -70,18 +70,24 @@ class Setting:
     resources: dict[str, float]
     devices: int
     max_batch: int
-    max_body: int
+    max_body: int | None
     policy: StartPolicy
     url_host: str
     port: int
+    modules: tuple[str, ...] | None
     leasing: Leasing | None = None
 
 
 class Front:
-    """Answers HTTP requests: ``POST /`` asks the best trial, ``POST /TRIAL`` another one, ``GET /`` says what there is.
+    """One thing: all that a replica of Ray Serve is called for.
 
-    The body of a request is one input as a JSON value, that of an answer one output. 400: the input is none. 404: no
-    such trial. 413: the body is too large. 500: the model has failed with this input. 503: refused, with the reason.
+    Answers HTTP requests: ``POST /`` asks the best trial, ``POST /TRIAL`` another one, ``GET /`` says what there is,
+    ``GET /healthz`` whether the front lives, ``GET /readyz`` whether a model process can answer (503: none can).
+
+    The body of a request is one input as a JSON value, that of an answer one output. Other answers are `Said`: a
+    status, a code and a text. 400: the input is none. 404, 405: no such trial, no such method. 413: the body is too
+    large. 415: it is compressed. 500: the model has failed with this input. 503: refused, with the reason, at the SLO
+    at the latest.
 
     Called by a handle of Ray Serve, ``handle.remote(input)`` or ``handle.remote(input, trial)``, it returns the output.
     It raises `Refused` if there is no answer in time, and ServeError for an input or a trial that there is not.
@@ -94,11 +100,15 @@ class Front:
         self._state, self._why = "loading", ""
         self._server: ThreadedServer | None = None
         self._models: dict[str, Model] = {}
+        #: By trial, the form of its inputs, and how many bytes the body of one may have.
         self._forms: dict[str, Form] = {}
+        self._most: dict[str, int] = {}
         self._devices: ServedDevices | None = None
+        self._forks: ForkedActors | None = None
         self._way: Way | None = None
-        #: Requests that are being read or wait for their answer.
-        self._asked = 0
+        self._intake = Intake(setting.slo)
+        #: What is kept for `fluidtune serve plan`: profiles and delays of a time without overload.
+        self._kept = ""
         self._books = Books(self._names)
         self._log = ServingLog(Path(setting.run) / DIRECTORY)
         self._watch: Watch | None = None
@@ -113,27 +123,19 @@ class Front:
         """Answer one HTTP request, or one call of a handle."""
         if not isinstance(asked, Request):
             return await self._call(asked, trial or self._names[0])
-        if asked.method == "GET" and asked.url.path == "/":
-            return _json(200, self._shown())
-        if asked.method != "POST":
-            return _json(405, {"error": f"{asked.method} {asked.url.path} is not served; POST an input, or GET /"})
-        own = asked.url.path == WAY
-        if not own and self._way is not None:
-            self._way.passed()
-        name = asked.url.path.strip("/") or self._names[0]
-        if not own and name not in self._names:
-            return _json(404, {"error": self._unknown(name)})
-        if self._asked >= MOST_OPEN:
-            self._books.count(name, "refused: too_many")
-            return _json(503, {"error": "refused", "reason": f"{MOST_OPEN} requests are open already"})
-        way = self._way.seconds if self._way is not None else 0.0
-        if not own and self._hopeless(name, way):
-            return _json(503, {"error": "refused", "reason": Reason.QUEUE_FULL.value})
-        self._asked += 1
         try:
-            return await self._read_and_answer(asked, name, time.monotonic(), way)
-        finally:
-            self._asked -= 1
+            return await self._http(asked)
+        except Said as said:
+            return said.response()
+
+    async def stop(self) -> None:
+        """Refuse whatever comes from now on. Returns when what runs is answered, or after `STOP_S`."""
+        self._ends.set()
+        if self._server is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._server.close, STOP_S)
+        until = time.monotonic() + STOP_S
+        while self._intake.open and time.monotonic() < until:
+            await asyncio.sleep(0.01)
 
     async def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""
@@ -191,85 +193,123 @@ class Front:
 
     # One request.
 
-    async def _read_and_answer(self, request: Request, name: str, arrival: float, way: float) -> Response:
+    async def _http(self, request: Request) -> Response:
+        """Answer one HTTP request. Raises `Said`."""
+        arrival = time.monotonic()
+        asked = route(request.method, request.url.path, self._names)
+        if asked == "/":
+            return as_json(200, self._shown())
+        if asked == LIVE:
+            return as_json(200, {"state": self._doing})
+        if asked == READY:
+            self._check_ready()
+            return as_json(200, {"state": self._doing})
+        if asked == WAY:
+            with self._intake.one() as holding:
+                name = self._names[0]
+                await self._read(request, name, arrival + TIMEOUT_S, holding)
+                return as_json(200, None)
+        if self._way is not None:
+            self._way.passed()
         try:
-            value = json.loads(await _body(request, self._setting.max_body), parse_constant=_no_number)
-        except _TooLarge as error:
-            return self._bad(name, str(error), 413)
-        except (ValueError, RecursionError) as error:
-            return self._bad(name, f"the body is no JSON value: {error}")
-        if request.url.path == WAY:
-            return _json(200, None)
-        try:
-            status, text = await self._answer(name, value, arrival, way)
-        except _NotThere as error:
-            return _json(503, {"error": "refused", "reason": str(error)})
-        except Refused as refused:
-            return _json(503, {"error": "refused", "reason": refused.reason.value})
-        except ServeError as error:
-            return _json(400, {"error": str(error)})
-        return Response(text, status, media_type="application/json")
+            with self._intake.one() as holding:
+                self._check_there()
+                way = self._way.seconds if self._way is not None else 0.0
+                self._check_hope(asked, way)
+                value = await self._read(request, asked, self._until(arrival), holding)
+                status, text = await self._answer(asked, value, arrival, way)
+                return Response(text, status, media_type="application/json")
+        except Refused as error:
+            said = of_server(error, self._setting.slo)
+            self._count(asked, said)
+            raise said from None
+        except Said as said:
+            self._count(asked, said)
+            raise
+
+    async def _read(self, request: Request, name: str, until: float, holding: Holding) -> Any:
+        if name not in self._forms:
+            raise self._not_there()
+        return await self._intake.read(request, self._forms[name], self._most[name], until, holding)
 
     async def _call(self, value: Any, name: str) -> Any:
         """Answer a handle's call."""
         arrival = time.monotonic()
         if name not in self._names:
-            raise ServeError(self._unknown(name))
+            raise ServeError(unknown(name, self._names))
         way = self._way.least if self._way is not None else 0.0
-        if self._hopeless(name, way):
-            raise Refused(name, Reason.QUEUE_FULL)
         try:
+            self._check_there()
+            self._check_hope(name, way)
+            trouble = self._forms[name].trouble(value)
+            if trouble is not None:
+                raise Said(400, "bad_input", trouble)
             status, text = await self._answer(name, value, arrival, way)
-        except _NotThere as error:
-            raise ServeError(f"{error}; call again") from None
+        except Refused as error:
+            self._count(name, of_server(error, self._setting.slo))
+            raise
+        except Said as said:
+            self._count(name, said)
+            raise ServeError(f"{said}; call again" if said.status == 503 else said.text) from None
         if status != 200:
             raise ServeError(json.loads(text)["error"])
         return json.loads(text)
 
-    def _unknown(self, name: str) -> str:
-        return f"no trial {name!r} is served; there are {', '.join(self._names)}"
-
     async def _answer(self, name: str, value: Any, arrival: float, way: float) -> Outcome:
-        """Ask a model, and count what became of it. Raises Refused, `_NotThere`, and ServeError for a bad input.
+        """Ask a model, and count what it has answered. Raises Refused.
 
         way: seconds that the request spends on its way here and back.
         """
-        if self._server is None or self._devices is None:
-            self._books.count(name, f"refused: {self._state}")
-            raise _NotThere(f"the models are not there yet: {self._doing}")
-        if not self._devices.count:
-            self._books.count(name, "refused: no_lease")
-            raise _NotThere(f"the service has no device now: {self._devices.waits or 'the models load'}")
-        trouble = self._forms[name].trouble(value)
-        if trouble is not None:
-            self._books.count(name, "bad")
-            raise ServeError(trouble)
+        assert self._server is not None
         try:
-            within = left(self._server, self._models[name], self._setting.slo, way)
-            status, text = await asyncio.wrap_future(self._server.submit(name, value, within))
-        except Refused as refused:
-            self._books.count(name, f"refused: {refused.reason.name.lower()}")
+            within = left(self._server, self._models[name], self._setting.slo, way) + arrival - time.monotonic()
+            asked = asyncio.wrap_future(self._server.submit(name, value, within))
+            status, text = await asyncio.wait_for(asked, self._until(arrival) - time.monotonic())
+        except Refused:
             raise
+        except asyncio.TimeoutError:
+            raise Refused(name, Reason.OVERDUE) from None
         except asyncio.CancelledError:
             self._books.count(name, "cancelled")
             raise
         except Exception as error:
-            status, text = 500, json.dumps({"error": str(error)})
-        late = time.monotonic() - arrival > self._setting.slo
-        self._books.count(name, "failed" if status != 200 else "late" if late else "answered")
+            status, text = 500, json.dumps({"error": str(error), "code": "model_failed"})
+        self._books.count(name, "failed" if status != 200 else "answered")
         return status, text
 
-    def _hopeless(self, name: str, way: float) -> bool:
-        """Whether a request is refused, and counted so, before it is read. To read it costs more than to refuse it."""
-        server = self._server
-        if server is None or not server.hopeless(name, left(server, self._models[name], self._setting.slo, way)):
-            return False
-        self._books.count(name, "refused: queue_full")
-        return True
+    def _until(self, arrival: float) -> float:
+        """When a request that came at ``arrival`` must be told something: no later answer could reach it in time."""
+        return arrival + self._setting.slo - (self._way.least if self._way is not None else 0.0)
 
-    def _bad(self, name: str, said: str, status: int = 400) -> Response:
-        self._books.count(name, "bad")
-        return _json(status, {"error": said})
+    def _check_there(self) -> None:
+        """Raises `Said` if nothing can be answered whatever the load is. A lost model process may be back in time."""
+        if self._ends.is_set():
+            raise refused("stopping", "the service is being stopped", closes=True)
+        if self._server is None or self._devices is None:
+            raise self._not_there()
+        if not self._devices.count:
+            waits = self._devices.waits or "the models load"
+            raise refused("no_lease", f"the service has no device now: {waits}")
+
+    def _not_there(self) -> Said:
+        return refused(self._state, f"the models are not there yet: {self._doing}")
+
+    def _check_ready(self) -> None:
+        """Raises `Said` if no model process can answer now."""
+        self._check_there()
+        if self._server is not None and not self._server.able:
+            raise refused("no_model_process", "no model process answers")
+
+    def _check_hope(self, name: str, way: float) -> None:
+        """Raises Refused for a request that is not even read. To read it costs more than to refuse it."""
+        server = self._server
+        if server is not None and server.hopeless(name, left(server, self._models[name], self._setting.slo, way)):
+            raise Refused(name, Reason.QUEUE_FULL)
+
+    def _count(self, name: str, said: Said) -> None:
+        if said.code != "disconnected":
+            became = "late" if said.code == "overdue" else f"refused: {said.code}"
+            self._books.count(name, became if said.status == 503 else "bad")
 
     def _shown(self) -> dict[str, Any]:
         trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
@@ -279,11 +319,15 @@ class Front:
     def _doing(self) -> str:
         """What it does now, with what it waits for."""
         waits = self._devices.waits if self._devices is not None else ""
+        if not waits and self._server is not None and not self._server.able:
+            waits = "waiting for a model process"
         return waits if waits and self._state in ("loading", "serving") else self._state
 
     # The start, in a thread of its own.
 
     def _begin(self) -> None:
+        if self._setting.modules is not None:
+            self._forks = ForkedActors(self._setting.modules, self._setting.loading.environment)
         while not self._ends.is_set():
             try:
                 self._load_and_measure()
@@ -310,6 +354,8 @@ class Front:
         devices, samples = found
         self._state = "measuring"
         forms = {name: Form.of(some) for name, some in samples.items()}
+        self._forms = forms
+        self._most = {name: setting.max_body or largest_body(some) for name, some in samples.items()}
         way = Way(setting.url_host, setting.port, json.dumps(samples[self._names[0]][0]), self._ends)
         way.first()
         slos = dict.fromkeys(self._names, setting.slo)
@@ -321,16 +367,19 @@ class Front:
             delays = model.delays.smallest + way.seconds
             check_slo(model.name, model.profile, model.slo, delays)
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=delays)
-        self._forms, self._models, self._way = forms, {model.name: model for model in models}, way
+        self._models, self._way = {model.name: model for model in models}, way
         served = {one.name: (one.profile, one.budget - way.seconds) for one in models}
         functions = {number: device.functions() for number, device in devices.items()}
-        server = ThreadedServer(models, functions, self._books.batch)
+        server = ThreadedServer(models, functions, self._books.batch, held.check)
         held.serve(server, lambda: self._watch.wanted if self._watch is not None else 1)
         self._server = server
         way.watch()
+        self._note()
         self._keep_profiles()
-        self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, Autoscaler(served))
+        scaler = Autoscaler(served)
+        self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, scaler, self._note)
         self._watch.start()
+        collect_seldom()
         self._state, self._why = "serving", ""
 
     def _get_devices(self) -> ServedDevices:
@@ -347,7 +396,7 @@ class Front:
         options = dict(self._setting.resources)
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        return RemoteDevice(number, self._setting.loading, options, self._log.write)
+        return RemoteDevice(number, self._setting.loading, options, self._log.write, self._forks)
 
     def _tell_start(self) -> None:
         setting = self._setting
@@ -365,11 +414,17 @@ class Front:
             trials=[{"trial": one.name, "value": one.value} for one in setting.loading.trials],
         )
 
-    def _keep_profiles(self) -> None:
-        """Write the profiles as they are known now, for `fluidtune serve plan`."""
+    def _note(self) -> None:
+        """Take down the profiles as they are known now. It is called when there is no overload."""
         if self._server is not None:
-            known = {name: self._server.profile(name) for name in self._names}
-            self._log.keep(PROFILES, profiles_to_json(known, this_machine(), self._delays()))
+            known, delays = {name: self._server.profile(name) for name in self._names}, self._delays()
+            if all(known[name].seconds(1) + delays[name] <= self._setting.slo for name in self._names):
+                self._kept = profiles_to_json(known, this_machine(), delays)
+
+    def _keep_profiles(self) -> None:
+        """Write the profiles that were taken down, for `fluidtune serve plan`."""
+        if self._kept:
+            self._log.keep(PROFILES, self._kept)
 
     def _delays(self) -> dict[str, float]:
         """By trial, the seconds that an answer takes besides its batch."""
@@ -384,33 +439,3 @@ def left(server: ThreadedServer, model: Model, slo: float, way: float) -> float:
         # Else nothing would ever tell that batches of 1 have become shorter again.
         return slo
     return after
-
-
-class _NotThere(Exception):
-    """Nothing is loaded and measured yet, or there is no device."""
-
-
-class _TooLarge(Exception):
-    """A body has more bytes than are read."""
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """The body, if it has ``most`` bytes or fewer. Of one that says that it has more, nothing is read."""
-    said = request.headers.get("content-length", "")
-    read = bytearray()
-    if not (said.isdecimal() and int(said) > most):
-        async for chunk in request.stream():
-            read += chunk
-            if len(read) > most:
-                break
-        else:
-            return bytes(read)
-    raise _TooLarge(f"the body has more than {most} bytes; send less, or serve with a larger max_body")
-
-
-def _json(status: int, value: Any) -> Response:
-    return Response(json.dumps(value), status, media_type="application/json")
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")

@@ -164,6 +164,12 @@ class ModelLeases:
                 server.leave(self._first.number)
             self._count()
 
+    def check(self, number: int) -> None:
+        """See `ServedDevices`. One whose lease has ended leaves anyhow."""
+        for one in list(self._held.values()):
+            if one.number == number and one.joined:
+                one.device.check()
+
     def close(self) -> None:
         """Give all leases back and leave the arbiter."""
         if self._ends.is_set():

@@ -7,18 +7,23 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray import cloudpickle
 
 from fluidtune.cluster.beside import Turn
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.accelerators import adopt_environment
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
+#: This module.
+MODEL_PROCESS = __name__
 #: What becomes of one input: the HTTP status, and the body as JSON text.
 Outcome = tuple[int, str]
 
@@ -28,13 +33,14 @@ class Loading:
     """How a process comes to the models.
 
     load: a pickled ``load(checkpoint_directory, config)``. paths: of the process that pickled it, to import from.
-    beside: the process takes turns with trials.
+    beside: the process takes turns with trials. environment: variables that it sets first.
     """
 
     load: bytes
     paths: tuple[str, ...]
     trials: tuple[Winner, ...]
     beside: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, load: Callable[..., Any], trials: Sequence[Winner], beside: bool = False) -> Loading:
@@ -53,6 +59,11 @@ class ModelProcess:
     """
 
     def __init__(self, loading: Loading):
+        adopt_environment(loading.environment)
+        with NeedsPlainProcess.handed_on():
+            self._load(loading)
+
+    def _load(self, loading: Loading) -> None:
         sys.path += [path for path in loading.paths if path not in sys.path]
         try:
             load = cloudpickle.loads(loading.load)
@@ -67,18 +78,22 @@ class ModelProcess:
         """This process' id, and of each model inputs that it can answer."""
         return os.getpid(), self._samples
 
+    def alive(self) -> None:
+        """The process answers, so it can answer others."""
+
     def run(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
         """The batch's outcomes, and the seconds that it has waited for its turn.
 
         If the model fails with the batch, each input is tried alone.
         """
-        with self._turn.taken() if self._turn is not None else contextlib.nullcontext(0.0) as waited:
+        with self._taken() as waited:
             return self._run(name, inputs), waited
 
     def _run(self, name: str, inputs: list[Any]) -> list[Outcome]:
         try:
             return _outcomes(name, self._models[name], inputs)
         except Exception as error:
+            _end_without_gpu()
             if len(inputs) == 1:
                 return [_failed(error)]
         outcomes: list[Outcome] = []
@@ -86,13 +101,28 @@ class ModelProcess:
             try:
                 outcomes += _outcomes(name, self._models[name], [value])
             except Exception as error:
+                _end_without_gpu()
                 outcomes.append(_failed(error))
         return outcomes
 
     def measure(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
         """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
-        with self._turn.taken() if self._turn is not None else contextlib.nullcontext(0.0) as waited:
+        with self._taken() as waited:
             return _outcomes(name, self._models[name], inputs), waited
+
+    @contextlib.contextmanager
+    def _taken(self) -> Iterator[float]:
+        """The device, with the seconds that it was waited for."""
+        with NeedsPlainProcess.handed_on(), self._turn.taken() if self._turn else contextlib.nullcontext(0.0) as waited:
+            yield waited
+
+
+def _end_without_gpu() -> None:
+    """End this process if a kernel has failed: CUDA cannot be used in it any more. The front starts another one."""
+    why = cuda_failure()
+    if why is not None:
+        print(f"fluidtune: the process of the models ends, because CUDA cannot be used any more: {why}", flush=True)
+        os._exit(1)
 
 
 def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:
@@ -140,4 +170,4 @@ def _outcomes(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: li
 
 
 def _failed(error: Exception) -> Outcome:
-    return 500, json.dumps({"error": f"the model failed: {error!r}"})
+    return 500, json.dumps({"error": f"the model failed: {error!r}", "code": "model_failed"})

@@ -51,6 +51,9 @@ class ServedDevices(Protocol):
     def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
         """The server was made with the devices of `first`. ``wanted``: how many devices its load wants."""
 
+    def check(self, number: int) -> None:
+        """Look whether the process of this idle device is there; its thread calls it. Raises DeviceLost if not."""
+
     def close(self) -> None:
         """The service is over."""
 
@@ -89,6 +92,9 @@ class OwnDevices:
 
     def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
         """Nothing changes: Ray ends the processes with this one."""
+
+    def check(self, number: int) -> None:
+        self._devices[number].check()
 
     def close(self) -> None:
         """Nothing is to be done: Ray ends the processes with this one."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import logging
 import math
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +20,12 @@ import ray
 from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.cluster.forks.preload import installed_modules
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
-from fluidtune.serving.model_process import Loading
+from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.winners import run_directory, winners
 from symphony_serve.batching.start_times import StartPolicy
 
@@ -34,8 +39,6 @@ logger = logging.getLogger(__name__)
 APP = "fluidtune"
 #: A batch holds so many requests at most, unless the caller says otherwise. Judgement: as `measure_models`.
 MAX_BATCH = 64
-#: Bytes of a request's body, unless the caller says otherwise. Judgement: the pixels of a large photo as JSON numbers.
-MAX_BODY = 16 << 20
 #: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to the front.)
 MOST_PORT = 65535
 #: Requests that Ray Serve may hand to the front at once. Judgement: never the limit; the front refuses by deadlines.
@@ -52,6 +55,8 @@ PATIENT_S = 5.0
 HEAD = {"node:__internal_head__": 0.001}
 #: Of Ray Serve's actors. Source: the line that it logs at its start.
 NAMESPACE = "serve"
+#: In the names of its proxies. Source: the names that `ray list actors` prints.
+PROXY = "SERVE_PROXY"
 #: One process, whose core is the search's in Ray's books.
 BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
 #: By what the arbiter leases, Ray's options for a model process.
@@ -95,13 +100,16 @@ def serve(
     mode: str | None = None,
     starts: str = "eager",
     max_batch: int = MAX_BATCH,
-    max_body: int = MAX_BODY,
+    max_body: int | None = None,
     beside: bool = False,
     arbiter: str | None = None,
+    fork_server: bool = True,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
+
+    One thing: each of its lines explains a parameter, checks one, or hands it on.
 
     Args:
         results: what `Tuner.fit` returned, or the run's directory.
@@ -116,12 +124,15 @@ def serve(
         metric, mode: by which trials are ranked. Default: those of the run, if FluidTune ran it.
         starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.
-        max_body: bytes of a request's body. A larger one gets 413, and most of it is not read.
+        max_body: bytes of a request's body. A larger one gets 413, and most of it is not read. Default: 64 times the
+            longest of the samples of its model, as JSON.
         beside: the models take turns on one core of this machine with the trials of a search whose executor has
             ``beside`` as well. A batch waits for one iteration of a trial at most, and counts that against the SLO.
         arbiter: "auto": the service leases as many devices as its load wants from the cluster's arbiter, which is
             started if there is none, beside tuning jobs that do the same. While it holds none, requests get 503. None:
             the devices are the service's own.
+        fork_server: processes of models are forked from one that has imported what this process has, where that is
+            possible. False: they are started as Ray starts processes.
         host, port: where HTTP is served. Whoever reaches this address may ask.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
@@ -136,23 +147,26 @@ def serve(
     run = run_directory(results)
     leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
     count, resources = _resources(devices, beside) if leasing is None else (0, OPTIONS[leasing.unit])
+    hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
+    loading = replace(loading, environment=hidden)
     _check_free(rays_serve, host, port)
 
     from fluidtune.serving.front import Setting
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port, leasing)
+    modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
+    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port, modules, leasing)
     _start(rays_serve, setting, host)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
-def _checked(slo: float, max_batch: int, max_body: int, port: int, starts: str) -> StartPolicy:
+def _checked(slo: float, max_batch: int, max_body: int | None, port: int, starts: str) -> StartPolicy:
     """The policy called ``starts``. Raises FluidTuneError if one of the settings is impossible."""
     if not isinstance(slo, Real) or not 0 < slo < math.inf:
         raise FluidTuneError(f"slo is {slo!r}, expected seconds above 0")
     if not isinstance(max_batch, Integral) or max_batch < 1:
         raise FluidTuneError(f"max_batch is {max_batch!r}, expected 1 or more")
-    if not isinstance(max_body, Integral) or max_body < 1:
+    if max_body is not None and (not isinstance(max_body, Integral) or max_body < 1):
         raise FluidTuneError(f"max_body is {max_body!r}, expected bytes, 1 or more")
     if not isinstance(port, Integral) or not 1 <= port <= MOST_PORT:
         raise FluidTuneError(f"port is {port!r}, expected one of 1 to {MOST_PORT}")
@@ -276,7 +290,19 @@ def _remedy(error: Exception) -> str:
 
 
 def _end(rays_serve: Any) -> None:
-    if APP in _applications(rays_serve):
+    """End the application, and Ray Serve if nothing else is in it.
+
+    The front refuses first, with 503: when its application is gone, Ray Serve's proxy answers 404. So the proxy, and
+    with it the port, goes before the application, unless somebody else's is behind it.
+    """
+    applications = _applications(rays_serve)
+    if APP in applications:
+        try:
+            _told(rays_serve, "stop")
+        except FluidTuneError as error:
+            logger.warning("%s; it is ended all the same", error)
+        if len(applications) == 1:
+            _close_door()
         rays_serve.delete(APP)
     if _runs() and not _applications(rays_serve):  # Somebody may have put another one behind our front door.
         rays_serve.shutdown()
@@ -293,6 +319,14 @@ def _import() -> Any:
 def _applications(rays_serve: Any) -> Mapping[str, Any]:
     """By name, the applications of Ray Serve in this cluster."""
     return rays_serve.status().applications
+
+
+def _close_door() -> None:
+    """End Ray Serve's proxies: nobody can connect from then on. Ray Serve misses them after half a minute only."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and PROXY in one["name"]:
+            with contextlib.suppress(ValueError):  # It has ended meanwhile.
+                ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE))
 
 
 def _runs() -> bool:

@@ -15,7 +15,7 @@ from ray.util.metrics import Counter, Gauge
 
 from fluidtune.report import EVENT_LOG_NAME, EventLog, EventLogError
 from fluidtune.serving.books import Books, Span, between
-from symphony_serve.autoscale import Autoscaler, Sample
+from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +104,20 @@ class ServingGauges:
 class Watch:
     """Looks at the books, publishes gauges, writes the log, and asks for advice on the number of devices.
 
-    devices: says how many there are. scaler: advises; it knows the profiles.
+    devices: says how many there are. scaler: advises; it knows the profiles. calm: is called after each line of the log
+    in whose time requests were answered and there was no overload.
     """
 
     def __init__(
-        self, books: Books, log: ServingLog, gauges: ServingGauges, devices: Callable[[], int], scaler: Autoscaler
+        self,
+        books: Books,
+        log: ServingLog,
+        gauges: ServingGauges,
+        devices: Callable[[], int],
+        scaler: Autoscaler,
+        calm: Callable[[], None],
     ):
+        self._calm = calm
         self._books, self._log, self._gauges, self._devices, self._scaler = books, log, gauges, devices, scaler
         #: Devices at the last line of the log, and how many the load has wanted since.
         self._there = devices()
@@ -156,6 +164,8 @@ class Watch:
         if span.seconds <= 0:
             return
         devices = self._devices()
+        if is_calm(span):
+            self._calm()
         if not span.empty:
             self._log.write(
                 "served",
@@ -182,6 +192,18 @@ def sample(span: Span, devices: int) -> Sample:
     good = {name: counts["answered"] for name, counts in span.requests.items()}
     offered = {name: good[name] + sum(span.requests[name][what] for what in TOO_LATE) for name in good}
     return Sample(span.seconds, devices, span.busy, offered, sum(good.values()))
+
+
+def is_calm(span: Span) -> bool:
+    """Whether requests were answered, and at most `BAD_RATE` of them refused or late. Else times say what load does."""
+    answered = sum(counts["answered"] for counts in span.requests.values())
+    bad = sum(
+        count
+        for counts in span.requests.values()
+        for what, count in counts.items()
+        if what == "late" or what.startswith("refused")
+    )
+    return answered > 0 and bad <= BAD_RATE * (answered + bad)
 
 
 def _filled(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]:

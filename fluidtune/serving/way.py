@@ -11,10 +11,9 @@ import threading
 import time
 from collections import deque
 
+from fluidtune.serving.answers import WAY as PATH
 from symphony_serve.shell.measuring import high_delay
 
-#: Where the front is asked: the request is read and answered, and no model is asked.
-PATH = "/-/way"
 #: So many requests measure the way at the start. Judgement: its 99th percentile is then known, in less than a second.
 FIRST = 100
 #: Seconds between two requests while others come, and so many of the latest count. Judgement: one takes the proxy and

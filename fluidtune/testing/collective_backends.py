@@ -29,7 +29,7 @@ import torch.distributed as dist
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.backends import CollectiveBackend
 from fluidtune.elastic.signing import Signer
-from fluidtune.elastic.trial_state import broadcast_tree
+from fluidtune.elastic.trees import broadcast_tree
 
 from .processes import PeerProcess, peer_processes
 

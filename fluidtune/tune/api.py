@@ -7,6 +7,9 @@ process is started.
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -15,6 +18,8 @@ from ray.tune import TuneConfig
 
 from fluidtune import startup
 from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.cluster.forks.nodes import while_ray_starts
+from fluidtune.cluster.new_processes import worker_environment
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, said_reuse, tune_config
 from fluidtune.tune.executor import FluidExecutor
@@ -87,6 +92,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
+    executor = FluidExecutor.checked(executor)
     if isinstance(scheduler, FluidScheduler):
         if executor is not None:
             scheduler.executor = executor
@@ -94,11 +100,23 @@ def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
     return FluidScheduler(scheduler, executor)
 
 
+@contextmanager
+def ray_starts(executor: FluidExecutor, runtime_env: Mapping[str, Any]) -> Iterator[None]:
+    """Have the processes of trials prepared while this process starts Ray inside. ``runtime_env``: the job's."""
+    spec = DeviceSpec.parse(executor.devices)
+    if executor.fork_server and not (spec and spec.kind == "emulated") and "RAY_ADDRESS" not in os.environ:
+        with while_ray_starts(runtime_env, worker_environment()):
+            yield
+    else:
+        yield
+
+
 def _ready(executor: FluidExecutor) -> None:
     """Start Ray as Tune would, and refuse settings that this cluster cannot satisfy."""
     startup.imported()
     if not ray.is_initialized():
-        ray.init()
+        with ray_starts(executor, {}):
+            ray.init()
     spec = DeviceSpec.parse(executor.devices)
     if spec is not None and not executor.on_demand:
         there = layout(spec, {}, ray.cluster_resources(), max_packing=1).most

@@ -27,7 +27,9 @@ from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
 from fluidtune.cluster.sound_devices import SoundDevices
 from fluidtune.engine import DeviceDemand, Engine, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
+from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEVICES_PER_NODE
+from fluidtune.ray_compat.cluster_state import may_get_nodes
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from salus_share.seat_table import home
 
@@ -150,6 +152,7 @@ def set_up_devices(
         nodes=nodes,
     )
     if settings.on_demand:
+        _refuse_hopeless(settings.devices, plan)
         _warn_of_waiting(plan, request, nodes)
     return DeviceSetup(
         job=job,
@@ -165,12 +168,32 @@ def set_up_devices(
     )
 
 
+def _refuse_hopeless(setting: str | None, plan: Layout) -> None:
+    """FluidTuneError if the user's ``setting`` asks for GPUs, and a cluster that never grows lacks those of one trial.
+
+    A trial whose own request no node can hold waits, as under stock Ray Tune.
+    """
+    cluster = ray.cluster_resources()
+    needed, there = max(1, math.ceil(plan.share)), int(cluster.get("GPU", 0))
+    if setting is None or plan.kind != "gpu" or there >= needed or may_get_nodes():
+        return
+    trial = f"a trial needs {needed} of them, and the" if needed > 1 else "the"
+    raise FluidTuneError(
+        f"devices={setting!r} asks for GPUs; {trial} Ray cluster has {there or 'none'}, {cluster.get('CPU', 0):g} CPUs,"
+        ' and no autoscaler that could bring some; leave devices out or use "cpu", or start Ray with GPUs'
+    )
+
+
 def _warn_of_waiting(plan: Layout, request: dict[str, float], nodes: list[dict[str, float]]) -> None:
     """Say what the job waits for, as Ray does where an autoscaler may bring it."""
     lacking = lack(request if plan.share > 1 else plan.bundle, nodes)
     there = sum(devices_held(plan.bundle, node) for node in nodes)
     if lacking is not None:
-        logger.warning("FluidTune: %s; its trials wait until the cluster gets such a node", lacking)
+        logger.warning(
+            "FluidTune: %s; its trials wait until the cluster, which has %s CPUs and %s GPUs, gets such a node",
+            lacking,
+            *(f"{sum(node.get(name, 0.0) for node in nodes):g}" for name in ("CPU", "GPU")),
+        )
     elif plan.most is not None and plan.most > there:
         logger.warning(
             "FluidTune: the job may have %d devices, and the Ray cluster has %d; it uses these, and others that come",

@@ -41,12 +41,14 @@ class FluidExecutor:
             part of the memory of its node.
         profile: how long an iteration takes on emulated devices: a `fluidtune.profiles.Profile`, or the path of a
             profile's file. None: a task of which one trial fills half a GPU.
-        fresh_workers: True: every trial gets new processes, as under stock Ray Tune. False: a process serves one trial
-            after another as long as trials leave nothing behind in it (docs/workers.md), unless the script says
-            ``reuse_actors=False``.
+        fresh_workers: True: every trial gets new processes, as under stock Ray Tune. False: a used process is taken
+            where the script says ``reuse_actors=True``, or where trials are known to leave nothing behind in it
+            (docs/workers.md) and the script does not say ``reuse_actors=False``.
         beside: True, with ``devices="cpu:1"``: the trials take turns on their core with a service on the same machine
             that was started with ``beside`` as well (docs/serving.md, "Beside trials"). A trial waits before an
             iteration while a batch of requests runs or waits. False: they do not know of each other.
+        fork_server: True: new processes are forked from one on their node that has imported the script's packages
+            (docs/workers.md). False: they are started as Ray starts them.
 
     Raises:
         FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.
@@ -63,15 +65,22 @@ class FluidExecutor:
     fresh_workers: bool = False
     reserve: bool = False
     beside: bool = False
+    fork_server: bool = True
 
     def __post_init__(self) -> None:
+        """One thing: every sentence by which a setting is refused."""
         check_ray_version()
+        for name, kinds in {"lanes": (str,), "profile": (str, Profile)}.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                use = " or a ".join("text" if kind is str else f"fluidtune.profiles.{kind.__name__}" for kind in kinds)
+                raise FluidTuneError(f"{name}={value!r} is of type {type(value).__name__}; use a {use}, or None")
         spec = DeviceSpec.parse(self.devices)
         for name in ("max_packing", "max_workers", "device_memory"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        for name in ("fresh_workers", "reserve", "beside"):
+        for name in ("fresh_workers", "reserve", "beside", "fork_server"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
         if self.backend not in BACKENDS:
@@ -84,6 +93,11 @@ class FluidExecutor:
             raise FluidTuneError(
                 f"reserve=True: a job with arbiter={self.arbiter!r} leases its devices and cannot reserve them; "
                 "leave one of the two out"
+            )
+        if self.beside and self.arbiter is not None:
+            raise FluidTuneError(
+                f"beside=True with arbiter={self.arbiter!r}: the core is shared with a service on this machine, "
+                "and not leased; leave one of the two out"
             )
         if self.beside and (self.devices != "cpu:1" or self.lanes is not None):
             raise FluidTuneError(
@@ -115,6 +129,18 @@ class FluidExecutor:
                 f"max_workers={self.max_workers} is more than devices={self.devices!r} has; "
                 f"use at most {spec.count}, or leave it out"
             )
+
+    @classmethod
+    def checked(cls, executor: FluidExecutor | None) -> FluidExecutor | None:
+        """The executor that a caller has given.
+
+        Raises:
+            FluidTuneError: it is something else, such as the class or the name of a device.
+        """
+        if executor is not None and not isinstance(executor, cls):
+            shown = f'FluidExecutor(devices="{executor}")' if isinstance(executor, str) else "FluidExecutor()"
+            raise FluidTuneError(f"executor={executor!r} is no FluidExecutor; use fluidtune.{shown}, or None")
+        return executor
 
     @property
     def _emulated(self) -> bool:

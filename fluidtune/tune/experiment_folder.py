@@ -22,17 +22,23 @@ _FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
 
 
 class ExperimentFolder:
-    """The folder of one experiment. ``storage``: its `StorageContext`. ``path``: where the driver writes."""
+    """The folder of one experiment. ``storage``: its `StorageContext`. ``path``: where the driver writes.
 
-    def __init__(self, storage: Any) -> None:
+    ``restored``: the run goes on from an earlier driver's, and so does its event log. The log of another run of that
+    name is kept beside the new one, with the time of its end in its name.
+    """
+
+    def __init__(self, storage: Any, restored: bool) -> None:
         self._files = storage.storage_filesystem
         self._remote = str(storage.experiment_fs_path)
         # A filesystem within another one has type "subtree", also if that is a local one: its paths begin elsewhere.
         self._is_local = self._files.type_name == "local"
         self.path = Path(self._remote if self._is_local else storage.experiment_driver_staging_path)
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self._is_local and not (self.path / EVENT_LOG_NAME).exists():
-            # A restored experiment goes on with the log of its former driver.
+        if not restored:
+            for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
+                _set_aside(files, f"{folder}/{EVENT_LOG_NAME}")
+        elif not self._is_local and not (self.path / EVENT_LOG_NAME).exists():
             try:
                 self._copy(self._files, f"{self._remote}/{EVENT_LOG_NAME}", _HERE, str(self.path / EVENT_LOG_NAME))
             except FileNotFoundError:
@@ -63,3 +69,14 @@ class ExperimentFolder:
             content = stream.readall()
         with target.open_output_stream(to) as stream:
             stream.write(content)
+
+
+def _set_aside(files: Any, log: str) -> None:
+    """Keep the log of a former run, if there is one, under another name."""
+    try:
+        found = files.get_file_info(log)
+        if found.type == pyarrow.fs.FileType.File:
+            ended = found.mtime.astimezone().strftime("%Y-%m-%d_%H-%M-%S.%f")
+            files.move(log, f"{log.removesuffix('.jsonl')}-{ended}.jsonl")
+    except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+        logger.warning("FluidTune: %s of a former run could not be kept under another name: %s", log, error)

@@ -60,6 +60,8 @@ def _import_matplotlib() -> None:
 def _draw(log: Path) -> None:
     try:
         write_report(log)
+    except OSError as error:
+        logger.warning("FluidTune: the report of this run could not be written: %s", error)
     except Exception:
         # The run's results are safe; a picture that cannot be drawn must not take them down.
         logger.exception("FluidTune: the report of this run could not be written")

@@ -6,9 +6,10 @@ It decides nothing. The events and their fields are the schema in `fluidtune.rep
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
+from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.stall_detector import SilentTrial
 
@@ -33,14 +35,28 @@ REASON_LENGTH = 500
 
 
 class JobLog:
-    """The log of one job, in ``directory``. ``job``: the job's name in the metrics. ``engine`` says who holds what."""
+    """The log of one job, in ``directory``. ``job``: the job's name in the metrics. ``engine`` says who holds what.
 
-    def __init__(self, job: str, directory: Path, engine: Engine):
+    ``clock``: returns unix seconds; tests pass another clock.
+    """
+
+    def __init__(self, job: str, directory: Path, engine: Engine, clock: Callable[[], float] = time.time):
         self._job = job
         self._engine = engine
-        self._started = time.time()
-        self._events = EventLog(directory / EVENT_LOG_NAME)
-        self._report = FinalReport(self._events.path)
+        self._clock = clock
+        self._started = clock()
+        #: Why events are lost, once some are.
+        self._lost: str | None = None
+        self._iteration_lines = IterationLines()
+        #: Trials whose last ending in the log is a pause.
+        self._paused: set[str] = set()
+        #: None: there can be no log.
+        self._events: EventLog | None = None
+        try:
+            self._events = EventLog(directory / EVENT_LOG_NAME, clock)
+        except OSError as error:
+            self._loses(error)
+        self._report = FinalReport(directory / EVENT_LOG_NAME)
         self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
@@ -48,8 +64,24 @@ class JobLog:
         self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event."""
-        self._events.write(event, **fields)
+        """Append one event. What cannot be written is lost, and one line says so: no trial depends on it."""
+        for line in self._iteration_lines.before(event, fields):
+            self._append("trial_result", line)
+        self._append(event, fields)
+
+    def _append(self, event: str, fields: Mapping[str, Any]) -> None:
+        if self._events is not None:
+            try:
+                self._events.write(event, **fields)
+            except OSError as error:
+                self._loses(error)
+
+    def _loses(self, error: OSError) -> None:
+        if self._lost is None:
+            self._lost = str(error)
+            logger.warning(
+                "FluidTune: the event log lacks events, because they cannot be written; the job goes on: %s", error
+            )
 
     # --- the run
 
@@ -76,15 +108,16 @@ class JobLog:
         values = {
             t.trial_id: float(t.last_result[metric])
             for t in trials
-            if metric and isinstance((t.last_result or {}).get(metric), (int, float))
+            if metric and _is_number((t.last_result or {}).get(metric))
         }
         best = None
         if values:
             trial = (min if mode == "min" else max)(values, key=lambda name: values[name])
             best = {"trial": trial, "metric": values[trial]}
-        self.write("run_ended", seconds=time.time() - self._started, trials=len(trials), best=best)
-        self._events.close()
-        self._report.begin()
+        self.write("run_ended", seconds=self._clock() - self._started, trials=len(trials), best=best)
+        if self._events is not None:
+            self._events.close()
+            self._report.begin()
 
     def close(self) -> None:
         """Return when everything that is written into the experiment's directory is there."""
@@ -96,14 +129,24 @@ class JobLog:
         """Write down what the engine is about to hear of trials that leave their devices."""
         for event in events:
             if isinstance(event, m.TrialEnded):
-                self.write("trial_ended", trial=event.trial, ending=event.ending)
+                self._ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:
                 self.write("trial_suspended", trial=event.trial)
+
+    def _ended(self, trial: str, ending: m.Ending) -> None:
+        self.write("trial_ended", trial=trial, ending=ending)
+        (self._paused.add if ending == "paused" else self._paused.discard)(trial)
+
+    def stopped_for_good(self, trial: str) -> None:
+        """Tune has stopped the trial. The engine does not hear of it if the trial was paused."""
+        if trial in self._paused:
+            self._ended(trial, "stopped")
 
     def instructions_given(self, instructions: Iterable[m.Instruction]) -> None:
         """Write down which trials the engine has just started."""
         for instruction in instructions:
             if isinstance(instruction, m.Start):
+                self._paused.discard(instruction.trial)
                 self.write(
                     "trial_started",
                     trial=instruction.trial,
@@ -134,15 +177,16 @@ class JobLog:
         needs = {}
         if memory and reply.memory is not None:
             needs = {"memory": [reply.memory - reply.ephemeral, reply.ephemeral]}
-        self.write(
-            "trial_result",
-            trial=trial,
-            iteration=number,
-            seconds=reply.seconds,
-            width=width,
-            metric=float(value) if isinstance(value, (int, float)) else None,
+        line = {
+            "trial": trial,
+            "iteration": number,
+            "seconds": reply.seconds,
+            "width": width,
+            "metric": float(value) if isinstance(value, (int, float)) else None,
             **needs,
-        )
+        }
+        for due in self._iteration_lines.iteration(line, self._clock()):
+            self._append("trial_result", due)
         self._iterations.inc(1, {"job": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
@@ -173,7 +217,9 @@ class JobLog:
             worker=worker.name,
             device=worker.device,
             pid=info.pid,
-            seconds=time.time() - worker.asked,
+            seconds=self._clock() - worker.asked,
+            forked=info.forked,
+            spare=worker.spare,
             **({} if info.mps is None else {"mps": info.mps}),
         )
 
@@ -181,6 +227,11 @@ class JobLog:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
         self._losses.inc(1, {"job": self._job})
+
+
+def _is_number(value: Any) -> bool:
+    """Whether Tune would compare a trial by this value: it leaves out what is not finite."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _plain_setting(setting: Any) -> Any:

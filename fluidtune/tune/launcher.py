@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.entry_points import replaced
+from fluidtune.ray_compat.entry_points import around_init, replaced
 from fluidtune.tune import api
 from fluidtune.tune.executor import FluidExecutor
 
@@ -45,7 +45,7 @@ def standing_in(executor: FluidExecutor) -> Iterator[list[str]]:
             called.append("ray.tune.Tuner")
             return super().fit()
 
-    with replaced(run, Tuner):
+    with replaced(run, Tuner), around_init(lambda runtime_env: api.ray_starts(executor, runtime_env)):
         yield called
 
 

@@ -265,6 +265,7 @@ class FluidActorManager(ActorManager):
         starting = (run for run in self._runs.begun() if run.placement is not None and not run.live)
         self._job.ask_ahead(sum(1 for run in starting if not run.delivered))
         self._dispatch.kill_overdue_workers()
+        self._resizer.call_off_late(time.monotonic())
         self._job.do_periodic_work(cleaning=self._dispatch.cleaning > 0)
 
     def _tell_released(self) -> None:

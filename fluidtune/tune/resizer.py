@@ -8,6 +8,7 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 #: Followers that may end by an error of their own before their trial is not grown any more. Judgement: one may be an
 #: accident of its node, such as a file that is not there; what fails twice would fail at every growth.
 MAX_FOLLOWER_ERRORS = 2
+#: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
+#: Judgement: the code before a loop may download data and compile; see `stall_detector.FIRST_S`.
+LATE_S = 600.0
 
 
 class Resizer:
@@ -41,6 +45,8 @@ class Resizer:
         self._job, self._calls, self._dispatch, self._emit = parts.job, parts.calls, parts.dispatch, parts.emit
         self._recovery = recovery
         self._checks = GrowthChecks()
+        #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
+        self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
 
     def begin_resize(self, run: TrialRun) -> None:
         """Bring the workers of an elastic trial to the devices ``run.wanted``."""
@@ -69,6 +75,7 @@ class Resizer:
             spec = self._job.load_spec(run)
             if worker.device == new[0] and spec.emulation is None and self._checks.due():
                 spec = replace(spec, rehearse=True)
+            self._on_their_way[worker.name] = run, worker, time.monotonic()
             future = worker.actor.join.remote(run.trainable_ref, spec)
             self._calls.track_call(future, partial(self._worker_joined, run, worker))
 
@@ -79,6 +86,7 @@ class Resizer:
 
     def _worker_joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         """A new worker answered `join`: it stands at its first boundary (None, or a verdict), or says why not."""
+        self._on_their_way.pop(worker.name, None)
         if run.joining.get(worker.device) is not worker:
             return
         if isinstance(value, Verdict):
@@ -100,6 +108,19 @@ class Resizer:
             self._count_error(run, reason)
         if run.resizing:  # else it was called off together with the growth
             self._cancel_resize(run, reason)
+
+    def call_off_late(self, now: float) -> None:
+        """Call off resizes whose new workers do not come to their loop's first boundary. ``now``: monotonic clock."""
+        for run, worker, since in list(self._on_their_way.values()):
+            if run.joining.get(worker.device) is not worker:
+                del self._on_their_way[worker.name]
+            elif now - since > LATE_S:
+                del self._on_their_way[worker.name]
+                reason = f"a new worker has not come to its loop's first boundary in {LATE_S:.0f} s"
+                log.warning("trial %s does not grow now: %s", run.id, reason)
+                self._count_error(run, reason)
+                if run.resizing:
+                    self._cancel_resize(run, reason)
 
     def _all_ready(self, run: TrialRun) -> None:
         """Let the new workers enter the group; the leader is told with its next iteration."""

@@ -53,7 +53,7 @@ class FluidScheduler(TrialScheduler):
                 f"base_scheduler={base_scheduler!r} is not a ray.tune scheduler; pass one, or None for FIFO"
             )
         self.base_scheduler = base_scheduler
-        self.executor = executor or FluidExecutor()
+        self.executor = FluidExecutor.checked(executor) or FluidExecutor()
         self._manager: Any = None
         #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
@@ -136,6 +136,7 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler.on_trial_remove(tune_controller, trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        self._adapter.catch_up(tune_controller)
         for trial in self._adapter.overlooked():
             tune_controller.stop_trial(trial)
         for trial in self._adapter.promoted():

@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
@@ -70,6 +71,8 @@ class TrialLeaders:
             return  # the trial ended while it was being loaded
         if isinstance(value, RayActorError):
             self._recovery.leader_died(run, worker, value)
+        elif self._needs_plain_process(run, value):
+            pass
         elif isinstance(value, Exception):
             self._recovery.fail_trial(run, value)
         elif isinstance(value, Lack):
@@ -140,6 +143,8 @@ class TrialLeaders:
         if isinstance(value, RayActorError):
             self._recovery.leader_died(run, run.leader, value)
             return
+        if self._needs_plain_process(run, value):
+            return
         if isinstance(value, IterationReply) and value.lost:
             if value.ungrowable is not None:
                 self._resizer.end_growth(run, value.ungrowable)
@@ -172,6 +177,16 @@ class TrialLeaders:
                 run.saved = value.saved
             value = value.result
         self._callbacks.tell_result(run.tracked, task, value, keep)
+
+    def _needs_plain_process(self, run: TrialRun, value: Any) -> bool:
+        """Whether the trial must go on in a process that is not forked, and now does so: its code has changed what an
+        import reads, after that was imported for it.
+        """
+        why = NeedsPlainProcess.said_by(value) if isinstance(value, Exception) else None
+        if why is None or not self._job.pool.stop_forking(why):
+            return False
+        self._recovery.recover_trial(run, why, alive=run.devices[0])
+        return True
 
     def _iteration_done(self, run: TrialRun, reply: IterationReply) -> None:
         """Tell the engine and the log what an iteration showed.

@@ -87,8 +87,10 @@ class TrialRegistry:
             lacks = amount > first and name not in ("CPU", "GPU")
             if name == "GPU" and amount:
                 lacks = not first and self._scheduler.executor.devices is None
+            elif name == "CPU" and amount:
+                lacks = self._setup.layout.kind == "cpu" and "CPU" not in self._setup.layout.bundle
             if lacks:
-                remedy = ', or give the job devices="gpu"' if name == "GPU" else ""
+                remedy = f', or give the job devices="{name.lower()}"' if name in ("GPU", "CPU") else ""
                 raise FluidTuneError(
                     f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
                     f"workers are made for that one; let all trials ask for as much{remedy}"
@@ -104,6 +106,11 @@ class TrialRegistry:
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""
         return self._setup.layout.share_of(trial.placement_group_factory.bundles[0])
+
+    def cores_of(self, trial: Trial) -> float | None:
+        """The cores of a trial over several devices of cores, which it has in one process; None: it is none."""
+        several = self._setup.layout.kind == "cpu" and self.share_of(trial) > 1
+        return float(trial.placement_group_factory.bundles[0]["CPU"]) if several else None
 
     # --- groups
 

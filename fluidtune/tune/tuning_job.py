@@ -23,7 +23,14 @@ from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.cluster_state import in_local_mode
-from fluidtune.ray_compat.controller import asked_reuse, max_pending_trials, pending_again, pending_trials_said, storage
+from fluidtune.ray_compat.controller import (
+    asked_reuse,
+    max_pending_trials,
+    pending_again,
+    pending_trials_said,
+    storage,
+    was_restored,
+)
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
@@ -105,8 +112,10 @@ class TuningJob:
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         fresh = _why_fresh(settings, reuse)
-        self.pool = WorkerPool(self.setup.layout, self.devices, self.name, self.setup.mps, fresh)
-        self._folder = ExperimentFolder(storage(controller))
+        self.pool = WorkerPool(
+            self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
+        )
+        self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
@@ -174,6 +183,7 @@ class TuningJob:
             one_node=self._on_one_node(run),
             may_be_squeezed=self.setup.shares_gpus_by_count and not run.squeezed,
             beside=self._scheduler.executor.beside,
+            cores=self.trials.cores_of(run.trial),
         )
 
     def _on_one_node(self, run: TrialRun) -> bool:
@@ -258,6 +268,8 @@ class TuningJob:
         if ending != "paused" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
             self._commit_cleanup.trial_ended(trial)
+            if ending == "stopped":
+                self.log.stopped_for_good(trial.trial_id)
 
     def _delete_commits(self, trial: Trial) -> None:
         if self.trials.kind_of(trial) == "elastic":

@@ -90,8 +90,14 @@ class WorkerDispatch:
                 return
             self._started += 1
             worker = pool.start_worker(request.device, request.others)
-            self._calls.track_call(worker.actor.info.remote(), lambda value: self._worker_answered(worker, value))
+            self._ask_who(worker)
+        elif worker.spare and not worker.taken:
+            worker.taken = True
+            self._job.log.write("spare_taken", worker=worker.name, device=worker.device)
         request.on_worker(worker)
+
+    def _ask_who(self, worker: PooledWorker) -> None:
+        self._calls.track_call(worker.actor.info.remote(), lambda value: self._worker_answered(worker, value))
 
     def _look_at_gpu(self, device: int) -> None:
         """Start a process that says which GPU the device is, for a worker that is to see it beside its own."""
@@ -114,6 +120,8 @@ class WorkerDispatch:
         for request in requests:
             if request.still_wanted():
                 self.request_worker(request)
+        for worker in self._job.pool.start_spares():
+            self._ask_who(worker)
         self.behind = self._started == STARTS_AT_ONCE
         self._started = 0
 
@@ -122,6 +130,7 @@ class WorkerDispatch:
         worker.starting = False
         if isinstance(value, WorkerInfo):
             worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
+            worker.forked = value.forked
             self._job.pool.note_gpu(worker)
             self._job.log.worker_started(worker, value)
             if value.mps is False:
@@ -188,6 +197,7 @@ class WorkerDispatch:
             self._job.pool.return_worker(worker)
         else:
             self._log_replaced(worker, str(value))
+            self._job.pool.process_ended(worker)
             self._job.pool.discard_worker(worker)
 
     def _log_replaced(self, worker: PooledWorker, reason: str) -> None:
@@ -200,7 +210,7 @@ class WorkerDispatch:
         pool = self._job.pool
         if pool.is_alive(worker):
             self._job.log.worker_lost(worker, first_line(error))
-            pool.kill_worker(worker)
+            pool.forget_worker(worker)
             if worker.mps:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)

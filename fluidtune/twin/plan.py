@@ -13,14 +13,14 @@ from fluidtune.twin.shell import Twin
 class Forecast:
     """One run of the twin.
 
-    ``makespan``: seconds. ``device_hours``: what the devices cost, idle or not. ``utilisation``: the part of the
+    ``makespan``: seconds. ``device_hours``: what the devices cost, idle or not. ``held``: the part of the
     device-seconds that trials held, 0 to 1. ``packing``: c, as given or found.
     """
 
     devices: int
     makespan: float
     device_hours: float
-    utilisation: float
+    held: float
     resizes: int
     packing: int
 
@@ -30,7 +30,7 @@ def forecast(job: RecordedJob, devices: int) -> Forecast:
     twin = Twin(job, devices)
     makespan = twin.run()
     hours = makespan * devices / 3600
-    return Forecast(devices, makespan, hours, twin.utilisation, twin.resizes, twin.engine.c)
+    return Forecast(devices, makespan, hours, twin.held_part, twin.resizes, twin.engine.c)
 
 
 def forecasts(job: RecordedJob, sizes: Iterable[int]) -> list[Forecast]:

@@ -152,7 +152,7 @@ def _stages(events: list[Event]) -> dict[str, list[Stage]]:
             found.setdefault(event["trial"], []).append(stage)
             done.setdefault(event["trial"], []).append(0)
         elif event["event"] == "trial_result":
-            done[event["trial"]][-1] += 1
+            done[event["trial"]][-1] += event.get("iterations", 1)
     # A trial that was moved, or that lost its worker, was added again within its stage.
     return {
         trial: _joined([replace(stage, iterations=count) for stage, count in zip(listed, done[trial], strict=True)])
@@ -241,7 +241,8 @@ def _costs(events: list[Event], begun: float) -> Costs:
             last[trial] = at
             fresh.add(trial)
         elif event["event"] == "trial_result" and trial in last:
-            gap = max(0.0, at - last[trial] - event["seconds"])
+            times = event.get("iterations", 1)
+            gap = max(0.0, (at - last[trial]) / times - event["seconds"])
             if trial not in fresh:
                 turns.append(gap)
             elif last[trial] > cold_until:

@@ -152,7 +152,7 @@ class Twin:
         return self.now
 
     @property
-    def utilisation(self) -> float:
+    def held_part(self) -> float:
         """Device-seconds that trials held divided by all of them."""
         return self.busy / (self.now * self.devices) if self.now else 0.0
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from symphony_serve.backlog import Backlog
@@ -53,6 +53,8 @@ Function = Callable[[list[Any]], Sequence[Any]]
 #: A batch that was not answered so many seconds after it was sent makes its device suspect, if it also took three times
 #: its time. Judgement: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
 LEAST_PATIENCE_S = 1.0
+#: A device that had no batch for so many seconds is looked at. Judgement: what it costs is one call each second.
+IDLE_S = 1.0
 #: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. Judgement: the rest is
 #: the time from a request's arrival to a decision about it.
 TRIED = 0.9
@@ -108,11 +110,14 @@ class BatchSeen(NamedTuple):
 
 
 class _Device:
-    """A device's thread. token: the scheduler's name for the time since it last joined. leaves: it gets no batch."""
+    """A device's thread. token: the scheduler's name for the time since it last joined. leaves: it gets no batch.
+
+    lost: the scheduler gives it no batch either, until it joins again.
+    """
 
     def __init__(self, number: int, functions: Mapping[str, Function], token: int):
         self.number, self.functions, self.token = number, functions, token
-        self.leaves = False
+        self.leaves = self.lost = False
         #: (batch, its answers, when it was sent); None: end.
         self.batches: SimpleQueue[tuple[Dispatch, list[Answer], float] | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
@@ -134,8 +139,9 @@ class ThreadedServer:
     returns. A function that raises is its batch's answer: each of the requests gets the error. A function that raises
     `DeviceLost` has lost its device until the error's ``back`` returns True. The batch's requests go to another device,
     or are refused; one that has lost two devices is refused. ``watch`` is called with each batch, by the thread of its
-    device after its requests were answered. Devices come and go by `join` and `leave`. Use it as a context manager, or
-    `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
+    device after its requests were answered. ``idle`` is called with the number of a device that had no batch for
+    `IDLE_S`, by its thread; it may raise `DeviceLost`. Devices come and go by `join` and `leave`. Use it as a context
+    manager, or `close` it. Raises ServeError if a device lacks a model, or has one that is not in ``models``.
 
     One thing: callers, the thread of the time and those of the devices share the scheduler and one lock.
     """
@@ -145,6 +151,7 @@ class ThreadedServer:
         models: Sequence[Model],
         devices: Sequence[Mapping[str, Function]] | Mapping[int, Mapping[str, Function]],
         watch: Callable[[BatchSeen], None] | None = None,
+        idle: Callable[[int], None] | None = None,
     ):
         if not devices:
             raise ServeError("there are 0 devices, expected one mapping from model to function for each device")
@@ -152,7 +159,7 @@ class ThreadedServer:
         numbered = dict(devices if isinstance(devices, Mapping) else enumerate(devices))
         for number, functions in numbered.items():
             self._check(number, functions)
-        self._watch = watch
+        self._watch, self._idle = watch, idle
         self._scheduler = self._decides(models)
         self._seen = {one.name: SeenTimes(one.profile, TRIED * one.budget) for one in models}
         self._jitter = max(model.delays.jitter for model in models)
@@ -262,6 +269,12 @@ class ThreadedServer:
         with self._lock:
             return frozenset(self._devices)
 
+    @property
+    def able(self) -> int:
+        """How many devices can be given a batch: those that neither leave nor are lost."""
+        with self._lock:
+            return sum(not device.leaves and not device.lost for device in self._devices.values())
+
     def profile(self, model: str) -> Profile:
         """The model's profile as it is known now, to be kept by `kept_profiles`."""
         return self._seen[model].profile
@@ -329,6 +342,7 @@ class ThreadedServer:
             elif isinstance(instruction, Suspect):
                 device = self._devices[instruction.gpu]
                 device.token += 1  # It joins again when its function returns.
+                device.lost = True
                 logger.warning("Device %d does not answer; its batch is given up", device.number)
                 for answer in _lost_again(device.running):
                     self._refuse(answer._number, Reason.LOST_TWICE, told)
@@ -407,7 +421,11 @@ class ThreadedServer:
     def _serve(self, device: _Device) -> None:
         """A device's thread."""
         while True:
-            item = device.batches.get()
+            try:
+                item = device.batches.get(timeout=IDLE_S if self._idle is not None else None)
+            except Empty:
+                self._look_at(device)
+                continue
             if item is None:
                 self._gone(device)
                 return
@@ -416,6 +434,28 @@ class ThreadedServer:
             except BaseException:
                 logger.exception("The thread of device %d has failed; it begins anew", device.number)
                 self._lose(device, item[1])
+
+    def _look_at(self, device: _Device) -> None:
+        """The device is idle: is it there?"""
+        token = device.token
+        try:
+            assert self._idle is not None
+            self._idle(device.number)
+        except DeviceLost as lost:
+            self._wait_for(device, token, [], lost)
+        except Exception:
+            logger.exception("A look at device %d has failed", device.number)
+        told: _Told = []
+        with self._lock:
+            if device.lost:  # A batch was sent meanwhile, and given up.
+                self._join_again(device, told)
+        _tell(told)
+
+    def _join_again(self, device: _Device, told: _Told) -> None:
+        """With the lock held."""
+        if not self._closed and not device.leaves:
+            device.lost = False
+            self._handle(GpuJoined(device.number, device.token), told)
 
     def _gone(self, device: _Device) -> None:
         """The device has left, or the server is closed."""
@@ -434,7 +474,7 @@ class ThreadedServer:
         try:
             outputs, error, waited = _call(device.functions[batch.model], batch.model, answers)
         except DeviceLost as lost:
-            self._wait_for(device, batch, answers, lost)
+            self._wait_for(device, batch.token, answers, lost)
             return
         told: _Told = []
         seconds = time.monotonic() - sent - waited
@@ -446,8 +486,8 @@ class ThreadedServer:
                 self._backlog.done(device.number)
                 if not self._closed:
                     self._handle(BatchDone(batch.gpu, batch.token, batch.plan), told)
-            elif not self._closed and not device.leaves:
-                self._handle(GpuJoined(device.number, device.token), told)
+            else:
+                self._join_again(device, told)
             if error is None and answers and not self._closed:
                 self._correct(batch, seconds, waited, told)
         _tell(told)
@@ -456,19 +496,20 @@ class ThreadedServer:
             queueing = sum(sent - request.arrival for request in batch.requests)
             self._watch(BatchSeen(device.number, batch.model, len(answers), sent, seconds, queueing))
 
-    def _wait_for(self, device: _Device, batch: Dispatch, answers: list[Answer], lost: DeviceLost) -> None:
-        """The device is gone with this batch: give the requests back, and wait until the device is there again."""
+    def _wait_for(self, device: _Device, token: int, answers: list[Answer], lost: DeviceLost) -> None:
+        """The device is gone with a batch of this token: give its requests back, and wait until it is there again."""
         logger.warning(
             "Device %d is lost (%s); its batch of %d requests is given up", device.number, lost, len(answers)
         )
         told: _Told = []
         with self._lock:
-            ours = batch.token == device.token  # Else it was suspect, and its batch is given up already.
+            ours = token == device.token  # Else it was suspect, and its batch is given up already.
             again = [] if not ours else list(answers) if self._closed else _lost_again(answers)
             for answer in again:
                 self._refuse(answer._number, Reason.CLOSED if self._closed else Reason.LOST_TWICE, told)
             if ours and not self._closed:
                 device.token += 1
+                device.lost = True
                 self._handle(GpuLost(device.number), told)
             for answer in again:
                 self._handle(Cancelled(answer._model, answer._number), told)
@@ -477,8 +518,7 @@ class ThreadedServer:
             pass
         told = []
         with self._lock:
-            if not self._closed and not device.leaves:
-                self._handle(GpuJoined(device.number, device.token), told)
+            self._join_again(device, told)
         _tell(told)
 
     def _correct(self, batch: Dispatch, seconds: float, waited: float, told: _Told) -> None:
@@ -493,8 +533,7 @@ class ThreadedServer:
             if not self._closed:
                 device.token += 1
                 self._handle(GpuLost(device.number), told)
-                if not device.leaves:
-                    self._handle(GpuJoined(device.number, device.token), told)
+                self._join_again(device, told)
             else:
                 for answer in answers:
                     self._refuse(answer._number, Reason.CLOSED, told)

@@ -13,7 +13,7 @@ def test_pairs_run_in_turn_and_medians_are_compared(monkeypatch, capsys):
     seconds = {"before": iter([4.0, 9.0, 5.0]), "here": iter([2.0, 2.5, 8.0])}
     ran = []
 
-    def run(folder, devices, profile, job):
+    def run(folder, devices, profile, job, limit):
         side = "here" if folder == ROOT else folder.name
         ran.append(side)
         assert devices == "cpu:3" and job[:4] == ["--algorithm", "asha", "--trainable", "small"]
@@ -43,9 +43,10 @@ def test_a_job_that_these_devices_do_not_have_is_refused(devices, job, monkeypat
     assert f"--job {job}: on {devices} the jobs are " in capsys.readouterr().err
 
 
-def test_a_job_that_fails_says_why(tmp_path):
+def test_a_job_that_fails_says_why(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(RuntimeError, match=r"(?s)ended with status 1.*No module named 'benchmarks'"):
-        commits.run(tmp_path, "cpu:1", tmp_path / "profile.json", [])
+        commits.run(tmp_path, "cpu:1", tmp_path / "profile.json", [], 60.0)
 
 
 def test_a_commit_that_git_does_not_know_is_refused(tmp_path):

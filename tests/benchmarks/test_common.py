@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 
@@ -24,25 +25,6 @@ def test_pbt_changes_nothing_that_a_checkpoint_depends_on():
     assert "width" in digits_space(9) and "width" not in pbt._hyperparam_mutations
 
 
-def test_sides_run_in_turn_and_medians_are_taken():
-    order = []
-
-    def side(name, values):
-        left = iter(values)
-
-        def run():
-            order.append(name)
-            return {"seconds": next(left)}
-
-        return run
-
-    found = common.repeat({"x": side("x", [5.0, 1.0, 3.0]), "y": side("y", [2.0, 2.0, 8.0])}, 3)
-    assert order == ["x", "y"] * 3
-    assert found["x"]["seconds"] == 3.0
-    assert found["y"]["seconds"] == 2.0
-    assert found["x"]["all"] == [{"seconds": 5.0}, {"seconds": 1.0}, {"seconds": 3.0}]
-
-
 @pytest.mark.parametrize("devices", ["gpu:2", "cpu", "cpu:0", "cpu:x", "2"])
 def test_devices_other_than_cores_are_refused(devices):
     with pytest.raises(argparse.ArgumentTypeError, match="cpu:N"):
@@ -63,7 +45,7 @@ def test_finish_prints_one_line_of_json(capsys):
 
 
 def test_a_process_is_timed():
-    assert 0.2 <= common.run_process([sys.executable, "-c", "import time; time.sleep(0.2)"]) < 20
+    assert 0.2 <= common.run_process([sys.executable, "-c", "import time; time.sleep(0.2)"]).seconds < 20
 
 
 def test_a_failing_process_shows_its_output():
@@ -76,13 +58,42 @@ def test_a_process_that_takes_too_long_is_killed_with_its_children():
         "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
         " start_new_session=True).pid, flush=True); time.sleep(60)"
     )
-    with pytest.raises(RuntimeError, match="took more than") as raised:
-        common.run_process([sys.executable, "-c", script], timeout=3)
+    with pytest.raises(common.NotEnded, match="took more than") as raised:
+        common.run_process([sys.executable, "-c", script], 3)
     child = int(str(raised.value).split()[-1])
     deadline = time.monotonic() + 60
     while _lives(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _lives(child)
+
+
+#: A process that starts others that sleep, four at a time; each in a session of its own, as Ray's may be.
+BREEDER = """
+import subprocess, sys, threading
+def breed():
+    while True:
+        sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(60)", sys.argv[1]]
+        subprocess.Popen(sleeps, start_new_session=True)
+for _ in range(4):
+    threading.Thread(target=breed).start()
+"""
+
+
+def test_a_process_that_starts_others_all_the_time_leaves_none_when_it_is_killed(tmp_path):
+    def bred():
+        found = [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (each.info["cmdline"] or [])]
+        return [each for each in found if each.pid != process.pid and _lives(each.pid)]
+
+    process = subprocess.Popen([sys.executable, "-S", "-c", BREEDER, str(tmp_path)])
+    try:
+        while len(bred()) < 5:
+            time.sleep(0.01)
+    finally:
+        common.kill_tree(process)
+    left = bred()
+    for each in left:
+        each.kill()
+    assert not left
 
 
 def _lives(pid):

@@ -229,3 +229,10 @@ def test_the_rehearsal(no_ray, tmp_path: Path) -> None:
     assert "| searches | all sides find the same best trial | yes |" in said
     assert "| fused | the trials are fused, with their dropout | yes |" in said
     assert "left out" not in said and (tmp_path / "fluid" / "fluid_events.jsonl").exists()
+
+
+@pytest.mark.parametrize("rehearsal", [False, True])
+def test_the_questions_that_tell_most_a_second_are_asked_right_after_doctor(rehearsal):
+    names = [part.name.partition(",")[0] for part in parts(Path("out"), rehearsal, 1)]
+    asked = names.count("probe")
+    assert asked > 0 and names[: asked + 2] == ["doctor", *["probe"] * asked, "tests"]

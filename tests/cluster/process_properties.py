@@ -2,9 +2,9 @@
 
 ``main("fresh", FOLDER)`` prints what each property is in a new process, and ``warm
 FOLDER`` what it is after a trial has changed it and the process was cleaned. ``FOLDER`` holds a module of the user's
-own. A first trial has imported the libraries. Then one process serves a trial for each property, which changes it in a
-thread of its own, as a function does, or in the main thread, as a class does. What ends the use of a process is changed
-in a copy (fork).
+own, and a folder with a package. The libraries are imported before, as in a fork server. Then one process serves a
+trial for each property, which changes it in a thread of its own, as a function does, or in the main thread, as a class
+does. What ends the use of a process is changed in a copy (fork).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import builtins
 import calendar
+import codecs
 import contextlib
 import copyreg
 import csv
@@ -50,10 +51,30 @@ from typing import Any
 PROPERTIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
 #: Those after which the process serves no further trial.
 DIRTY = {
-    *("standard output's file", "a thread", "a child", "a port", "a socket", "a file with a buffer", "a manager"),
+    *("sys.meta_path", "sys.stdout", "sys.stderr", "sys.excepthook", "sys.displayhook", "sys.unraisablehook"),
+    *(
+        "sys.breakpointhook",
+        "threading.excepthook",
+        "recursion limit",
+        "switch interval",
+        "traceback limit",
+        "bytecode",
+    ),
+    *("trace of threads", "profile of threads", "stack size", "trace", "gc thresholds", "gc off", "gc debug"),
+    *("gc callbacks", "faulthandler", "tracemalloc", "module __main__", "decimal precision", "decimal of threads"),
+    *("decimal traps", "locale", "socket timeout", "csv limit", "first weekday", "copyreg", "asyncio policy"),
+    *("start method", "executable", "umask", "limit of files", "cores", "priority", "signal handler"),
+    *("interrupt ignored", "alarm", "blocked signals", "standard output's file", "a thread", "a child", "a port"),
+    *("a socket", "a file with a buffer", "a finalizer", "a manager", "an exit handler by a library"),
+    *("showwarning", "formatwarning", "captured warnings", "level names", "record factory", "logger class"),
     *("a patch of builtins", "a patch of math", "a patch of ssl", "a patch of a class", "a constant of a module"),
-    *("a patch of torch", "a patch of torch.nn", "a patch of numpy", "a name of torch deleted", "a process group"),
-    *("torch interop threads", "torch interop threads as before", "an operator", "priority"),
+    *("a patch of torch", "a patch of torch.nn", "a patch of numpy", "a name of torch deleted"),
+    *("a patch of torch by a library", "a package with a singleton", "an audit hook", "a codec"),
+    *("numpy buffers", "matplotlib parameters", "pandas options", "sklearn configuration"),
+    *("torch interop threads", "torch interop threads as before", "anomaly detection", "cudnn enabled", "mkldnn"),
+    *("fp16 accumulation", "fp16 reduction in parts", "bf16 reduction in parts"),
+    *("fp16 reduction", "flash attention", "torch printing", "autocast", "autocast dtype", "denormals", "module hooks"),
+    *("argument checks", "hub folder", "trusted globals", "sharing strategy", "a process group", "an operator"),
 }
 #: What a trial holds on to in its own module, and where its user's module is.
 KEPT: list[Any] = []
@@ -70,6 +91,7 @@ def import_libraries() -> None:
     """As the first trial's code does."""
     for name in ("torch", "numpy", "matplotlib", "pandas", "sklearn"):
         globals()[name] = importlib.import_module(name)
+    importlib.import_module("torch._dynamo")  # as torch does when it is first used
 
 
 def prop(name: str, change: Callable[[], object], seen: Callable[[], object]) -> None:
@@ -103,7 +125,11 @@ def simple() -> None:
     prop("recursion limit", lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit)
     prop("switch interval", lambda: sys.setswitchinterval(0.1), sys.getswitchinterval)
     prop("traceback limit", lambda: setattr(sys, "tracebacklimit", 0), lambda: getattr(sys, "tracebacklimit", None))
-    prop("bytecode", lambda: setattr(sys, "dont_write_bytecode", True), lambda: sys.dont_write_bytecode)
+    prop(
+        "bytecode",
+        lambda: setattr(sys, "dont_write_bytecode", not sys.dont_write_bytecode),
+        lambda: sys.dont_write_bytecode,
+    )
     prop("trace of threads", lambda: threading.settrace(lambda *_: None), lambda: threading.gettrace() is None)
     prop("profile of threads", lambda: threading.setprofile(lambda *_: None), lambda: threading.getprofile() is None)
     prop("stack size", lambda: threading.stack_size(1 << 20), threading.stack_size)
@@ -332,6 +358,27 @@ def of_modules() -> None:
     prop("a name of torch deleted", lambda: delattr(torch, "tanh"), lambda: hasattr(torch, "tanh"))
 
 
+def of_packages() -> None:
+    """Packages whose state is not known, and what packages do while a trial runs. They are under FOLDER."""
+
+    def package(name: str) -> Any:
+        if f"{FOLDER}/site-packages" not in sys.path:
+            sys.path.append(f"{FOLDER}/site-packages")
+        return importlib.import_module(name)
+
+    prop("a package with a singleton", lambda: package("an_accelerator").STATE.append("bf16"), lambda: 0)
+    prop("an exit handler by a library", lambda: library_function("import atexit; atexit.register(print)"), lambda: 0)
+    prop("a patch of torch by a library", lambda: library_function("import torch; torch.relu = torch.tanh"), lambda: 0)
+    prop("an audit hook", lambda: sys.addaudithook(lambda *_: None), lambda: 0)
+    prop("a codec", lambda: codecs.register(lambda name: None), lambda: 0)
+
+
+def library_function(text: str) -> None:
+    """Run code of a file of scikit-learn's, which is imported."""
+    file = f"{Path(sklearn.__file__).parent}/somewhere.py"
+    exec(compile(text, file, "exec"), {"__name__": "sklearn.somewhere"})
+
+
 def of_exits() -> None:
     """What runs at exit: the note must be there, or the process must end."""
 
@@ -414,6 +461,18 @@ def of_torch() -> None:
         lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     )
     prop(
+        "fp16 accumulation",
+        lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+        lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
+    )
+    for kind in ("fp16", "bf16"):
+        flag = f"allow_{kind}_reduced_precision_reduction"
+        prop(
+            f"{kind} reduction in parts",
+            lambda n=flag: setattr(torch.backends.cuda.matmul, n, (False, False)),
+            lambda n=f"{flag}_split_k": getattr(torch.backends.cuda.matmul, n),
+        )
+    prop(
         "flash attention",
         lambda: torch.backends.cuda.enable_flash_sdp(False),
         lambda: torch.backends.cuda.flash_sdp_enabled(),
@@ -464,7 +523,7 @@ def operator() -> None:
     KEPT[-1].define("f(Tensor x) -> Tensor")
 
 
-for table in (simple, of_the_process, of_reports, of_modules, of_exits, of_numpy_and_tables, of_torch):
+for table in (simple, of_the_process, of_reports, of_modules, of_packages, of_exits, of_numpy_and_tables, of_torch):
     table()
 
 MODE = ""
@@ -474,14 +533,19 @@ def main(mode: str, folder: str) -> None:
     """Print {property: [what the main thread sees, what a new thread sees]}, and with "warm" {name: [why, seen]}."""
     global MODE, FOLDER
     MODE, FOLDER = mode, folder
+    import_libraries()  # as a fork server has done
+    from fluidtune.cluster.process_reset import ProcessBaseline
+
     baseline = None
     if mode == "warm":
-        from fluidtune.cluster.process_reset import ProcessBaseline
-
-        baseline = ProcessBaseline(watch=True)
+        gc.freeze()  # as in a fork server
+        baseline = ProcessBaseline()
         baseline.note_imports()
-    import_libraries()
     output = sys.stdout
+    if mode == "changing":
+        change_everything()
+        os.write(1, b"changed")
+        os._exit(0)
     found: dict[str, Any] = {}
     for name, (change, seen) in PROPERTIES.items():
         if baseline is None:
@@ -491,6 +555,24 @@ def main(mode: str, folder: str) -> None:
             call = partial(cleaned, baseline, change, seen, where)
             found[f"{name} ({where})"] = in_a_copy(call) if name in DIRTY else call()
     output.write(json.dumps(found))
+
+
+def change_everything() -> None:
+    """Do all that the process survives."""
+    for name, (change, _) in PROPERTIES.items():
+        if name not in ("standard output's file", "limit of files", "alarm", "sys.stdout", "an audit hook"):
+            with contextlib.suppress(Exception):  # what was changed before may forbid it
+                change()
+    end_kept()
+
+
+def end_kept() -> None:
+    """End the processes that a trial has started."""
+    for kept in KEPT:
+        if isinstance(kept, subprocess.Popen):
+            kept.kill()
+        elif hasattr(kept, "shutdown") and not isinstance(kept, socket.socket):
+            kept.shutdown()
 
 
 def cleaned(baseline: Any, change: Callable[[], object], seen: Callable[[], object], where: str) -> Any:
@@ -519,20 +601,18 @@ def in_a_copy(call: Callable[[], Any]) -> Any:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(60)
         try:
             answer = json.dumps(call())
         except BaseException:
             answer = json.dumps([None, traceback.format_exc()])
         os.write(write, answer.encode())
-        for kept in KEPT:
-            if isinstance(kept, subprocess.Popen):
-                kept.kill()
-            elif hasattr(kept, "shutdown") and not isinstance(kept, socket.socket):
-                kept.shutdown()
+        end_kept()
         os._exit(0)
     os.close(write)
+    impatience = threading.Timer(60, os.kill, (child, signal.SIGKILL))
+    impatience.start()
     with os.fdopen(read, "rb") as end:
         answer = end.read()
+    impatience.cancel()
     os.waitpid(child, 0)
     return json.loads(answer) if answer else [None, "the process died"]

@@ -183,6 +183,7 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
     Told.turns.clear()
     monkeypatch.setattr(leader_host, "Turn", Recorded)
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
+    monkeypatch.setattr("fluidtune.cluster.worker.is_forked", lambda: True)
     worker = Worker("w", {})
     assert worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)) is None
     within = [worker.train().result["within"] for _ in range(3)]
@@ -231,6 +232,7 @@ def test_a_process_whose_trial_woke_a_service_serves_the_next_trial(lane, monkey
     """What a trial holds at the gate is gone before it is looked what it has left in the process."""
     monkeypatch.setattr(leader_host, "Turn", functools.partial(Turn, directory=lane))
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
+    monkeypatch.setattr("fluidtune.cluster.worker.is_forked", lambda: True)
     service = subprocess.Popen([sys.executable, "-c", SERVES, str(lane)], stdin=subprocess.PIPE)
     try:
         until = time.monotonic() + PATIENCE_S

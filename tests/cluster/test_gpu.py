@@ -92,6 +92,14 @@ def test_what_nvml_says_of_another_process_with_this_pid_is_not_its_own() -> Non
     assert GpuProbe(gpu).memory_needed(gpu.torch) == (2 + CONTEXT / GIB) / 16  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("others", "squeezed"), [(0, False), (4 * GIB, True)])
+def test_a_trial_alone_has_no_neighbour_where_nvml_does_not_know_its_process(others: int, squeezed: bool) -> None:
+    # docs/bugs.md, 394: its own context was taken for others' memory, and the trial was given another try
+    gpu = Gpu(8 * GIB, others=others, says=False)
+    lack = GpuProbe(gpu).squeezed(RuntimeError("CUDA error: out of memory"), gpu.torch)  # type: ignore[arg-type]
+    assert (lack is not None) is squeezed
+
+
 @pytest.mark.parametrize(
     ("others", "error", "squeezed"),
     [

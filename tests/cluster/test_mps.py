@@ -6,23 +6,28 @@ import json
 import os
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import ray
 
 from fluidtune.cluster import mps as cluster_mps
+from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, failed, verify
+from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
 from fluidtune.cluster.pool import WorkerPool
 from salus_share import mps, telemetry
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample
-from tests.salus.processes import until
+from tests.salus.processes import mps_server, until
 
 STANDIN = Path(__file__).parents[1] / "salus" / "standin"
 
@@ -189,9 +194,9 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
 ) -> None:
     handed: list[tuple[Any, ...]] = []
     actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
-    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
-    monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
-    monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda pool: {})
+    monkeypatch.setattr(new_processes.ray, "remote", lambda cls: actor)
+    monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda pool: {})
     holding = SimpleNamespace(group=lambda device: None, nodes={}, bundle=lambda device: 0)
     plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
     pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
@@ -257,3 +262,47 @@ def test_a_job_on_gpus_with_lanes_runs_under_mps_outlives_its_faults_and_leaves_
         until(lambda: node.told("quit"))
     finally:
         one_ray.stop()
+
+
+class Client:
+    """An actor that is a client of MPS, as a `Worker` is, and does not answer any more."""
+
+    def __init__(self, uuid: str) -> None:
+        assert mps.Mps(uuid, home(f"mps-{uuid}")).acquire()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def is_clean(self) -> bool:
+        return False
+
+    def end(self, within: float) -> None:
+        time.sleep(600)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("how", ["overdue", "at the end"])
+def test_a_client_s_daemon_hears_of_its_end_before_it_is_killed(
+    node: Node, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # docs/bugs.md, 392
+    with mps_server(tmp_path) as server:
+        monkeypatch.setenv("MPS_STANDIN_SERVER", str(server))
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        here = ray.get_runtime_context().get_node_id()
+        pool = WorkerPool(Layout("gpu", 1, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}), SimpleNamespace(nodes={0: here}), "job")
+        actor = ray.remote(Client).remote(node.uuids[0])
+        pid = ray.get(actor.pid.remote())
+        worker = PooledWorker("w", 0, actor, 0.0, pid=pid, mps=True, starting=False)
+        pool._add_worker(worker)
+        if how == "overdue":
+            pool.kill_worker(worker)
+            until(lambda: not psutil.pid_exists(pid))
+        else:
+            monkeypatch.setattr(pool_module, "CLEAN_SOON_S", 0.0)
+            pool.close()
+            until(lambda: not psutil.pid_exists(pid))
+    assert len(node.told(f"terminate_client {server} {pid}")) == 1
+    # The daemon saw the client alive.
+    assert (tmp_path / "calls.ended").read_text() == f"{pid} True\n"

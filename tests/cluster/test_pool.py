@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 
 
@@ -36,12 +38,13 @@ class Actor:
 
 @pytest.fixture
 def pool(monkeypatch):
-    def start(self, device, visible):
+    def start(self, device, visible, spare=False):
         self._count += 1
         seen.append(visible)
-        worker = PooledWorker(f"w{self._count}", device, Actor(ended), 0.0, exclusive=visible is not None)
-        self.workers[worker.name] = worker
-        return worker
+        exclusive = visible is not None
+        return PooledWorker(
+            f"w{self._count}", device, Actor(ended), 0.0, exclusive=exclusive, spare=spare, busy=not spare
+        )
 
     def wait(futures, num_returns, timeout):
         ready = [future for future in futures if not future.actor.hangs]
@@ -50,7 +53,7 @@ def pool(monkeypatch):
         return ready[:num_returns], [future for future in futures if future not in ready[:num_returns]]
 
     killed, ended, seen = [], [], []
-    monkeypatch.setattr(WorkerPool, "_start_process", start)
+    monkeypatch.setattr(NewProcesses, "start", start)
     monkeypatch.setattr(pool_module.ray, "kill", killed.append)
     monkeypatch.setattr(pool_module.ray, "wait", wait)
     nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
@@ -193,7 +196,7 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
     given = {"AWS_SESSION_TOKEN": "a", "RAY_CHDIR_TO_TRIAL_DIR": "0", "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3"}
     for name, value in {**given, "HOME_GROWN": "x"}.items():
         monkeypatch.setenv(name, value)
-    environment = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")._environment
+    environment = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")._new.environment
     assert given.items() <= environment.items() and "HOME_GROWN" not in environment
 
 
@@ -228,13 +231,13 @@ def test_the_class_of_the_workers_is_handed_to_ray_once(monkeypatch):
     made = []
     actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: object())
     monkeypatch.setattr(pool_module.ray, "remote", lambda cls: made.append(cls) or actor)
-    monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
-    monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda pool: {})
+    monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda pool: {})
     there = SimpleNamespace(nodes={}, group=lambda device: None, bundle=lambda device: 0)
     pool = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
     for device in range(3):
         pool.start_worker(device)
-    assert made == [pool_module.Worker]
+    assert made == [new_processes.Worker]
 
 
 def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threads_as_its_trial_has_cores(
@@ -243,10 +246,10 @@ def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threa
     handed: list[tuple[Any, ...]] = []
     actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
     monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
-    monkeypatch.setattr(WorkerPool, "_needed_before_start", lambda self: {})
+    monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda self: {})
     placed: list[tuple[Any, int]] = []
     monkeypatch.setattr(
-        pool_module,
+        new_processes,
         "PlacementGroupSchedulingStrategy",
         lambda group, placement_group_bundle_index: placed.append((group, placement_group_bundle_index)),
     )
@@ -266,11 +269,11 @@ def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_o
     actor = SimpleNamespace(options=lambda **options: given.append(options["runtime_env"]) or actor)
     actor.remote = lambda *_: None
     monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
-    monkeypatch.setattr(pool_module, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
     needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
     # This process has started the first node only.
-    monkeypatch.setattr(pool_module.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
+    monkeypatch.setattr(new_processes.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
     alive = ["first"]
     monkeypatch.setattr(
         pool_module.ray, "nodes", lambda: [{"NodeID": node, "Alive": True, "Resources": {}} for node in alive]

@@ -73,6 +73,7 @@ def fresh(folder: str, name: str) -> Worker:
     from fluidtune.elastic import use
 
     use(None)
+    worker_module.is_forked = lambda: True  # as a process is that a fork server has made
     worker_module.storage_of = leader_host.storage_of = lambda spec: Storage(folder)
     _worker[:] = [Worker(name, {})]
     return _worker[0]
@@ -101,6 +102,28 @@ def train_in_a_group_that_is_lost(folder: str, raises: bool) -> tuple[Any, ...]:
     reply = worker.train()
     assert worker._leader is not None and worker._leader.reports is not None
     return reply.lost, reply.result, worker._leader.reports.next_missed()
+
+
+def train_where_the_division_may_be_at_fault(folder: str) -> tuple[Any, ...]:
+    """An iteration that raises, as one does whose batches are divided for the first time."""
+    worker = hosting(folder)
+    train(worker, 1)
+    session_here()._member.common.formed(joiners=True)
+    session_here()._member.common.got(common=False)
+
+    def fail(self: Counting) -> dict[str, Any]:
+        raise ValueError("4 samples instead of 8")
+
+    Counting.step = fail  # type: ignore[method-assign]
+    session_here()._member.come_to = lambda *args: 0  # type: ignore[method-assign]  # its boundary would end the turn
+    reply = worker.train()
+    return reply.lost, reply.ungrowable, reply.result
+
+
+def test_an_error_of_the_first_divided_turn_is_not_the_trials(in_a_process: Any) -> None:
+    lost, ungrowable, result = in_a_process(train_where_the_division_may_be_at_fault)
+    assert lost == ungrowable == "divided among 1 workers the loop fails: ValueError('4 samples instead of 8')"
+    assert result == {}
 
 
 def session_here() -> ElasticSession:

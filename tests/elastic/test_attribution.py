@@ -144,6 +144,24 @@ def test_a_count_needs_to_know_only_who_has_no_sample():
         assert hand.counts.use() == share(size)  # a count is of the batch at hand, whatever else is read
 
 
+def test_a_count_is_of_no_batch_that_the_loop_has_let_go_of():
+    """Training counts nothing, as that of pytorch/examples/mnist; its test does. docs/bugs.md, 402."""
+    for keeps in (False, True):
+        hand, train, test = BatchesAtHand(), Reading(), Reading()
+        batch = torch.zeros(4)
+        train.note(batch)
+        hand.fetched(train, share(4))
+        hand.ended(train)
+        if not keeps:
+            del batch
+        hand.fetched(test, share(1))
+        if keeps:
+            with pytest.raises(CannotDivide, match="1 or 4"):
+                hand.counts.use()
+        else:
+            assert hand.counts.use() == share(1)
+
+
 # -- in real groups --
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, GroupLost
 from fluidtune.elastic.backends import TorchBackend
-from fluidtune.elastic.gradients import at_end_of_backward, backward_pass
+from fluidtune.elastic.gradients import GradientReducer, at_end_of_backward, backward_pass
 from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
@@ -207,8 +210,11 @@ def test_a_pass_that_fails_does_not_spoil_the_next(pool):
 def big_buckets():
     import fluidtune.elastic.gradients as gradients
 
-    gradients._BUCKET = 64  # bytes
-    return one_pass(7)
+    usual, gradients._BUCKET = gradients._BUCKET, 64  # bytes
+    try:
+        return one_pass(7)
+    finally:
+        gradients._BUCKET = usual
 
 
 def test_buckets(pool):
@@ -297,3 +303,68 @@ def test_what_cannot_be_divided_is_refused():
     finally:
         elastic.current().close()
         elastic.use(None)
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations while a function of ours runs; views are none, and nothing of autograd's is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not any(each in str(function) for each in ("view", "split", "as_strided", "detach", "alias")):
+            self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def counted(layers):
+    """What reducing the gradients of a model with so many layers takes, by name of the operation."""
+    torch.manual_seed(2)
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(layers)))
+    model = elastic.prepare(model.to(memory_format=torch.channels_last))
+    operations, reduce = Operations(), GradientReducer._reduce_bucket
+
+    def watched(*args):
+        with operations:
+            reduce(*args)
+
+    GradientReducer._reduce_bucket = watched
+    try:
+        model(torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)).sum().backward()
+    finally:
+        GradientReducer._reduce_bucket = reduce
+    return operations.names
+
+
+def test_a_sum_takes_few_operations_however_many_parameters_there_are_and_the_host_waits_for_none(pool):
+    few, many = (on_all(pool, counted, layers)[0] for layers in (2, 30))
+    assert few == many and len(few) <= 8, few
+    assert not any("_local_scalar_dense" in name or "item" in name for name in many)
+
+
+def fused(kind):
+    """Three steps of a convolutional network, channels last, with an optimizer whose kernel needs one layout."""
+    x = torch.randn(9, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    model = Convolved(False)
+    model.parts[0].bias = None  # before batch norm its gradient is nothing but rounding, which Adam makes large
+    model, loader = elastic.prepare(model, DataLoader(TensorDataset(x, x.mean((1, 2, 3))), batch_size=3))
+    optimizer = elastic.prepare(kind(model.parameters()))
+    for part, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(part), y).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        partial(torch.optim.AdamW, lr=0.01, fused=True),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
+        partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    ],
+    ids=["fused", "foreach", "amsgrad"],
+)
+def test_channels_last_with_the_kernels_of_optimizers(pool, kind):
+    close(pool, fused, kind)

@@ -71,8 +71,8 @@ def hosted(config: dict[str, Any], report: Any) -> dict[str, Any]:
 class Trip(Driver):
     """Takes a trial through its widths, or says with which line it was refused.
 
-    ``refused`` and ``differs``: patterns of what may be said of a growth that did not come, and of workers that
-    differed until that was put right. By default it must reach every width, and the workers must never differ.
+    ``refused`` and ``differs``: patterns of what may be said of a growth that did not come or was ended, and of workers
+    that differed until that was put right. By default it must reach every width, and the workers must never differ.
     """
 
     def __init__(
@@ -133,15 +133,16 @@ class Trip(Driver):
         endings = [worker.call(trials.outcome) for worker in self.pool[: self.width]]
         if any(kind == "lost" and "CannotDivide(" in text for kind, text in endings):
             raise Refused(next(text for _, text in endings if "CannotDivide(" in text))
-        assert all(kind == "returned" for kind, _ in endings), endings
         why = leader.call(trials.refused)[1]
-        assert not missed or (self.refused and re.search(self.refused, str(why))), (missed, why)
+        assert not missed or (self.refused and re.search(self.refused, str(why))), f"{missed} {why}"
+        ended = {"returned", "left"} if self.refused and why else {"returned"}
+        assert endings[0][0] == "returned" and all(kind in ended for kind, _ in endings), endings
         differences.append(leader.call(trials.difference))
         for found in differences:
             assert found is None or (self.differs and re.search(self.differs, found)), found
         reports = leader.call(trials.reports)
         assert len(reports) > len(widths), "the trial had not a turn at each width"
-        return reports, [value for _, value in endings]
+        return reports, [value for kind, value in endings if kind == "returned"]
 
 
 def tree(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gc
 import random
 import socket
 from itertools import chain, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.backends import TorchBackend
 from fluidtune.elastic.errors import CannotDivide
-from fluidtune.elastic.loader import part_of_batch
+from fluidtune.elastic.loader import ElasticLoader, part_of_batch
 from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all, open_backend, run_rank, serve
@@ -222,3 +223,38 @@ def kept_iterator():
 def test_an_iterator_kept_over_a_resize_is_refused(pool):
     on_all(pool, kept_iterator)
     on_all(pool[:1], kept_iterator)
+
+
+def counted(rounds):
+    """A turn of a loop that counts its batches and holds the iterator. Returns it, and whether it is undecided."""
+    group = SimpleNamespace(width=1, generation=1, turn_number=1)
+    group.batches = SimpleNamespace(fetching=lambda: None, ended=lambda reading: None)
+    loader = ElasticLoader(DataLoader(range(6), batch_size=2), group)
+    held = iter(loader)
+    for _ in range(rounds):
+        next(held)
+    group.turn_number += 1
+    undecided = loader.undecided
+    group.generation += 1  # the trial was resized
+    return loader, held, undecided
+
+
+def test_a_pass_that_has_given_all_its_batches_is_over_though_nobody_draws_its_end():
+    """As with a range beside it, and with Lightning's prefetcher. docs/bugs.md, 360."""
+    loader, held, undecided = counted(rounds=3)
+    assert not undecided and next(held, "over") == "over" and not loader.kept
+    _, held, undecided = counted(rounds=2)
+    assert undecided
+    with pytest.raises(CannotDivide, match="was kept while the trial was resized"):
+        next(held)
+
+
+def test_a_loop_that_lets_go_of_an_unfinished_pass_in_a_later_turn_keeps_none():
+    """As a generator over the loader that each turn makes anew. docs/bugs.md, 403."""
+    loader, held, undecided = counted(rounds=2)
+    assert undecided
+    del held
+    following = iter(loader)
+    next(following)
+    loader._group.turn_number += 1
+    assert not loader.undecided and not loader.kept

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -13,8 +16,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import rehearsal
+from fluidtune.elastic import precision, rehearsal
+from fluidtune.elastic.precision import Precision
 from fluidtune.elastic.rehearsal import rehearse
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -326,8 +332,8 @@ def test_the_seed_with_which_cuda_is_to_start_stays():
 def test_only_a_dataset_that_may_draw_is_seeded_for_each_sample(monkeypatch):
     # docs/bugs.md, 325
     seeds = []
-    seed = rehearsal._seed
-    monkeypatch.setattr(rehearsal, "_seed", lambda of: (seeds.append(of), seed(of)))
+    seed = rehearsal.seed_streams
+    monkeypatch.setattr(rehearsal, "seed_streams", lambda of: (seeds.append(of), seed(of)))
     samples = Samples()
     assert rehearse(loop(mean, dataset=TensorDataset(samples.x, samples.y))).kind == "same"
     assert not seeds
@@ -371,7 +377,7 @@ def test_a_gradient_that_is_no_number_is_seen_wherever_it_is(first, alone, divid
         values = [value, 1.0] if first else [1.0, value]
         return rehearsal._Record({f"0.0:p{i}": torch.tensor([each]) for i, each in enumerate(values)}, streams={})
 
-    assert rehearsal._compare(record(alone), record(divided), 1e-7).kind == kind
+    assert rehearsal._compare(record(alone), record(divided), Precision(), torch.device("cpu")).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -390,4 +396,42 @@ def test_a_small_optimizer_is_compared_with_its_own_size(alone, divided, dtype, 
         gradients = {"0.0:large": 1.0, "1.0:small": value}
         return rehearsal._Record({key: torch.tensor([g], dtype=dtype) for key, g in gradients.items()}, streams={})
 
-    assert rehearsal._compare(record(alone), record(divided), 1e-7).kind == kind
+    assert rehearsal._compare(record(alone), record(divided), Precision(), torch.device("cpu")).kind == kind
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has it since 2.9")
+@pytest.mark.parametrize("flag", ["fp32_precision", "cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision"])
+def test_a_precision_that_was_set_by_its_newer_name_stays(flag):
+    # docs/bugs.md, 352: torch's older name cannot be read then
+    run = "\n".join(
+        [
+            "import torch",
+            "from fluidtune.elastic import precision, rehearsal",
+            "from fluidtune.torch_flags import flag, set_flag",
+            "from tests.elastic.test_rehearsal import loop, mean",
+            f"set_flag(torch.backends, {flag!r}, 'tf32')",
+            "def flags():",
+            "    return {each: flag(torch.backends, each) for of in precision.FLAGS.values() for each in of}",
+            "before = flags()",
+            "print(rehearsal.rehearse(loop(mean)).kind)",
+            "print(before == flags(), before)",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[0] == "same" and done.stdout.splitlines()[1].startswith("True"), (
+        done.stdout + done.stderr
+    )
+
+
+def test_the_precision_that_the_loop_itself_sets_is_that_of_the_comparison():
+    """On a GPU TF32 rounds more than the comparison of float32 allows. Here the setting is seen, and not used."""
+    asked = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert precision.spacing_of_float32(torch.device("cuda:0")) == 2.0**-10
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        assert {precision.spacing_of_float32(torch.device(each)) for each in ("cuda", "cpu")} == {0.0}
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision(asked)

@@ -121,7 +121,8 @@ def warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     long that they never are for its price.
     """
     if config.get("seldom"):
-        with mock.patch.object(trial_state, "digest_of_tensors", _slowly):
+        slow = mock.patch.object(trial_state, "digest_of_tensors", _slowly)
+        with slow, mock.patch.object(comparison, "EACH_BATCH", 0):
             return _warming(config, report)
     with mock.patch.object(comparison, "SHARE", math.inf):
         return _warming(config, report)
@@ -148,7 +149,7 @@ def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
             if what == "warm-up":
                 for group in optimizer.param_groups:
                     group["lr"] = 0.05 * min(1.0, steps / 20)
-            if what == "late" and steps % 4 == 3:
+            if what == "late" and epoch > 2 and steps % 4 == 3:
                 for group in optimizer.param_groups:
                     group["lr"] = 0.01 if follows else 0.02
             optimizer.zero_grad()
@@ -328,6 +329,8 @@ def stepping(config: dict[str, Any], report: Report) -> None:
 class Count:
     """A state of the trial's own: a number, and the one that was saved last."""
 
+    own_streams = True
+
     def __init__(self) -> None:
         self.value = self.saved = 0
 
@@ -346,6 +349,9 @@ class Count:
         return None
 
     def facts(self, weights: bool) -> dict[str, float]:
+        return {}
+
+    def digests(self) -> dict[str, float]:
         return {}
 
     def take_over(self, backend: CollectiveBackend) -> float:

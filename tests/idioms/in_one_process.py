@@ -23,22 +23,25 @@ from tests.cluster.process_properties import in_a_copy
 
 #: script -> why its process serves no further trial, in words that the reason has.
 DIRTY = {
-    "compiled": "finalizers left that run at exit",
+    "compiled": "packages that were imported from their files",
     "n_jobs": "exit handlers left by joblib",
-    "pool": "finalizers left by multiprocessing",
-    "futures": "finalizers left by multiprocessing",
+    "pool": "changed: finalizers of multiprocessing",
+    "futures": "changed: finalizers of multiprocessing",
+    "quantized": "quantized.engine",
+    "hooked": "_global_forward_hooks",
     "background_thread": "threads left running: prefetcher",
     "database": "files left open",
     "buffered_file": "files left open",
 }
 
+#: What the script of the present trial has reported.
+REPORTS: list[Any] = []
+
 
 def run(script: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     """Run a script in a thread, as a trial's function does, and return what it reports."""
-    from ray import tune
-
-    reports: list[Any] = []
-    tune.report = reports.append
+    reports = REPORTS
+    reports.clear()
     folder.mkdir(parents=True, exist_ok=True)
 
     def call() -> None:
@@ -54,7 +57,7 @@ def run(script: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    return reports
+    return list(reports)
 
 
 def without_children(call: Callable[[], Any]) -> Any:
@@ -72,13 +75,17 @@ def main(mode: str, folder: str, scripts: list[str]) -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what scripts and libraries print
     baseline = None
+    # A fork server has imported them before the process began.
+    for name in ("ray.tune", "torch", "torch._dynamo", "sklearn", "numpy"):
+        importlib.import_module(name)
+    from ray import tune
+
+    tune.report = REPORTS.append
     if mode == "warm":
         from fluidtune.cluster.process_reset import ProcessBaseline
 
-        baseline = ProcessBaseline(watch=True)
+        baseline = ProcessBaseline()
         baseline.note_imports()
-    for name in ("ray.tune", "torch", "sklearn", "numpy"):
-        importlib.import_module(name)
 
     def turn(script: str, seed: int) -> list[Any]:
         found = run(script, seed, Path(folder, mode, f"{script}-{seed}"))

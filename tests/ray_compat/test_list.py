@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from ray._private import worker
 from ray._raylet import CoreWorker
+from ray.actor import ActorClass
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.autoscaler.v2 import sdk
+from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
 from ray.tune import Trainable, Tuner, result
 from ray.tune.execution import class_cache
@@ -39,6 +41,7 @@ from tools import ray_boundary
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
+        ActorClass,
         AsyncHyperBandScheduler,
         CombinedStopper,
         CoreWorker,
@@ -48,6 +51,7 @@ CLASSES: dict[str, type] = {
         MedianStoppingRule,
         PopulationBasedTraining,
         RayActorManager,
+        RemoteFunction,
         TrackedActor,
         Trainable,
         TrialRunnerWrapper,
@@ -120,7 +124,10 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     }
     lacking = {name: where for name, where in used.items() if name.rpartition(".")[2] not in names}
     # Classes and modules that hold what is listed.
-    assert set(lacking) == {"ray.tune.execution.tune_controller.TuneController"}
+    assert set(lacking) == {
+        "ray.tune.execution.tune_controller.TuneController",
+        "ray.remote_function.RemoteFunction",
+    }
 
 
 @pytest.mark.parametrize("cls, base", [(FluidScheduler, "TrialScheduler"), (FluidTuner, "Tuner")])

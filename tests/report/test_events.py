@@ -192,3 +192,23 @@ def test_a_driver_killed_while_it_writes_loses_at_most_one_line(tmp_path):
         assert numbers == list(range(len(numbers)))
         assert written <= len(numbers) <= written + 1
         assert events.dropped <= round_ + 1  # one per kill, kept as a separate line
+
+
+def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full for a while: the kernel takes a part of a line, and then nothing."""
+    log = EventLog(tmp_path / "log", clock=lambda: 5.0)
+    write, taken = os.write, iter([7, None])
+
+    def full(descriptor: int, data: bytes) -> int:
+        size = next(taken)
+        if size is None:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:size])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        log.write("spare_taken", worker="w1", device=1)
+    monkeypatch.setattr(os, "write", write)
+    log.write("spare_taken", worker="w2", device=1)
+    found = read_events(tmp_path / "log")
+    assert [event["worker"] for event in found] == ["w2"] and found.dropped == 1

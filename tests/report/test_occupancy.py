@@ -12,12 +12,12 @@ from fluidtune.report.occupancy import (
     Interval,
     available_seconds,
     busy_over_time,
+    device_held_parts,
     device_steps,
-    device_utilisation,
+    held_part,
     held_seconds,
     occupancy_of,
     packing_levels,
-    utilisation,
 )
 from tests.report.makers import begin, ended, ev, over, random_run, resized, started
 
@@ -34,7 +34,7 @@ def test_two_halves_on_one_device():
         ]
     )
     assert use.intervals == [Interval("a", 0, 0.5, 1, 6, 0.5), Interval("b", 0, 0.5, 2, 8, 0.5)]
-    assert utilisation(use) == pytest.approx((0.5 * 5 + 0.5 * 6) / 10)
+    assert held_part(use) == pytest.approx((0.5 * 5 + 0.5 * 6) / 10)
     assert packing_levels(use) == {0: 3, 1: 3, 2: 4}
     busy = busy_over_time(use, [0, 2, 4, 10])
     assert busy.devices[0] == pytest.approx([0.25, 1.0, (2 * 1 + 2 * 0.5) / 6])
@@ -68,8 +68,8 @@ def test_a_trial_that_grows_and_shrinks():
         Interval("a", 1, 1, 4, 8, 2),
         Interval("a", 0, 1, 8, 10, 1),
     ]
-    assert device_utilisation(use) == pytest.approx({0: 1.0, 1: 0.4})
-    assert utilisation(use) == pytest.approx(14 / 20)
+    assert device_held_parts(use) == pytest.approx({0: 1.0, 1: 0.4})
+    assert held_part(use) == pytest.approx(14 / 20)
 
 
 def test_a_packed_trial_has_the_device_to_itself_once_it_grows():
@@ -111,7 +111,7 @@ def test_a_lost_device_frees_all_that_the_trial_held():
     ]
     assert use.available == {0: [(0, 10)], 1: [(0, 4), (8, 10)]}
     assert available_seconds(use) == 16
-    assert utilisation(use) == pytest.approx(12 / 16)
+    assert held_part(use) == pytest.approx(12 / 16)
     busy = busy_over_time(use, [0, 4, 6, 8, 10])
     np.testing.assert_allclose(busy.devices[1], [1, np.nan, np.nan, 0])
     np.testing.assert_allclose(busy.total, [1, 0, 1, 0.5])
@@ -159,12 +159,12 @@ def test_a_restored_experiment_does_not_count_the_time_between():
     assert use.wall_seconds == 20
     assert use.available == {0: [(0, 10), (50, 60)], 1: [(0, 10)]}
     assert [(i.start, i.end) for i in use.intervals] == [(0, 10), (52, 60)]
-    assert utilisation(use) == pytest.approx(18 / 30)
+    assert held_part(use) == pytest.approx(18 / 30)
 
 
 def test_an_empty_log_and_unknown_events():
     nothing = occupancy_of([])
-    assert (nothing.intervals, nothing.available, nothing.wall_seconds, utilisation(nothing)) == (
+    assert (nothing.intervals, nothing.available, nothing.wall_seconds, held_part(nothing)) == (
         [],
         {},
         0,
@@ -269,7 +269,7 @@ def test_no_device_is_held_more_than_it_is_available(events):
         assert interval.width == pytest.approx(sum(i.share for i in together))
     by_hand = sum(i.share * (i.end - i.start) for i in use.intervals)
     assert held_seconds(use) == pytest.approx(by_hand)
-    assert 0 <= utilisation(use) <= 1
+    assert 0 <= held_part(use) <= 1
     assert sum(packing_levels(use).values()) == pytest.approx(available_seconds(use))
     if use.end > use.start:
         busy = busy_over_time(use, np.linspace(use.start, use.end, 7))
@@ -283,8 +283,8 @@ def test_windows_add_up_to_the_whole_run(seed, devices, trials):
     use = occupancy_of(random_run(seed, devices=devices, trials=trials, iterations=3))
     edges = np.linspace(use.start, use.end, 11)
     busy = busy_over_time(use, edges)
-    assert np.mean(busy.total) == pytest.approx(utilisation(use))
-    assert {d: np.mean(part) for d, part in busy.devices.items()} == pytest.approx(device_utilisation(use))
+    assert np.mean(busy.total) == pytest.approx(held_part(use))
+    assert {d: np.mean(part) for d, part in busy.devices.items()} == pytest.approx(device_held_parts(use))
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=20), st.data())
@@ -293,4 +293,4 @@ def test_utilisation_is_at_most_1_even_for_a_log_that_breaks_the_rules(trials, d
     events = [begin(0, 1)]
     for t, trial in enumerate(trials):
         events.append(started(t, trial, 0, share=data.draw(st.sampled_from([0.5, 1.0, 2.0]))))
-    assert 0 <= utilisation(occupancy_of(events)) <= 1
+    assert 0 <= held_part(occupancy_of(events)) <= 1

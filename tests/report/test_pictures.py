@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fluidtune.report.events import EventLog, EventLogError
-from fluidtune.report.occupancy import Interval, occupancy_of, utilisation
+from fluidtune.report.occupancy import Interval, held_part, occupancy_of
 from fluidtune.report.pictures import (
     _colours,
     _short_names,
@@ -178,7 +178,7 @@ def test_utilisation_has_all_devices_above_and_each_below():
     # Every change is at a multiple of the window, so averaging hides nothing.
     values, edges, _ = line.get_data()
     assert np.average(values, weights=np.diff(edges) * (np.where(edges[:-1] < 9 - 1e-9, 2, 1))) == pytest.approx(
-        100 * utilisation(occupancy_of(events))
+        100 * held_part(occupancy_of(events))
     )
     assert area.get_fill() and not line.get_fill()
     assert len(below.patches) == 2 * 2
@@ -265,7 +265,7 @@ def test_records_of_a_stock_run():
         ("b", 1, 2, 6),
         ("c", 0, 4, 8),
     ]
-    assert utilisation(use) == pytest.approx(12 / 24)
+    assert held_part(use) == pytest.approx(12 / 24)
     with pytest.raises(EventLogError, match="no record of a trial's time"):
         events_from_tune_results([{"trial": "a", "start": 3}])
     with pytest.raises(EventLogError, match="end >= start"):
@@ -278,7 +278,7 @@ def test_records_without_a_device_get_the_lowest_free_one():
     assert [i.device for i in occupancy_of(events_from_tune_results(records)).intervals] == [0, 1, 0]
     # More trials at once than devices, because the times of results overlap a little.
     use = occupancy_of(events_from_tune_results(records, devices=1))
-    assert {i.device for i in use.intervals} == {0} and utilisation(use) <= 1
+    assert {i.device for i in use.intervals} == {0} and held_part(use) <= 1
 
 
 def test_files_of_a_stock_run(tmp_path):

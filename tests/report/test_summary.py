@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,11 @@ def test_the_figures():
     # Device 0: a and b 102 to 106, c 107 to 109. Device 1: c 102 to 109 and 110 to 112.
     assert summary.held_device_seconds == pytest.approx(4 + 2 + 7 + 2)
     assert summary.available_device_seconds == 24
-    assert summary.utilisation == pytest.approx(15 / 24)
+    # Iterations: a and b 3 s at half a device, c 4 s at one and 1 s at two. c was started a second time for nothing.
+    assert summary.utilisation == pytest.approx(9 / 24)
+    assert asdict(summary.time_use) == pytest.approx(
+        {"iterating": 9, "starting": 2, "moving": 0.5, "between": 3.5, "idle": 9}
+    )
     assert summary.packing_levels == {0: pytest.approx(9), 1: pytest.approx(11), 2: pytest.approx(4)}
     assert summary.widths == {
         0.5: WidthFigures(2, 3.0, 3.0),
@@ -127,8 +132,9 @@ def test_the_gain_by_hand():
     # device count as 1.5 s at a whole one. List scheduling on 2 devices: a and b take 1.5 s each, then c 3 x 2 s.
     assert gain.packing_device_seconds == pytest.approx(0)
     assert gain.growing_device_seconds == pytest.approx(2 - 2 * 1)
-    assert gain.seconds_at_width_one == pytest.approx(1.5 + 6)
-    assert gain.seconds_saved == pytest.approx(7.5 - 12)
+    # Besides, a and b held their devices for 1 s outside iterations each, c for 3.5 s, and for 3 s no trial held any.
+    assert gain.seconds_at_width_one == pytest.approx((1.5 + 1) + (6 + 3.5) + 3)
+    assert gain.seconds_saved == pytest.approx(15 - 12)
     assert gain.iterations_without_comparison == 2
 
 
@@ -181,14 +187,51 @@ def test_as_dict_is_json_and_keeps_every_figure():
     found = json.loads(json.dumps(summarise(by_hand()).as_dict(), allow_nan=False))
     assert found["widths"]["0.5"] == {"iterations": 2, "median_seconds": 3.0, "device_seconds": 3.0}
     assert found["packing_levels"]["2"] == pytest.approx(4)
-    assert found["estimated_gain"]["seconds_at_width_one"] == 7.5
+    assert found["estimated_gain"]["seconds_at_width_one"] == 15
     assert set(found) == set(summarise([]).as_dict())
+
+
+def slow_starts() -> list:
+    """Two trials of two iterations on one device each, that take 20 s to start and 0.5 s to iterate."""
+    events = [begin(0, 2), group(0), added(0, "a"), added(0, "b"), started(1, "a", 0), started(1, "b", 1)]
+    for trial in "ab":
+        events += [result(21.5, trial, 1, 0.5, 1.0, 1.0), result(22.5, trial, 2, 0.5, 1.0, 0.5), ended(23, trial)]
+    return sorted([*events, over(24, 24, 2)], key=lambda event: event["t"])
+
+
+def test_a_run_that_mostly_starts_processes_says_so():
+    summary = summarise(slow_starts())
+    assert summary.utilisation == pytest.approx(2 / 48)
+    assert asdict(summary.time_use) == pytest.approx(
+        {"iterating": 2, "starting": 40, "moving": 0, "between": 2, "idle": 4}
+    )
+    assert summary.estimated_gain is not None
+    # Nothing was packed and nothing grew: nothing was gained or lost, and nothing is said of it.
+    assert summary.estimated_gain.seconds_saved == pytest.approx(0)
+    text = printed(slow_starts())
+    assert "4.2% (2 s in iterations of 48 s device time)" in text and "starts 83.3%" in text
+    assert "gain" not in text
+
+
+def test_a_trial_that_starts_for_ever_counts_as_start():
+    events = [event for event in slow_starts() if event.get("trial") != "b" and event["t"] < 2]
+    events += [started(2, "b", 1), ev(9, "worker_lost", worker="w", device=1, reason="", trial="b"), ended(12, "a")]
+    found = summarise(events).time_use
+    assert (found.iterating, found.starting, found.between) == (0, pytest.approx(11 + 7), 0)
+
+
+def test_a_loss_is_called_a_loss():
+    """One trial of 10 iterations at width 2 that are as slow as at width 1, beside one that waits for it."""
+    events = [begin(0, 2), group(0), added(0, "a"), added(0, "b"), started(0, "a", 0, 1)]
+    events += [result(2 * k, "a", k, 2.0, 2.0) for k in range(1, 6)] + [ended(10, "a"), started(10, "b", 0)]
+    events += [result(10 + 2 * k, "b", k, 2.0, 1.0) for k in range(1, 6)] + [ended(20, "b"), over(20, 20, 2)]
+    assert "10 s lost against every trial at width 1 (estimated 10 s)" in printed(events)
 
 
 def test_docs_and_code_name_the_same_figures():
     found = summarise(by_hand()).as_dict()
     keys = set(found) | {f"widths.*.{key}" for key in found["widths"]["0.5"]}
-    keys |= {f"{part}.{key}" for part in ("estimated_gain", "bound") for key in found[part]}
+    keys |= {f"{part}.{key}" for part in ("estimated_gain", "bound", "time_use") for key in found[part]}
     page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
     assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == keys
 
@@ -203,7 +246,8 @@ def test_what_is_printed():
     text = printed(by_hand(), dropped=1)
     for part in (
         "3: 1 failed, 1 paused, 1 stopped",
-        "62.5%",
+        "37.5% (9 s in iterations of 24 s device time)",
+        "starts 8.3%, resizes 2.1%, between iterations 14.6%, no trial 37.5%",
         "1, 0.5 s each, 1 failed",
         "estimated gain",
         "c, loss 0.5",

@@ -17,6 +17,7 @@ from fluidtune.report import top
 from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.live import LiveRun, LogTail, newest_log
 from fluidtune.report.occupancy import occupancy_of
+from fluidtune.report.summary import summarise
 from tests.report.makers import added, begin, ended, ev, group, over, random_run, result, started
 from tests.report.test_summary import by_hand
 
@@ -46,12 +47,31 @@ def test_what_is_said_in_the_middle_of_a_run() -> None:
     assert lines[1] == "2 of 2 devices busy, 5 iterations in the last minute"
     assert lines[2] == "trials: 1 running, 1 failed, 1 stopped"
     assert lines[3] == "best: c, loss 0.5"
+    assert lines[4] == "processes: 2 started, 0 of them forked"
     # Device 0: busy from 102 to 106 and from 107 to 109, of 100 to 109. Device 1: from 102 to 109.
-    assert lines[5].split() == ["0", "local", "67%", "c", "(1)"]
-    assert lines[6].split() == ["1", "local", "78%", "c", "(1)"]
-    assert lines[8].split() == ["c", "running", "2", "0-1", "3/10", "1", "0.5", "1", "s", "ago"]
-    assert lines[9].split() == ["b", "failed", "1/10", "3", "0.8", "3", "s", "ago"]
-    assert [line.partition(" ")[2] for line in lines[10:]] == ["b failed"]
+    assert lines[6].split() == ["0", "local", "67%", "c", "(1)"]
+    assert lines[7].split() == ["1", "local", "78%", "c", "(1)"]
+    assert lines[9].split() == ["c", "running", "2", "0-1", "3/10", "1", "0.5", "1", "s", "ago"]
+    assert lines[10].split() == ["b", "failed", "1/10", "3", "0.8", "3", "s", "ago"]
+    assert [line.partition(" ")[2] for line in lines[11:]] == ["b failed"]
+
+
+def test_the_best_trial_is_that_of_the_last_results_as_in_the_report() -> None:
+    """As Tune's ``get_best_result`` by default: a trial that was better before it got worse is not the best one."""
+    events = [begin(0, 1), group(0), added(0, "a"), added(0, "b"), started(0, "a", 0)]
+    events += [result(1, "a", 1, 1.0, 1.0, 0.1), result(2, "a", 2, 1.0, 1.0, 0.9), ended(2, "a"), started(2, "b", 0)]
+    events += [result(3, "b", 1, 1.0, 1.0, 0.5)]
+    found = summarise(events)
+    assert (found.best_trial, found.best_metric) == screen_of(events).run.best == ("b", 0.5)
+
+
+def test_spare_processes_are_counted() -> None:
+    def worker(at: float, name: str, spare: bool) -> EventDict:
+        return ev(at, "worker_started", worker=name, device=0, pid=1, seconds=1.0, forked=True, spare=spare)
+
+    events = [begin(0, 1), group(0), worker(1, "w0", False), worker(2, "w1", True), worker(3, "w2", True)]
+    text = text_of(screen_of([*events, ev(4, "spare_taken", worker="w1", device=0)]).draw(5.0, 40))
+    assert "processes: 3 started, 3 of them forked; spares: 2 started, 1 used" in text
 
 
 def test_what_went_wrong_is_news() -> None:
@@ -60,7 +80,6 @@ def test_what_went_wrong_is_news() -> None:
     assert news == [
         "b failed",
         "the worker w0 on device 0 died: killed",
-        "the worker w2 on device 0 is replaced: killed",
         "c goes on from iteration 3",
         "c was not resized: x",
     ]
@@ -107,7 +126,7 @@ def test_any_moment_of_any_run_fits_the_terminal(
     screen = screen_of(events)
     now = float(events[-1]["t"]) + 1
     lines = text_of(screen.draw(now, height), width=80).splitlines()
-    assert len(lines) < max(height, 4 + 2 + 2 * top.LEAST_ROWS + top.NEWS_SHOWN + 1)
+    assert len(lines) < max(height, 5 + 2 + 2 * top.LEAST_ROWS + top.NEWS_SHOWN + 1)
     held = screen.run.use.held
     working = {name for name, trial in screen.run.trials.items() if trial.state in ("running", "resizing", "silent")}
     assert working == set(held)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -35,6 +36,18 @@ def until(what: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
             return found
         time.sleep(0.005)
     raise AssertionError(f"did not happen within {patience} s")
+
+
+@contextlib.contextmanager
+def mps_server(folder: Path) -> Iterator[int]:
+    """The pid of a process that is called as an MPS server is, and only sleeps."""
+    program = folder / "nvidia-cuda-mps-server"
+    shutil.copy(shutil.which("sleep") or "", program)
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager

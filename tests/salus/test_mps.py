@@ -16,7 +16,7 @@ import pytest
 from salus_share import SalusError, mps, telemetry
 from salus_share.mps import Mps
 from salus_share.seat_table import started
-from tests.salus.processes import Child, until
+from tests.salus.processes import Child, mps_server, until
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")
 UUID = "GPU-5a1u5"
@@ -125,6 +125,44 @@ def test_there_is_one_guard_and_it_goes_with_its_directory(tmp_path, calls) -> N
     shutil.rmtree(tmp_path / "gpu")
     until(lambda: not guards())
     assert not (tmp_path / "gpu").exists()
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_the_daemon_of_a_client_hears_that_it_is_to_be_ended(tmp_path, calls, monkeypatch, whose) -> None:
+    gpu = tmp_path / "gpu"
+    with mps_server(tmp_path) as server:
+        monkeypatch.setenv("MPS_STANDIN_SERVER", str(server))
+        if whose == "theirs":
+            (tmp_path / "theirs").mkdir()
+            (tmp_path / "theirs" / "control").write_text(f"{server}\n")
+            monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
+        daemon = Mps(UUID, gpu, STANDIN)
+        assert daemon.acquire()
+        ended = f"terminate_client {server} {os.getpid()}"
+        mps.end_client(os.getppid(), tmp_path, STANDIN)
+        assert "terminate_client" not in str(calls()), "another process is no client"
+        mps.end_client(os.getpid(), tmp_path, STANDIN)
+        assert calls()[-1] == [ended, calls()[-2][1]]
+        assert calls()[-1][1]["CUDA_MPS_PIPE_DIRECTORY"] == str(daemon.pipe)
+        mps.end_client(os.getpid(), tmp_path, STANDIN)
+        assert [command for command, _ in calls()].count(ended) == 1
+        # Its CUDA fails now; that is no reason to do without MPS.
+        daemon.refuse("CUDA error: the client has been terminated")
+        daemon.release()
+        again = Mps(UUID, gpu, STANDIN)
+        assert again.acquire()
+        again.refuse("CUDA does not start")
+        again.release()
+        assert not Mps(UUID, gpu, STANDIN).acquire()
+
+
+def test_a_daemon_with_other_numbers_for_processes_ends_none(tmp_path, calls, monkeypatch) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "control").write_text("999999999\n")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
+    assert Mps(UUID, tmp_path / "gpu", STANDIN).acquire()
+    mps.end_client(os.getpid(), tmp_path, STANDIN)
+    assert {command for command, _ in calls()} == {"get_server_list"}
 
 
 @pytest.mark.parametrize("how", ["environment", "default"])

@@ -58,6 +58,22 @@ def test_a_sample() -> None:
     assert found.sample() == []
 
 
+@pytest.mark.parametrize(("package", "driver", "used"), [(True, True, 2), (True, False, 3), (False, True, 3)])
+def test_what_the_driver_keeps_is_not_used_where_nvml_tells_it_apart(package: bool, driver: bool, used: int) -> None:
+    # docs/bugs.md, 394
+    def memory(handle: int, version: int | None = None) -> SimpleNamespace:
+        if version is None:
+            return SimpleNamespace(used=3, total=10)
+        if not driver:
+            raise NVMLError("Function Not Found")
+        assert version == 0x2000028
+        return SimpleNamespace(used=2, reserved=1, total=10)
+
+    nvml = standin(nvmlDeviceGetMemoryInfo=memory, **({"nvmlMemory_v2": 0x2000028} if package else {}))
+    (sample,) = Telemetry(nvml).sample()
+    assert (sample.memory_used, sample.memory_total) == (used, 10)
+
+
 def test_what_a_gpu_does_not_support_is_left_out() -> None:
     nvml = standin(
         nvmlDeviceGetUtilizationRates=NVMLError,

@@ -39,10 +39,15 @@ def test_lists_have_any_length_if_samples_differ_in_it():
 
 def test_a_long_list_costs_no_call_for_each_item(monkeypatch):
     """A body of 16 MiB has millions of numbers, and meanwhile the front answers nobody else."""
-    form, asked, trouble = Form.of([[1, 2.5, None], [4]]), [], Form.trouble
-    monkeypatch.setattr(Form, "trouble", lambda self, *given: asked.append(given) or trouble(self, *given))
+    form, asked, have = Form.of([[1, 2.5, None], [4]]), [], Form._have
+    monkeypatch.setattr(Form, "_have", lambda self, *given: asked.append(given) or have(self, *given))
+    monkeypatch.setattr(Form, "_trouble", lambda *given: pytest.fail("each item was looked at"))
     assert form.trouble([1, 2.5, None] * 1000) is None
-    assert len(asked) == 1
+    assert len(asked) == 2
+    rows = Form.of([[[1, {"a": [2]}]], [[3, {"a": [4]}]] * 2])
+    assert rows.trouble([[5, {"a": [6]}]] * 1000) is None
+    assert len(asked) <= 2 + 6
+    monkeypatch.undo()
     assert form.trouble([[1]]) == "the input[0] is a list, expected null or number"
 
 

@@ -509,3 +509,60 @@ def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
     assert [(one.device, one.model, one.size) for one in seen] == [(0, "m", 1), (0, "m", 3)]
     # Three requests waited while the first batch ran, so together longer than it has run since the last of them came.
     assert seen[1].waited > 0 and seen[1].sent >= seen[0].sent + seen[0].seconds
+
+
+def test_an_idle_device_that_is_lost_gets_no_batch_until_it_is_back(monkeypatch):
+    monkeypatch.setattr(threaded_server, "IDLE_S", 0.001)
+    there, back, runs = threading.Event(), threading.Event(), []
+    there.set()
+
+    def look(number):
+        if not there.is_set():
+            raise DeviceLost("it does not answer", lambda: back.wait(0.001))
+
+    def counted(values):
+        runs.append(values)
+        return doubled(values)
+
+    with ThreadedServer([model()], [{"m": counted}], idle=look) as server:
+        assert server.able == 1
+        there.clear()
+        until(lambda: server.able == 0)
+        answer = server.submit("m", 1)
+        time.sleep(0.01)
+        assert (server.unanswered, runs) == (1, [])
+        there.set()
+        back.set()
+        assert finished([answer]) == [2]
+        assert server.able == 1
+
+
+def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_the_device(monkeypatch):
+    monkeypatch.setattr(threaded_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.01)
+    looks, go_on = threading.Event(), threading.Event()
+
+    def look(number):
+        looks.set()
+        go_on.wait(PATIENCE_S)
+
+    with ThreadedServer([model()], [{"m": doubled}], idle=look) as server:
+        assert looks.wait(PATIENCE_S)
+        answer = server.submit("m", 1)
+        until(lambda: server.able == 0)
+        go_on.set()
+        assert finished([answer]) == [2]
+        assert server.able == 1
+
+
+def test_a_device_whose_look_fails_goes_on(monkeypatch):
+    monkeypatch.setattr(threaded_server, "IDLE_S", 0.001)
+    looks = []
+
+    def look(number):
+        looks.append(number)
+        raise ValueError("a fault")
+
+    with ThreadedServer([model()], [{"m": doubled}], idle=look) as server:
+        until(lambda: len(looks) > 2)
+        assert finished([server.submit("m", 1)]) == [2]

@@ -10,6 +10,7 @@ from fluidtune.cluster.beside import LANE, Turn
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import INSIDE
 from tests.salus.processes import remove
+from tests.tune.running import forks_ready
 
 pytestmark = pytest.mark.ray
 
@@ -35,6 +36,7 @@ def train(config):
 
 def test_each_iteration_is_a_turn_in_the_lane_of_the_service(one_ray, lane, tmp_path):
     one_ray.use(num_cpus=1)
+    forks_ready()
     service = Turn("service", served=True)
     with service.taken():
         pass

@@ -1,136 +1,246 @@
-"""How the front reads a request, without Ray."""
+"""How the front answers, without Ray: what it refuses unread, until when it waits, and when it is ready."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
+import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
+from symphony_serve.delays import Delays
+from symphony_serve.errors import Refused
+from symphony_serve.forms import Form
+from symphony_serve.profiles import Profile
+
 pytestmark = pytest.mark.serve
 
-MOST = 10
+#: Seconds. No test waits so long.
+PATIENCE_S = 100.0
 
 
-def read(chunks, length=None):
-    """The body of a request that comes in these chunks, and how many of them were read."""
-    from starlette.requests import Request
+class Server:
+    """Stands for a `ThreadedServer`. Its answers come when the test gives them."""
 
-    from fluidtune.serving.front import _body, _TooLarge
+    unanswered, closed = 9, False
 
-    asked = 0
+    def __init__(self, able=1, hopeless=False):
+        self.able, self._hopeless, self.answers, self.withins = able, hopeless, [], []
 
-    async def receive():
-        nonlocal asked
-        asked += 1
-        return {"type": "http.request", "body": chunks[asked - 1], "more_body": asked < len(chunks)}
+    def hopeless(self, name, within):
+        self.withins.append(within)
+        return self._hopeless
 
-    headers = [] if length is None else [(b"content-length", str(length).encode())]
-    request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
-    try:
-        return asyncio.run(_body(request, MOST)), asked
-    except _TooLarge as error:
-        return str(error), asked
+    def submit(self, name, value, within):
+        self.withins.append(within)
+        self.answers.append(Future())
+        return self.answers[-1]
 
-
-def test_a_body_is_read_whole_up_to_the_limit():
-    assert read([b"12345", b"67890"], 10) == (b"1234567890", 2)
+    def close(self, timeout):
+        self.closed = True
+        for answer in self.answers:
+            answer.set_result((200, "1"))
 
 
-@pytest.mark.parametrize(("length", "read_chunks"), [(11, 0), (None, 2), (3, 2), ("x", 2)])
-def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_kept(length, read_chunks):
-    said, chunks = read([b"123456", b"789012", b"345678"], length)
-    assert said == "the body has more than 10 bytes; send less, or serve with a larger max_body"
-    assert chunks == read_chunks
-
-
-def test_without_a_lease_requests_are_refused_at_once(monkeypatch):
-    from starlette.requests import Request
-
+@pytest.fixture
+def made():
+    """Makes a front that serves trial "t", whose inputs are numbers."""
     from fluidtune.serving import front
     from fluidtune.serving.books import Books
-
-    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
-    asked = object.__new__(front.Front)
-    asked._names, asked._books, asked._asked, asked._state = ["t"], Books(["t"]), 0, "serving"
-    asked._server, asked._way = SimpleNamespace(unanswered=1, hopeless=lambda name, within: False), None
-    asked._devices = SimpleNamespace(count=0, waits="waiting for a lease of a GPU", trouble="")
-    asked._setting, asked._models = SimpleNamespace(max_body=MOST, slo=0.5), {"t": None}
-
-    async def receive():
-        return {"type": "http.request", "body": b"1", "more_body": False}
-
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "server": ("h", 80)}
-    answer = asyncio.run(asked(Request(scope, receive)))
-    said = "the service has no device now: waiting for a lease of a GPU"
-    assert (answer.status_code, json.loads(answer.body)) == (503, {"error": "refused", "reason": said})
-    assert asked._books.requests("t") == {"refused: no_lease": 1}
-    asked._devices.trouble = "another app of that name"
-    asked._server.closed, asked._ends = False, threading.Event()
-    with pytest.raises(RuntimeError, match="another app of that name"):
-        asked.check_health()
-
-
-@pytest.mark.parametrize("path", ["/", "/-/way"])
-def test_more_open_requests_than_the_limit_are_refused_unread(monkeypatch, path):
-    from starlette.requests import Request
-
-    from fluidtune.serving import front
-    from fluidtune.serving.books import Books
-
-    asked = object.__new__(front.Front)
-    monkeypatch.setattr(front.Front, "__del__", lambda self: None)
-    asked._names, asked._books, asked._asked, asked._way = ["t"], Books(["t"]), front.MOST_OPEN, None
-
-    async def receive():
-        raise AssertionError("nothing is to be read")
-
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "server": ("h", 80)}
-    answer = asyncio.run(asked(Request(scope, receive)))
-    assert (answer.status_code, json.loads(answer.body)["reason"]) == (503, "10000 requests are open already")
-    assert asked._books.requests("t") == ({"refused: too_many": 1} if path == "/" else {})
-    assert asked._asked == front.MOST_OPEN
-
-
-@pytest.mark.parametrize("path", ["/", "/-/way"])
-def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(path):
-    from starlette.requests import Request
-
-    from fluidtune.serving import front
-    from fluidtune.serving.books import Books
-    from symphony_serve.errors import Refused
+    from fluidtune.serving.intake import Intake
 
     class Front(front.Front):
         def __del__(self):
             """Nothing was started."""
 
-    asked = object.__new__(Front)
-    asked._names, asked._books, asked._asked, asked._way = ["t"], Books(["t"]), 0, None
-    asked._setting, asked._models = SimpleNamespace(max_body=MOST, slo=0.5), {"t": None}
-    withins = []
-    asked._server = SimpleNamespace(
-        unanswered=9, hopeless=lambda name, within: withins.append(within) or True, submit=None
-    )
-    read = []
+    def make(server=None, slo=0.5, count=1, waits=""):
+        one = object.__new__(Front)
+        one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"
+        one._server, one._way, one._ends = server, None, threading.Event()
+        one._devices = SimpleNamespace(count=count, waits=waits, trouble="")
+        one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]))
+        one._models, one._forms, one._most = {"t": None}, {"t": Form.of([1])}, {"t": 100}
+        return one
+
+    return make
+
+
+async def ask(front, method="POST", path="/", body=b"1", half=False, read=None):
+    from starlette.requests import Request
 
     async def receive():
-        read.append(True)
-        return {"type": "http.request", "body": b"1", "more_body": False}
+        assert read is not None or body is not None, "nothing is to be read"
+        if read is not None:
+            read.append(True)
+        return {"type": "http.request", "body": body, "more_body": half}
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "server": ("h", 80)}
-    answer = asyncio.run(asked(Request(scope, receive)))
+    async def once():
+        if once.asked:
+            await asyncio.Event().wait()
+        once.asked = True
+        return await receive()
+
+    once.asked = False
+    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "server": ("h", 80)}
+    answer = await front(Request(scope, once))
+    return answer.status_code, json.loads(answer.body), answer.headers
+
+
+def answered(front, **given):
+    return asyncio.run(ask(front, **given))
+
+
+def test_without_a_lease_requests_are_refused_at_once(made):
+    front = made(Server(), count=0, waits="waiting for a lease of a GPU")
+    status, said, headers = answered(front, body=None)
+    reason = "the service has no device now: waiting for a lease of a GPU"
+    assert (status, said) == (503, {"error": "refused", "code": "no_lease", "reason": reason})
+    assert headers["Retry-After"] == "5"
+    assert front._books.requests("t") == {"refused: no_lease": 1}
+    front._devices.trouble = "another app of that name"
+    with pytest.raises(RuntimeError, match="another app of that name"):
+        front.check_health()
+
+
+@pytest.mark.parametrize("path", ["/", "/-/way"])
+def test_more_open_requests_than_the_limit_are_refused_unread(made, path):
+    from fluidtune.serving import intake
+
+    front = made(Server())
+    front._intake.open = intake.MOST_OPEN
+    status, said, _ = answered(front, path=path, body=None)
+    assert (status, said["code"], said["reason"]) == (503, "too_many", "10000 requests are open already")
+    assert front._books.requests("t") == ({"refused: too_many": 1} if path == "/" else {})
+    assert front._intake.open == intake.MOST_OPEN
+
+
+@pytest.mark.parametrize("path", ["/", "/-/way"])
+def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(made, path):
+    front, read = made(Server(hopeless=True)), []
+    status, said, _ = answered(front, path=path, read=read)
     if path == "/":
-        said = {"error": "refused", "reason": "too many requests wait before it"}
-        assert (answer.status_code, json.loads(answer.body), read) == (503, said, [])
+        refused = {"error": "refused", "code": "queue_full", "reason": "too many requests wait before it"}
+        assert (status, said, read) == (503, refused, [])
         with pytest.raises(Refused, match="too many requests wait before it"):
-            asyncio.run(asked(1))
-        assert asked._books.requests("t") == {"refused: queue_full": 2}
-        assert withins == [0.5, 0.5]
+            asyncio.run(front(1))
+        assert front._books.requests("t") == {"refused: queue_full": 2}
+        assert front._server.withins == [0.5, 0.5]
     else:
-        assert (answer.status_code, read) == (200, [True])
-        assert asked._books.requests("t") == {}
+        assert (status, read) == (200, [True])
+        assert front._books.requests("t") == {}
+
+
+def test_before_the_models_are_there_nothing_is_read(made):
+    front = made()
+    front._state = "measuring"
+    status, said, headers = answered(front, body=None)
+    assert (status, said["code"], headers["Retry-After"]) == (503, "measuring", "5")
+    assert said["reason"] == "the models are not there yet: measuring"
+
+
+def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled(made):
+    front = made(Server(), slo=0.01)
+    status, said, headers = answered(front)
+    assert (status, said["code"], headers["Retry-After"]) == (503, "overdue", "1")
+    assert front._server.answers[0].cancelled()
+    assert front._books.requests("t") == {"late": 1}
+    with pytest.raises(Refused, match="was not there at its deadline"):
+        asyncio.run(front(1))
+
+
+def test_a_body_that_does_not_come_is_refused_at_the_slo(made):
+    front = made(Server(), slo=0.01)
+    status, said, headers = answered(front, body=b"1", half=True)
+    assert (status, said["code"], headers["Connection"]) == (503, "body_late", "close")
+    assert front._books.requests("t") == {"refused: body_late": 1}
+    assert front._intake.open == 0
+
+
+def test_what_was_spent_before_counts_against_the_slo(made, monkeypatch):
+    """The body takes a second of the ten, so that nine are left for the model."""
+    from fluidtune.serving import front as fronts
+
+    front, begin = made(Server(), slo=10.0), time.monotonic()
+    now = [begin]
+    monkeypatch.setattr(fronts.time, "monotonic", lambda: now[0])
+    read = front._intake.read
+
+    async def slowly(*given):
+        value = await read(*given)
+        now[0] = begin + 1.0
+        return value
+
+    front._intake.read = slowly
+
+    async def run():
+        asked = asyncio.ensure_future(ask(front))
+        while not front._server.answers:
+            await asyncio.sleep(0)
+        front._server.answers[0].set_result((200, "1"))
+        return await asked
+
+    assert asyncio.run(run())[0] == 200
+    assert front._server.withins == pytest.approx([10.0, 9.0])
+
+
+def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
+    front = made(Server(able=1))
+    assert answered(front, method="GET", path="/readyz", body=None)[:2] == (200, {"state": "serving"})
+    front._server.able = 0
+    status, said, headers = answered(front, method="GET", path="/readyz", body=None)
+    assert (status, said["code"], headers["Retry-After"]) == (503, "no_model_process", "5")
+    waits = {"state": "waiting for a model process"}
+    assert answered(front, method="GET", path="/healthz", body=None)[:2] == (200, waits)
+    assert answered(front, method="HEAD", path="/", body=None)[1]["state"] == waits["state"]
+    front._devices.count = 0
+    assert answered(front, method="GET", path="/readyz", body=None)[1]["code"] == "no_lease"
+    front._server = None
+    assert answered(front, method="GET", path="/readyz", body=None)[0] == 503
+
+
+def test_a_stopped_front_answers_what_runs_and_refuses_what_comes(made):
+    front = made(Server(), slo=PATIENCE_S)
+
+    async def run():
+        runs = asyncio.ensure_future(ask(front))
+        while not front._server.answers:
+            await asyncio.sleep(0)
+        await front.stop()
+        assert front._intake.open == 0
+        return await runs, await ask(front, body=None), await ask(front, method="GET", path="/readyz", body=None)
+
+    ran, came, ready = asyncio.run(run())
+    assert ran[:2] == (200, 1)
+    assert (came[0], came[1]["code"], came[2]["Connection"]) == (503, "stopping", "close")
+    assert ready[0] == 503
+    front.check_health()
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [({"body": b"[1]"}, "bad_input"), ({"body": b" " * 101 + b"1"}, "too_large")]
+)
+def test_what_is_wrong_is_counted_and_told_with_a_code(made, sent, code):
+    front = made(Server())
+    assert answered(front, **sent)[1]["code"] == code
+    assert front._books.requests("t") == {"bad": 1}
+
+
+def test_of_an_overload_no_times_are_kept(made):
+    """Else `fluidtune serve plan` says that no SLO is long enough. docs/bugs.md, 374."""
+    front, kept = made(Server()), []
+    front._log = SimpleNamespace(keep=lambda name, text: kept.append(json.loads(text)))
+    front._models, front._kept = {"t": SimpleNamespace(delays=Delays(jitter=0.01))}, ""
+    front._server.profile = lambda name: Profile.linear(0.0, 0.2, 1)
+    front._way = SimpleNamespace(seconds=0.1)
+    front._note()
+    front._way.seconds = 5.0
+    front._keep_profiles()
+    front._note()
+    front._keep_profiles()
+    assert [one["delays"] for one in kept] == [{"t": pytest.approx(0.11)}] * 2
 
 
 @pytest.mark.parametrize(
@@ -139,8 +249,6 @@ def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(path
 )
 def test_the_way_counts_unless_nothing_would_be_tried_any_more(way, unanswered, left):
     from fluidtune.serving import front
-    from symphony_serve.delays import Delays
-    from symphony_serve.profiles import Profile
 
     model = SimpleNamespace(name="t", delays=Delays(jitter=0.01))
     server = SimpleNamespace(unanswered=unanswered, profile=lambda name: Profile.linear(0.0, 0.2, 4))

@@ -12,6 +12,7 @@ import pytest
 from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.serving import model_process
 from fluidtune.serving.model_process import Loading, ModelProcess
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
@@ -40,7 +41,7 @@ def test_a_batch_is_answered(winner):
 
 
 def test_an_input_that_the_model_fails_with_does_not_reach_its_neighbours(winner):
-    said = (500, {"error": "the model failed: ValueError('a negative number')"})
+    said = (500, {"error": "the model failed: ValueError('a negative number')", "code": "model_failed"})
     assert outcomes(load, winner, [1, FAILS, 2]) == [(200, 3), said, (200, 6)]
 
 
@@ -88,3 +89,23 @@ def test_a_load_whose_module_the_process_does_not_find(winner, tmp_path, monkeyp
     elsewhere = dataclasses.replace(loading, paths=())
     with pytest.raises(ServeError, match=r"load cannot be imported on .*found_here_only.*; put its module where"):
         ModelProcess(elsewhere)
+
+
+@pytest.mark.parametrize("inputs", [[1, 2], [1]])
+def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
+    """CUDA cannot be used any more after a failed kernel: every later batch would fail. docs/bugs.md, 351."""
+    calls = []
+
+    def model(values):
+        calls.append(values)
+        if len(calls) > 1:  # the first one is its own sample
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return values
+
+    process = ModelProcess(Loading.of(made(model), [winner]))
+    calls[:] = [0]
+    monkeypatch.setattr(model_process, "cuda_failure", lambda: "device-side assert triggered")
+    monkeypatch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+    with pytest.raises(SystemExit) as ended:
+        process.run("t", inputs)
+    assert ended.value.code == 1

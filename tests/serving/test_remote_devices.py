@@ -27,8 +27,9 @@ class Cluster:
     def options(self, **given):
         def start(loading):
             self.started += 1
+            names = ("ready", "run", "measure", "alive")
             return SimpleNamespace(
-                **{name: SimpleNamespace(remote=lambda *given, name=name: name) for name in ("ready", "run", "measure")}
+                **{name: SimpleNamespace(remote=lambda *given, name=name: name) for name in names}
             )
 
         return SimpleNamespace(remote=start)
@@ -117,3 +118,25 @@ def test_a_device_that_was_stopped_while_it_came_back_gets_no_process_any_more(d
     assert not lost.value.back()
     assert (made.pid, cluster.started) == (None, 2)
     assert told == [("worker_lost", "models-1-1")]
+
+
+def test_an_idle_process_that_does_not_answer_is_waited_for(device):
+    made, cluster, told = device(ready=[(7, SAMPLES)], alive=[None, GetTimeoutError(), GetTimeoutError(), None])
+    made.look()
+    made.check()
+    with pytest.raises(DeviceLost, match="it is idle and does not answer") as lost:
+        made.check()
+    assert [lost.value.back(), lost.value.back()] == [False, True]
+    assert (made.pid, cluster.started, told) == (7, 1, [("worker_started", "models-1-1")])
+
+
+@pytest.mark.parametrize("error", [RayActorError(), GetTimeoutError()], ids=["dies", "hangs"])
+def test_an_idle_process_that_dies_or_hangs_is_replaced(device, monkeypatch, error):
+    monkeypatch.setattr(remote_devices, "HUNG_S", -1.0)
+    made, cluster, told = device(ready=[(7, SAMPLES), (8, SAMPLES)], alive=[error])
+    made.look()
+    with pytest.raises(DeviceLost) as lost:
+        made.check()
+    assert (made.pid, cluster.started, cluster.killed) == (None, 2, 1)
+    assert lost.value.back()
+    assert (made.pid, told[1]) == (8, ("worker_lost", "models-1-1"))

@@ -66,10 +66,12 @@ def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
     ("body", "path", "method", "status", "said"),
     [
         ("[1]", "", "POST", 400, "the input is a list, expected number"),
-        ("{", "", "POST", 400, "the body is no JSON value"),
+        ("1 2", "", "POST", 400, "the body is no JSON value"),
         ("NaN", "", "POST", 400, "NaN is no JSON number"),
-        ("[" * 100_000, "", "POST", 400, "the body is no JSON value"),
+        ("[" * 100, "", "POST", 400, "the input is a list, expected number"),
+        ("1e400", "", "POST", 400, "the input is no finite number"),
         ("1", "nobody", "POST", 404, "no trial 'nobody' is served"),
+        ("1", "nobody", "GET", 404, "no trial 'nobody' is served"),
         ("1", "", "PUT", 405, "PUT / is not served"),
         (str(FAILS), "", "POST", 500, "the model failed: ValueError('a negative number')"),
     ],
@@ -82,11 +84,10 @@ def test_what_cannot_be_answered_harms_nobody(served, body, path, method, status
 
 
 def test_a_body_that_is_too_large_gets_413(served):
-    status, said = ask(served, " " * service.MAX_BODY + "1")
-    assert (status, said["error"]) == (
-        413,
-        f"the body has more than {service.MAX_BODY} bytes; send less, or serve with a larger max_body",
-    )
+    most = 64 * len("2.5")
+    status, said = ask(served, " " * most + "1")
+    text = f"the body has more than {most} bytes; send less, or serve with a larger max_body"
+    assert (status, said) == (413, {"error": text, "code": "too_large"})
     assert ask(served, 1) == (200, 3)
 
 
@@ -131,9 +132,33 @@ def test_a_killed_device_is_replaced_and_its_requests_are_answered(served, finis
     assert told[-3:] == [("worker_started", killed[0]), ("worker_lost", None), ("worker_started", replaced[0])]
 
 
+def test_a_process_that_dies_while_it_is_idle_is_replaced_though_nobody_asks(served):
+    killed = wait_until(lambda: served.status()["device_pids"])
+    os.kill(killed[0], signal.SIGKILL)
+    wait_until(lambda: served.status()["device_pids"] not in ([], killed))
+    wait_until(lambda: ask(served, "", "readyz", "GET")[0] == 200)
+    assert ask(served, 5) == (200, 15)
+
+
+def test_ready_follows_the_model_process_while_nobody_asks(served):
+    assert ask(served, "", "readyz", "GET") == (200, {"state": "serving"})
+    (pid,) = served.status()["device_pids"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        found = wait_until(lambda: (found := ask(served, "", "readyz", "GET"))[0] == 503 and found)
+        assert found[1] == {"error": "refused", "code": "no_model_process", "reason": "no model process answers"}
+        assert ask(served, "", "healthz", "GET")[0] == 200
+        assert ask(served, "", method="GET")[1]["state"] == "waiting for a model process"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: ask(served, "", "readyz", "GET")[0] == 200)
+    assert (served.status()["device_pids"], ask(served, 5)) == ([pid], (200, 15))
+
+
 def test_an_input_that_ends_processes_is_refused(served):
     status, said = ask(served, KILLS)
-    assert (status, said) == (503, {"error": "refused", "reason": "two GPUs were lost while they ran it"})
+    refused = {"error": "refused", "code": "lost_twice", "reason": "two GPUs were lost while they ran it"}
+    assert (status, said) == (503, refused)
     assert ask(served, 5) == (200, 15)
 
 

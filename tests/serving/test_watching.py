@@ -60,7 +60,31 @@ def watched(tmp_path):
     clock, advice, published = Clock(), Advice(), Published()
     books = Books(["a", "b"], clock)
     log = ServingLog(tmp_path / "serving")
-    return clock, books, Watch(books, log, published, lambda: 2, advice), published, advice, log
+    return clock, books, Watch(books, log, published, lambda: 2, advice, lambda: None), published, advice, log
+
+
+@pytest.mark.parametrize(
+    ("counts", "calm"),
+    [
+        ({"answered": 99, "refused: queue_full": 1}, True),
+        ({"answered": 99, "refused: queue_full": 2}, False),
+        ({"answered": 99, "late": 2}, False),
+        ({"answered": 1, "bad": 50, "failed": 50, "cancelled": 50}, True),
+        ({"bad": 50}, False),
+        ({}, False),
+    ],
+)
+def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(tmp_path, counts, calm):
+    clock, books, told = Clock(), Books(["a"], Clock()), []
+    books.clock = clock
+    watch = Watch(books, ServingLog(None), Published(), lambda: 2, Advice(), lambda: told.append(True))
+    for what, count in counts.items():
+        for _ in range(count):
+            books.count("a", what)
+    for _ in range(LOOKS):
+        clock.now += 1.0
+        watch.look()
+    assert told == [True] * calm
 
 
 def test_gauges_have_what_happened_since_the_last_look(watched):
@@ -104,7 +128,7 @@ def test_each_line_of_the_log_counts_everything_once(watched, tmp_path):
 def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(tmp_path):
     clock, advice, there = Clock(), Advice(), [2]
     books, log = Books(["a"], clock), ServingLog(tmp_path / "serving")
-    watch = Watch(books, log, Published(), lambda: there[0], advice)
+    watch = Watch(books, log, Published(), lambda: there[0], advice, lambda: None)
     seen = []
     for devices in (2, 3, 3, 0, 0):
         there[0] = devices

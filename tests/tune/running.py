@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import tune
 from ray.tune import Callback, RunConfig, TuneConfig
 
@@ -142,3 +143,20 @@ def logged(result: Any) -> list[int]:
     """The iterations in a trial's result.json, in the file's order."""
     lines = (Path(result.path) / "result.json").read_text().splitlines()
     return [json.loads(line)["training_iteration"] for line in lines]
+
+
+def forks_ready(seconds: float = 60.0) -> None:
+    """Wait until processes of jobs on cores are forked, where they can be: a job does not wait for that."""
+    from fluidtune import hash_seed
+    from fluidtune.cluster.forks.nodes import ONE_THREAD, ForkServers, obstacle
+    from fluidtune.cluster.new_processes import worker_environment
+
+    if obstacle({}) is not None:
+        return
+    context = ray.get_runtime_context()
+    servers, node = ForkServers(worker_environment(), ONE_THREAD), context.get_node_id()
+    servers.prepare(node, hash_seed.runtime_env(1, dict(context.runtime_env)) or {})
+    until = time.monotonic() + seconds
+    while servers.command(node) is None:
+        assert servers.off is None and time.monotonic() < until, servers.off
+        time.sleep(0.1)

@@ -23,7 +23,7 @@ from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import MaximumIterationStopper
 
 import fluidtune
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report import EVENT_LOG_NAME, read_events, summarise
 from tests.tune.running import Recorder, fit, outcome
 from tests.tune.trainables import Stepper, with_checkpoints
 
@@ -207,3 +207,11 @@ def test_a_metric_that_disappears_is_named_in_the_error_and_nothing_hangs(tmp_pa
 
     with pytest.raises(Exception, match="score"):
         run("fluid", tmp_path, ASHAScheduler(max_t=6), trainable=Forgetful)
+
+
+def test_a_trial_that_hyperband_stops_while_it_is_paused_has_ended_in_the_log(tmp_path: Path) -> None:
+    results, _ = run("fluid", tmp_path, HyperBandScheduler(max_t=9), stop={})
+    last = {event["trial"]: event["ending"] for event in logged(tmp_path, "trial_ended")}
+    assert any(event["ending"] == "paused" for event in logged(tmp_path, "trial_ended"))
+    assert list(last.values()) == ["stopped"] * len(results)
+    assert summarise(tmp_path / "fluid").endings == {"stopped": len(results)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,38 @@ def test_fresh_workers_is_yes_or_no() -> None:
 def test_reserve_is_yes_or_no_and_for_a_job_without_an_arbiter() -> None:
     refused(lambda: FluidExecutor(reserve="no"), "reserve='no'", "True or False")  # type: ignore[arg-type]
     refused(lambda: FluidExecutor(reserve=True, arbiter="auto"), "reserve=True", "arbiter='auto'", "leave one")
+
+
+@pytest.mark.parametrize(("name", "value"), [("lanes", True), ("lanes", 7), ("profile", 7)])
+def test_a_setting_of_another_type(name: str, value: Any) -> None:
+    devices = "emulated:2" if name == "profile" else "cpu:2"
+    refused(lambda: FluidExecutor(devices=devices, **{name: value}), f"{name}={value!r}", type(value).__name__, "text")
+
+
+def test_a_search_beside_a_service_has_its_core_and_leases_none() -> None:
+    refused(lambda: FluidExecutor(devices="cpu:1", beside=True, arbiter="auto"), "beside=True", "'auto'", "leave one")
+
+
+@pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])
+def test_something_else_for_an_executor(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before Ray is started. docs/bugs.md, 358."""
+    monkeypatch.setattr("ray.init", lambda *args, **more: pytest.fail("Ray was started"))
+    refused(lambda: fluidtune.Tuner(without_checkpoints, executor=executor), f"executor={executor!r}", "FluidExecutor(")
+    refused(lambda: fluidtune.run(without_checkpoints, executor=executor), "no FluidExecutor", "None")
+    refused(lambda: FluidScheduler(ASHAScheduler(), executor), "no FluidExecutor")
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_a_mistyped_setting(tmp_path: Path) -> None:
+    """And the public names are those that it and `dir` know. docs/bugs.md, 359."""
+    script = tmp_path / "script.py"
+    script.write_text("import fluidtune\n\nfluidtune.FluidExecutor(max_worker=1)\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(script)]
+    environment = {**os.environ, "MYPYPATH": str(Path(fluidtune.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    said = done.stdout
+    assert 'Unexpected keyword argument "max_worker"' in said, said
+    assert set(fluidtune.__all__) <= set(dir(fluidtune))
 
 
 def test_misspelt_setting() -> None:
@@ -132,6 +167,13 @@ class TestWhatOnlyTheClusterKnows:
             lambda: fluidtune.run(without_checkpoints, storage_path=str(tmp_path), executor=executor),
             *mentions,
         )
+
+    @pytest.mark.parametrize("devices", ["gpu", "gpu:1", "gpu:2"])
+    def test_gpus_that_will_never_come(self, devices: str, tmp_path: Path) -> None:
+        run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=FluidExecutor(devices=devices))
+        refused(tuner.fit, f"devices='{devices}'", "has none, 2 CPUs", "no autoscaler", "leave devices out")
+        assert not list(tmp_path.glob("*/*/result.json"))
 
     def test_the_same_from_a_stock_tuner(self, tmp_path: Path) -> None:
         tuner = tune.Tuner(

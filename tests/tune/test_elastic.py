@@ -150,7 +150,8 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert not [e for e in events if e["event"] == "worker_lost"]
     # A follower's process comes back from each shrink as good as new: gloo leaves nothing that counts.
     replaced = [e for e in events if e["event"] == "worker_replaced"]
-    assert all(e["reason"] == "its trial failed" for e in replaced), replaced
+    ended = {"its trial failed", "it is no fork: it serves one trial"}  # the first one may be there before the server
+    assert all(e["reason"] in ended for e in replaced), replaced
     widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
 

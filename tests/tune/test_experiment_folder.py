@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
 import pytest
+from ray import tune
 
+from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.tune.experiment_folder import ExperimentFolder
+from tests.tune.running import fit
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_what_is_written_after_tunes_last_upload_is_uploaded(storage: Any, tmp_path: Path) -> None:
-    folder = ExperimentFolder(storage)
+    folder = ExperimentFolder(storage, restored=True)
     assert folder.path == tmp_path / "staging"
     for name in (EVENT_LOG_NAME, "summary.json", "timeline.png", "of-tune.json"):
         (folder.path / name).write_text(name)
@@ -39,16 +43,17 @@ def test_what_is_written_after_tunes_last_upload_is_uploaded(storage: Any, tmp_p
 
 def test_a_new_driver_goes_on_with_the_stored_log_and_the_same_one_with_its_own(storage: Any, tmp_path: Path) -> None:
     (tmp_path / "root" / "bucket" / "run" / EVENT_LOG_NAME).write_text("of the former driver\n")
-    own = ExperimentFolder(storage).path / EVENT_LOG_NAME
+    own = ExperimentFolder(storage, restored=True).path / EVENT_LOG_NAME
     assert own.read_text() == "of the former driver\n"
     own.write_text("longer than what is stored\n")
-    assert (ExperimentFolder(storage).path / EVENT_LOG_NAME).read_text() == "longer than what is stored\n"
+    again = ExperimentFolder(storage, restored=True)
+    assert (again.path / EVENT_LOG_NAME).read_text() == "longer than what is stored\n"
 
 
 def test_a_local_experiment_has_its_files_where_they_belong(storage: Any, tmp_path: Path) -> None:
     storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
     storage.experiment_fs_path = str(tmp_path / "storage" / "run")
-    folder = ExperimentFolder(storage)
+    folder = ExperimentFolder(storage, restored=True)
     (folder.path / EVENT_LOG_NAME).write_text("log")
     folder.upload()
     assert [path.name for path in (tmp_path / "storage" / "run").iterdir()] == [EVENT_LOG_NAME]
@@ -56,7 +61,7 @@ def test_a_local_experiment_has_its_files_where_they_belong(storage: Any, tmp_pa
 
 
 def test_a_failed_upload_is_a_warning(storage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = ExperimentFolder(storage)
+    folder = ExperimentFolder(storage, restored=True)
     (folder.path / "summary.json").write_text("{}")
     (tmp_path / "root" / "bucket" / "run").rmdir()
     folder.upload()
@@ -75,8 +80,44 @@ def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCapt
         open_output_stream = open_input_stream
 
     storage.storage_filesystem = Away()
-    folder = ExperimentFolder(storage)
+    folder = ExperimentFolder(storage, restored=True)
     (folder.path / "summary.json").write_text("{}")
     folder.upload()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 and all("bucket/run" in line and "could not resolve host" in line for line in told)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
+    storage: Any, tmp_path: Path, local: bool
+) -> None:
+    # docs/bugs.md, 357
+    run = tmp_path / "root" / "bucket" / "run"
+    if local:
+        storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
+    for text in ("first", "second"):
+        folder = ExperimentFolder(storage, restored=False)
+        assert not (folder.path / EVENT_LOG_NAME).exists()
+        (folder.path / EVENT_LOG_NAME).write_text(text)
+        folder.upload()
+        time.sleep(0.01)
+    ExperimentFolder(storage, restored=False)
+    assert sorted(path.read_text() for path in run.iterdir()) == ["first", "second"]
+    assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in run.iterdir())
+
+
+def reports(config: dict[str, Any]) -> None:
+    tune.report({"score": config["x"]})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a full disk. docs/bugs.md, 356."""
+    (tmp_path / "fluid").mkdir()
+    (tmp_path / "fluid" / EVENT_LOG_NAME).symlink_to("/dev/full")
+    space = {"x": tune.grid_search([1, 2, 3])}
+    results = fit("fluid", reports, space, tmp_path, executor=FluidExecutor(devices="emulated:2"))
+    assert sorted(one.metrics["score"] for one in results) == [1, 2, 3]
+    said = [each.getMessage() for each in caplog.records if "event log lacks events" in each.getMessage()]
+    assert len(said) == 1 and "No space left" in said[0]

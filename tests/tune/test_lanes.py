@@ -218,16 +218,19 @@ def test_trials_go_on_when_the_lane_service_is_killed(tmp_path: Path) -> None:
     class Killer(tune.Callback):
         killed = 0
 
+        def __init__(self) -> None:
+            self.workers: set[int] = set()
+
         def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
             import psutil
 
+            self.workers.add(result["pid"])
             if result["training_iteration"] not in (9, 12) or len(spans(tmp_path / "log")) < 12:
                 return
             for process in psutil.process_iter(["cmdline"]):
                 line = process.info["cmdline"] or []
                 # Those of this job's own workers only.
-                parents = {str(parent.pid) for parent in process.parents()}
-                if "salus_share.service" in line and str(os.getpid()) in parents | {str(process.ppid())}:
+                if "salus_share.service" in line and process.ppid() in self.workers:
                     process.kill()
                     self.killed += 1
 

@@ -21,6 +21,7 @@ from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import final_report, tuning_job
+from fluidtune.tune.resizer import LATE_S
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.tuning_job import TuningJob
 from tests.tune.trainables import Stepper
@@ -175,6 +176,20 @@ def test_a_refused_joiner_costs_nothing(tried: Tried) -> None:
     tried.manager._leaders._iteration_done(run, reply)
     assert run.live and not run.resizing and run.wanted == (0,)
     assert tried.written()[-3:] == ["growth_ended", "resize_failed", "trial_result"]
+
+
+def test_a_new_worker_that_does_not_arrive_gives_its_device_back(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    run.kind, run.address, run.delivered, run.wanted = "elastic", (LOOPBACK, 4321), 1, (0, 1)
+    tried.manager._resizer.begin_resize(run)
+    now = time.monotonic()
+    tried.manager._resizer.call_off_late(now + LATE_S - 60)
+    assert run.resizing and 1 in run.joining
+    tried.manager._resizer.call_off_late(now + LATE_S + 60)
+    assert not run.resizing and not run.joining and run.wanted == (0,) and run.live
+    assert tried.written()[-1] == "resize_failed"
+    tried.manager._resizer.call_off_late(now + 3 * LATE_S)
+    assert run.follower_errors == 1
 
 
 def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:

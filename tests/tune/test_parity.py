@@ -112,6 +112,25 @@ def test_a_trial_that_saves_while_its_bracket_ends_is_not_left_paused(tmp_path: 
     assert [iteration for _, iteration, *_ in outcome(results)] == [9, 9]
 
 
+class LastToFail(Stepper):
+    """Trial 16 fails in its second rung, after the two others have come to that rung's end."""
+
+    def step(self) -> dict[str, Any]:
+        found = super().step()
+        if self.x == 16 and self.at == 3:
+            time.sleep(2)
+            raise RuntimeError("as ordered")
+        return {**found, "score": self.x + self.at}
+
+
+def test_a_rung_goes_on_when_the_last_trial_that_it_waits_for_fails(tmp_path: Path) -> None:
+    # docs/bugs.md, 390. A whole band; the nine trials of its last bracket train 1, 3 and 9 iterations.
+    results = fit("fluid", LastToFail, {"x": tune.grid_search(list(range(17)))}, tmp_path, scheduler=hyperband())
+    lengths = {found.config["x"]: (found.metrics or {})["training_iteration"] for found in results}
+    assert [lengths[x] for x in range(8, 17)] == [1, 1, 1, 1, 1, 1, 3, 9, 2]
+    assert len(results.errors) == 1
+
+
 def test_hyperband_without_checkpoints_decides_the_same_and_repeats_nothing(tmp_path: Path) -> None:
     """A function that saves nothing begins again when HyperBand resumes it.
 

@@ -120,6 +120,19 @@ class TestCPUs:
         assert together(results) <= 2, "there are two licences"
         assert min(r.metrics["free"].get("licence", 0) for r in results) == 0
 
+    def test_trials_that_ask_for_no_core_run_beside_those_that_hold_all(self, tmp_path: Path) -> None:
+        @ray.remote(num_cpus=4)
+        class Other:
+            def ready(self) -> None: ...
+
+        other = Other.remote()
+        ray.get(other.ready.remote())
+        try:
+            results = run(tmp_path, {"licence": 1}, trials=2, meeting=True)
+        finally:
+            ray.kill(other)
+        assert together(results) == 2
+
     def test_several_bundles_are_left_to_tune(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, logger="fluidtune"):
             results = run(tmp_path, tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}]), trials=3)
@@ -134,6 +147,21 @@ class TestCPUs:
         while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert ray.available_resources()["CPU"] == 4
+
+
+    def test_a_later_trial_that_asks_for_more_cores_has_them_in_its_process(self, tmp_path: Path) -> None:
+        def asks(config: dict[str, Any]) -> None:
+            import torch
+
+            has = ray.get_runtime_context().get_assigned_resources()
+            tune.report({"score": 1.0, "cores": has["CPU"], "threads": torch.get_num_threads(), "x": config["x"]})
+
+        sized = tune.with_resources(asks, lambda config: {"cpu": 1 + config["x"]})
+        space = {"x": tune.grid_search([0, 1, 0, 2, 0])}
+        results = fit("fluid", sized, space, tmp_path, reuse_actors=True, executor=FluidExecutor())
+        assert not results.errors
+        found = [tuple(result.metrics[name] for name in ("x", "cores", "threads")) for result in results]
+        assert found == [(x, x + 1, x + 1) for x in (0, 1, 0, 2, 0)]
 
 
 @pytest.mark.usefixtures("ray_gpus")
@@ -185,7 +213,7 @@ def test_devices_of_two_nodes(tmp_path: Path) -> None:
     try:
         cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False)
-        results = run(tmp_path, {"cpu": 1}, trials=4)
+        results = run(tmp_path, {"cpu": 1}, trials=4, meeting=True)
         assert together(results) == 2
         events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
         there = [*events[0]["devices"], *(e for e in events if e["event"] == "device_gained")]

@@ -51,11 +51,14 @@ class Pool:
     def is_alive(self, worker: PooledWorker) -> bool:
         return worker.name in self.workers
 
-    def kill_worker(self, worker: PooledWorker) -> None:
+    def forget_worker(self, worker: PooledWorker) -> None:
         del self.workers[worker.name]
 
     def discard_idle_workers(self, device: int) -> None:
         pass
+
+    def start_spares(self) -> list[PooledWorker]:
+        return []
 
 
 class Log:

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray import tune
 from ray.tune import CheckpointConfig
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.worker import Worker
 from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
-from tests.tune.running import fit
+from tests.tune.running import fit, forks_ready
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
@@ -31,8 +32,6 @@ _kept: list[Any] = []
 
 def messy(config: dict[str, Any]) -> None:
     """Reports what it found in its process, then leaves behind what ``x`` names."""
-    import torch
-
     found = {
         "pid": os.getpid(),
         "dtype": str(torch.get_default_dtype()),
@@ -40,6 +39,7 @@ def messy(config: dict[str, Any]) -> None:
         "drawn": float(torch.rand(())),
         "python": random.random(),
         "variable": os.environ.get("A_TRIALS_OWN", "none"),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "cwd": os.getcwd(),
     }
     leaves = config["x"]
@@ -70,6 +70,7 @@ def test_as_many_processes_start_at_a_time_as_there_are_cores(tmp_path: Path) ->
 
 
 def one_after_the_other(path: Path, leave: list[str]) -> tuple[list[dict[str, Any]], Any]:
+    forks_ready()
     results = fit("fluid", messy, {"x": tune.grid_search(leave)}, path, executor=FluidExecutor(devices="cpu:1"))
     assert not results.errors
     return [r.metrics for r in results], read_events(path / "fluid" / EVENT_LOG_NAME)
@@ -80,6 +81,7 @@ def test_a_worker_serves_trial_after_trial_as_if_new(tmp_path: Path) -> None:
     assert len({f["pid"] for f in found}) == 1
     for key in ("dtype", "device", "variable"):
         assert len({f[key] for f in found}) == 1, f"{key}: {[f[key] for f in found]}"
+    assert {f["gpus"] for f in found} == {""}  # docs/bugs.md, 353: Ray 2.60 lets a worker without a GPU see all
     assert found[0]["dtype"] == "torch.float32" and found[0]["variable"] == "none"
     for key in ("python", "drawn"):
         assert len({f[key] for f in found}) == len(found), f"{key}: a fresh process draws something else every time"
@@ -92,7 +94,8 @@ def test_a_worker_serves_trial_after_trial_as_if_new(tmp_path: Path) -> None:
 def test_a_worker_that_was_left_dirty_is_replaced(tmp_path: Path) -> None:
     found, events = one_after_the_other(tmp_path, ["thread", "a", "child", "b", "memory", "c"])
     pids = [f["pid"] for f in found]
-    assert pids[0] != pids[1] and pids[1] == pids[2] != pids[3] and pids[3] == pids[4] != pids[5]
+    for dirty in (0, 2, 4):  # a clean one, or the spare that was started beside it, serves the next trial
+        assert pids[dirty] not in pids[dirty + 1 :]
     reasons = [e["reason"] for e in events if e["event"] == "worker_replaced"]
     assert [reason.split()[0] for reason in reasons] == ["threads", "processes", "memory"]
 

@@ -40,8 +40,17 @@ class Pool:
 
     fresh = None
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
         self.workers: dict[str, PooledWorker] = {}
+
+    def start_spares(self) -> list[PooledWorker]:
+        return []
+
+    def process_ended(self, worker: PooledWorker) -> None:
+        pass
+
+    def stop_forking(self, why: str) -> bool:
+        return False
 
     def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
         return True
@@ -66,6 +75,9 @@ class Pool:
         pass
 
     def kill_worker(self, worker: PooledWorker) -> None:
+        pass
+
+    def forget_worker(self, worker: PooledWorker) -> None:
         pass
 
     def discard_idle_workers(self, device: int) -> None:

@@ -19,7 +19,7 @@ def test_a_grid_on_one_device_takes_its_work():
 def test_81_trials_on_8_devices_keep_them_busy():
     found = forecast(grid(81, 27, DEFAULT), 8)
     assert found.packing == 2
-    assert found.utilisation > 0.9
+    assert found.held > 0.9
     assert found.makespan < 0.6 * 81 * 27 / 8
 
 
@@ -74,7 +74,7 @@ def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, 
     assert twin.iterations == sum(length for length, _ in trials)
     fastest = min(DEFAULT.iteration((1,), p) / p for p in (1, 2, 3, 4))
     assert makespan >= fastest * sum(length * cost for length, cost in trials) / devices * 0.999
-    assert 0 < twin.utilisation <= 1 + 1e-9
+    assert 0 < twin.held_part <= 1 + 1e-9
 
 
 @pytest.mark.slow

@@ -92,6 +92,9 @@ class EmulatedSession:
     def lost(self) -> None:
         """None: nothing is computed that a loss could spoil."""
 
+    def fails_divided(self, error: BaseException) -> None:
+        """See `LeaderSession`: nothing is divided."""
+
     def take_difference(self) -> str | None:
         """See `LeaderSession`: nothing is computed that could differ."""
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,12 +30,16 @@ from .stuck_collectives import GpuWork, StuckCollectives, connect
 
 #: Read when a process group is made. torch, docs on ProcessGroupNCCL's environment variables: with 0, the watchdog
 #: leaves errors and time-outs to us (`StuckCollectives`); it does not end the process when the trial's own kernel has
-#: failed; the monitor does not end it when an abort takes long; and no wait for a collective stops the loop's thread.
+#: failed; the monitor does not end it when an abort takes long; no wait for a collective stops the loop's thread; and
+#: after an error of NCCL's own the watchdog neither writes a report nor waits for others to write theirs, while it
+#: holds the lock that the next collective takes (Watchdog::runLoop in torch's ProcessGroupNCCL.cpp).
 NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
 }
 #: Looks at the others, `LOOK_S` apart, that find a worker dead before a collective of gloo is given up. Judgement: gloo
 #: itself raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
@@ -92,6 +97,7 @@ class TorchBackend(CollectiveBackend):
             raise
 
     def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
+        hook = sys.excepthook
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self._is_on_gpu() else "gloo",
             store=store,
@@ -99,6 +105,7 @@ class TorchBackend(CollectiveBackend):
             world_size=world,
             timeout=timedelta(seconds=self.form_timeout),
         )
+        sys.excepthook = hook  # torch's writes the rank before each line, and stays when the group has gone
 
     def _is_on_gpu(self) -> bool:
         return self.device.type == "cuda"

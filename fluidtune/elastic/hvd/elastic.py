@@ -87,6 +87,8 @@ class SavedState:
         for name, values in saved.items():
             vars(handlers[name]).update(values)
 
+    own_streams = True
+
     def broadcast(self, backend: CollectiveBackend) -> None:
         """Nothing to do: the state's own ``sync`` does it, when the function is called again."""
 
@@ -99,6 +101,10 @@ class SavedState:
 
     def facts(self, weights: bool) -> dict[str, float]:
         """See `CommittableState`: the script synchronises its state by itself."""
+        return {}
+
+    def digests(self) -> dict[str, float]:
+        """See `CommittableState`: as `facts`."""
         return {}
 
     def take_over(self, backend: CollectiveBackend) -> float:

@@ -57,6 +57,9 @@ class Adapter:
         """Return the paused trials that the algorithm has promoted; it returns only one when Tune asks it to choose."""
         return []
 
+    def catch_up(self, controller: Any) -> None:
+        """Have the algorithm decide what it has missed to decide. ``controller``: as a scheduler is handed it."""
+
     def overlooked(self) -> list[Trial]:
         """Return the paused trials that the algorithm has finished with and will never stop itself."""
         return []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 from ray.tune.experiment import Trial
 
-from fluidtune.ray_compat.schedulers import Bracket, brackets, hyperband_limit, time_attribute
+from fluidtune.ray_compat.schedulers import Bracket, brackets, hyperband_limit, make_missed_halvings, time_attribute
 from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.budgets import iteration_at
 
@@ -44,6 +45,9 @@ class HyperBandAdapter(Adapter):
         # HyperBand chooses one trial, and chooses the same one again until it runs. The engine plans the whole group
         # and must see the rest of the rung, too.
         return [trial for bracket in brackets(self._base) for trial in bracket.promoted()]
+
+    def catch_up(self, controller: Any) -> None:
+        make_missed_halvings(self._base, controller)
 
     def overlooked(self) -> list[Trial]:
         # The last result of a bracket stops those of its trials that are paused at that moment. A trial that is still

@@ -1,0 +1,5 @@
+"""``python -m fluidtune`` is ``fluidtune``."""
+
+from fluidtune.cli import main
+
+main()

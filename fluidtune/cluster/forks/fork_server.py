@@ -1,0 +1,188 @@
+"""Starts a fork server on this machine and hears from it; used by the actor that each node of a job has.
+
+The server is no child of the process that starts it, because Ray ends the children of a worker with the worker, before
+they could tidy up. It ends when it can read no more from the pipe that this process holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluidtune.cluster.forks import fork_launcher, server
+
+#: How the names of the servers' folders begin.
+PREFIX = "fluidtune-forks-"
+#: The longest path of a socket, in bytes: ``sun_path`` of Linux's unix(7), less its end.
+_LONGEST = 107
+#: Seconds for which a folder without a lock may be one that is being made. Judgement: that takes a millisecond.
+YOUNG_S = 5.0
+#: How often a server may begin anew without a package that made forks impossible. Judgement: a driver that has more
+#: than this many such packages gets plain processes.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What became of a server. ``command``: Ray's ``py_executable`` for its children; None: it starts none.
+
+    ``why``: why it starts none. ``left_out``: packages that it has not imported, and why. ``failed``: modules that
+    could not be imported, and why. ``pid``: its process. ``modules``: how many it has imported.
+    """
+
+    command: str | None
+    why: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    pid: int | None = None
+    modules: int = 0
+
+
+class ForkServer:
+    """One server. It imports ``modules`` in an environment like that of the processes that it is to fork.
+
+    ``folder``: where its socket is to be; None: in a new one.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], folder: str | None = None) -> None:
+        self._given = folder
+        self._orders: list[tuple[list[str], dict[str, str]]] = [(list(modules), dict(environment))]
+        self._left_out: dict[str, str] = {}
+        self._careful = False
+        self._process: subprocess.Popen[str] | None = None
+        self._folder = ""
+        self._state = ServerState(None, "it is starting")
+
+    def begin(self) -> None:
+        """Have it import the modules, from now on.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        sweep()
+        if self._given is not None:
+            os.makedirs(self._given, mode=0o700, exist_ok=True)
+        self._folder = self._given or new_folder()
+        path = socket_in(self._folder)
+        if len(path.encode()) > _LONGEST:
+            shutil.rmtree(self._folder)
+            raise OSError(f"the path {path} is too long for a socket; set TMPDIR to a shorter one")
+        with open(os.path.join(self._folder, "log"), "w") as log, open(f"{path}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._process = subprocess.Popen(
+                [sys.executable, str(server.__file__)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd="/",
+                env=self._orders[0][1],
+                pass_fds=[lock.fileno()],  # the lock is the server's from now on, until it has ended
+            )
+            number = lock.fileno()
+        self._process.wait()  # the server itself has left it
+        self._say({"path": path, "lock": number})
+        self._order(0, last=False)
+
+    def _say(self, line: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+
+    def _order(self, number: int, last: bool) -> None:
+        names, environment = self._orders[number]
+        what = {"names": names, "environment": environment, "last": last}
+        self._say({**what, "left_out": self._left_out, "careful": self._careful})
+
+    def finish(self, modules: Sequence[str], environment: Mapping[str, str]) -> ServerState:
+        """Have it import these modules as well, with these further variables, and wait until it is ready.
+
+        Whatever goes wrong is in the answer.
+        """
+        self._orders.append((list(modules), dict(environment)))
+        try:
+            for _ in range(_ATTEMPTS):
+                if self._process is None:
+                    self.begin()
+                self._order(1, last=True)
+                if self._hear():
+                    return self._state
+            self._failed(f"packages made forks impossible: {', '.join(self._left_out)}")
+        except OSError as error:
+            self._failed(str(error))
+        return self._state
+
+    def _hear(self) -> bool:
+        """Whether it is known now what became of it. False: it has to begin anew."""
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        said: dict[str, Any] = json.loads(line) if line else {}
+        if "ready" in said:
+            path = socket_in(self._folder)
+            command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), path])
+            self._state = ServerState(command, None, self._left_out, said["failed"], said["pid"], said["ready"])
+            return True
+        last = Path(self._folder, "log").read_text(errors="replace").strip().splitlines()[-1:] or ["it ended"]
+        self.stop()
+        if "unforkable" not in said:
+            self._failed(f"it died while it imported: {last[0]}")
+            return True
+        self._careful = True
+        if said["unforkable"] is not None:
+            self._left_out[said["unforkable"]] = said["why"]
+        return False
+
+    def _failed(self, why: str) -> None:
+        self._state = ServerState(None, why, self._left_out)
+
+    def wait(self) -> str:
+        """Wait for the end of the server that has started. Returns in words how it came."""
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.read()
+        return "the fork server has ended"
+
+    def stop(self) -> None:
+        """Let it end. Its children live on. Returns when nothing of it is left on disk."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(OSError):
+                process.stdin.close()
+            with suppress(OSError, ValueError):
+                process.stdout.read()
+            process.stdout.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def new_folder() -> str:
+    """A new folder of this user's for a server's files, which nobody else can enter."""
+    return tempfile.mkdtemp(prefix=PREFIX)
+
+
+def socket_in(folder: str) -> str:
+    """The path of the server's socket in its folder."""
+    return os.path.join(folder, "socket")
+
+
+def sweep() -> None:
+    """Remove what servers of this user have left here that were killed together with the processes that held them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if not (folder / "socket.lock").exists() and time.time() - folder.stat().st_mtime < YOUNG_S:
+                continue  # it is being made
+            with open(folder / "socket.lock", "a") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,148 @@
+"""Actors and tasks that are no workers of trials, forked on whichever node Ray starts them: `fluidtune.forked`.
+
+The command that starts them is the same on all nodes. Where it finds no server, it starts Python as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from fluidtune.cluster.forks import fork_launcher, nodes
+from fluidtune.cluster.forks.fork_server import ForkServer, new_folder, socket_in
+from fluidtune.cluster.forks.preload import modules_of_program
+
+log = logging.getLogger(__name__)
+
+#: How often it is looked whether Ray is up, seconds. Judgement: short beside the start of a Ray node.
+_LOOK_S = 0.05
+#: Runs the launcher where it and the server's socket are, else this Python as it is, and else the node's.
+_GUARD = (
+    'if [ -S "$1" ] && [ -x "$2" ]; then exec "$2" -I -S "$3" "$1" "${@:4}"; '
+    'elif [ -x "$2" ]; then exec "$2" "${@:4}"; else exec python "${@:4}"; fi'
+)
+
+
+def forked(modules: Sequence[str] | None = None) -> dict[str, Any]:
+    """A runtime environment with which Ray forks the processes of tasks and actors.
+
+    ``ray.init(runtime_env=fluidtune.forked())``. A server on each node imports packages once, and new processes of the
+    job are forked from it. Until it is ready, on nodes that come later, and where it cannot be, processes are started
+    as Ray starts them. Further fields ("env_vars", "working_dir", "py_modules") can be added to the dictionary.
+
+    Args:
+        modules: the names of what the servers import. None: what this process has imported of installed packages.
+
+    Returns:
+        a ``runtime_env`` for ``ray.init``; {} on platforms without forks.
+    """
+    if nodes.obstacle({}) is not None:
+        return {}
+    folder = new_folder()
+    names = modules_of_program(modules)
+    threading.Thread(target=_serve, args=(folder, names), name="forked", daemon=True).start()
+    return with_server_in(folder)
+
+
+class ForkedActors:
+    """Has actors that this process starts forked, on whichever node Ray starts them: each node has a server for them.
+
+    It waits for the servers, `nodes.NEARLY_S` at most. They end with this process.
+
+    ``modules``: the names of what the servers import. ``environment``: variables that the actors set first. Until the
+    servers are ready, and where they cannot be, processes are started as Ray starts them.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        #: Why the next process is started as Ray does; None: it is forked, where its node has a server.
+        self.off = nodes.obstacle(dict(ray.get_runtime_context().runtime_env))
+        self._folder = new_folder()
+        names = modules_of_program(modules)
+        alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]] if self.off is None else []
+        self._held = [_hold(node, names, self._folder, environment) for node in alive]
+        self._wait()
+
+    def runtime_env(self) -> dict[str, Any]:
+        """What of a ``runtime_env`` an actor needs that is started now."""
+        return {} if self.off is not None else with_server_in(self._folder)
+
+    def turn_off(self, why: str) -> None:
+        """Fork no process any more."""
+        self.off = why
+        log.warning("FluidTune: new processes are plain ones, which takes longer: %s", why)
+
+    def _wait(self) -> None:
+        """Wait until the servers are ready, ten seconds at most: they import what a plain process would."""
+        until = time.monotonic() + nodes.NEARLY_S
+        while any(each.state is None for each in self._held) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            for each in self._held:
+                each.look()
+        for why in {each.state.why for each in self._held if each.state is not None and each.state.why is not None}:
+            log.warning("FluidTune: new processes of a node are plain ones, which takes longer: %s", why)
+
+
+def with_server_in(folder: str) -> dict[str, Any]:
+    """The ``runtime_env`` of processes that are forked by the server with its socket in ``folder``, where it is."""
+    words = ["bash", "-c", _GUARD, "forked", socket_in(folder), sys.executable, str(fork_launcher.__file__)]
+    return {"py_executable": shlex.join(words)}
+
+
+def _serve(folder: str, modules: tuple[list[str], list[str]]) -> None:
+    """Hold the server of this machine, and have the other nodes hold theirs, whenever this process has started Ray."""
+    first, then = modules
+    environment = {**nodes.ONE_THREAD, **os.environ}
+    server = ForkServer(first, nodes.lasting(environment), folder)
+    job: str | None = None
+    others: list[nodes.There] = []
+    try:
+        server.begin()
+        while threading.main_thread().is_alive():
+            time.sleep(_LOOK_S)
+            if not ray.is_initialized() or _job() == job:
+                continue
+            user = dict(ray.get_runtime_context().runtime_env).get("env_vars", {})
+            own = nodes.of_own_node()
+            if job is not None or user or own is None:
+                server.stop()
+            if own is not None:
+                if job is not None or user:
+                    server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **own, **user}), folder)
+                state = server.finish(then, {name: value for name, value in own.items() if name[:4] == "RAY_"})
+                if state.why is not None:
+                    log.warning("fluidtune.forked: processes are plain ones: %s", state.why)
+            job = _job()
+            others = [_hold(node, modules, folder, {}) for node in _other_nodes(own is not None)]
+    except (OSError, ray.exceptions.RayError) as error:
+        log.warning("fluidtune.forked: processes are plain ones from now on: %s", error)
+    finally:
+        server.stop()
+        del others
+
+
+def _job() -> str:
+    """Which job this process is, in which cluster."""
+    context = ray.get_runtime_context()
+    return f"{context.get_job_id()} {context.get_node_id()}"
+
+
+def _other_nodes(own: bool) -> list[str]:
+    """The nodes whose server an actor has to hold. ``own``: this process holds that of its own node."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    return [node for node in alive if node != here or not own]
+
+
+def _hold(node: str, modules: tuple[list[str], list[str]], folder: str, environment: Mapping[str, str]) -> nodes.There:
+    def variables(found: Mapping[str, str]) -> dict[str, str]:
+        return {**nodes.ONE_THREAD, **found, **environment}
+
+    return nodes.There(node, modules, variables, {}, folder)

@@ -1,0 +1,334 @@
+"""The fork servers of one job, one a node: which node has one that is ready, and what a process on it is started with.
+
+Where there is no server, and after it has died, processes are started as Ray starts them. The server on the driver's
+own machine is the driver's, if the driver has started the Ray node there: it can begin before Ray is up, and serves one
+job after another. Other nodes have an actor that holds theirs as long as the job lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
+from fluidtune.cluster.forks.preload import modules_of_trials
+from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
+from fluidtune.ray_compat.versions import FORKED_RAY, forks_workers
+
+log = logging.getLogger(__name__)
+
+#: What a runtime environment may hold besides for processes to be forked: Ray applies it to the launcher, before the
+#: server is asked. Other fields (conda, pip, uv, containers, another Python) make another Python of it.
+_APPLIED = {"env_vars", "working_dir", "py_modules", "config", "_ray_commit", "worker_process_setup_hook"}
+#: What Ray gives a process of one core or less, unless the variable is set: the number of threads of its libraries.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+#: Seconds for which a process is not started while a server imports its last modules. A plain process would begin later
+#: to import the same. Judgement: Lightning and Transformers take 3 s on two cores; a server that takes longer than this
+#: waits for something, or has more to import than a trial needs.
+NEARLY_S = 10.0
+#: Seconds that the servers may take to end. Judgement: they end at once, unless they still import.
+CLOSE_S = 2.0
+
+
+def obstacle(runtime_env: Mapping[str, Any]) -> str | None:
+    """Why processes with this runtime environment cannot be forked; None: they can, as far as is known."""
+    if sys.platform != "linux":
+        return f"forks of imported packages are unsafe on {sys.platform}"
+    if not forks_workers():
+        return f"Ray {ray.__version__} does not live with forked workers; {FORKED_RAY} does"
+    other = [name for name, value in runtime_env.items() if value and name not in _APPLIED]
+    if PREFIX in str(runtime_env.get("py_executable")):
+        other.remove("py_executable")  # `forked`: a fork server, too
+    return f"the runtime environment has {', '.join(sorted(other))}" if other else None
+
+
+class _Host(Protocol):
+    """Where a server is held. ``state``: what became of it; None: it is starting."""
+
+    state: ServerState | None
+    #: Since when the last modules are imported (monotonic clock); None: they are not yet.
+    finishing: float | None
+
+    def look(self) -> None:
+        """Learn what is new."""
+
+    def close(self) -> Any:
+        """Let the server end. Returns what to wait for, if anything."""
+
+
+class _Here:
+    """The driver's own server. It is started and waited for in a thread, because both take their time."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.state: ServerState | None = None
+        self.environment = lasting(environment)
+        self._server = ForkServer(modules, self.environment)
+        #: The variables of Ray's that it has imported with, and when it began to (monotonic clock); None: not yet.
+        self.rays: dict[str, str] | None = None
+        self.finishing: float | None = None
+        self._finish: queue.SimpleQueue[tuple[list[str], dict[str, str]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="fork-server", daemon=True).start()
+
+    def finish(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Ray is up: have the server import what needs Ray, too, and then fork processes."""
+        if self.finishing is None:
+            self.finishing, self.rays = time.monotonic(), dict(environment)
+            self._finish.put((list(modules), self.rays))
+
+    def _run(self) -> None:
+        try:
+            self._server.begin()
+        except OSError as error:
+            self.state = ServerState(None, str(error))
+            return
+        self.state = self._server.finish(*self._finish.get())
+        if self.state.command is not None:
+            self.state = ServerState(None, self._server.wait())
+
+    def stop(self) -> None:
+        """Let the server end, and do not wait for that."""
+        threading.Thread(target=self.end, name="fork-server-ends", daemon=True).start()
+
+    def end(self) -> None:
+        """Let the server end, and wait for that."""
+        self._server.stop()
+
+    def look(self) -> None:
+        """The thread has written the news."""
+
+    def close(self) -> None:
+        """It goes on for the driver's next job, and ends with the driver."""
+
+
+class Holder:
+    """The actor that holds a node's server. It asks for no resources and lives as long as the job."""
+
+    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None) -> None:
+        self._folder = folder
+        own = {**os.environ, "RAY_JOB_ID": ray.get_runtime_context().get_job_id()}
+        own.pop("CUDA_VISIBLE_DEVICES", None)
+        self._environment = variables(own)
+        self._server: ForkServer | None = None
+
+    def start(self, first: Sequence[str], then: Sequence[str]) -> ServerState:
+        """See `ForkServer.finish`."""
+        self._server = ForkServer(first, self._environment, self._folder)
+        return self._server.finish(then, {})
+
+    def wait(self) -> str:
+        """See `ForkServer.wait`."""
+        assert self._server is not None
+        return self._server.wait()
+
+    def stop(self) -> None:
+        """See `ForkServer.stop`."""
+        if self._server is not None:
+            self._server.stop()
+
+
+class There:
+    """A server that an actor holds. ``variables``: its environment, from that of a process of Ray's on the node."""
+
+    #: An actor is asked for when a process is needed; nobody waits for all that its server imports.
+    finishing: float | None = None
+
+    def __init__(
+        self,
+        node: str,
+        modules: tuple[list[str], list[str]],
+        variables: Callable[[Mapping[str, str]], dict[str, str]],
+        runtime_env: Mapping[str, Any],
+        folder: str | None = None,
+    ) -> None:
+        self.state: ServerState | None = None
+        whole = next((each["NodeID"] for each in ray.nodes() if each["NodeID"].startswith(node)), node)
+        options = dict(
+            num_cpus=0,
+            max_concurrency=3,
+            runtime_env=dict(runtime_env) or None,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
+        )
+        self._actor = ray.remote(Holder).options(**options).remote(variables, folder)
+        #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
+        self._awaited = self._actor.start.remote(*modules)
+
+    def look(self) -> None:
+        """Hear from the actor, if there is news."""
+        if self._awaited is None or not ray.wait([self._awaited], timeout=0)[0]:
+            return
+        try:
+            said = ray.get(self._awaited)
+        except ray.exceptions.RayError as error:
+            said = f"its actor died: {str(error).splitlines()[0]}"
+        self._awaited = None
+        self.state = said if isinstance(said, ServerState) else ServerState(None, said)
+        if self.state.command is not None:
+            self._awaited = self._actor.wait.remote()
+
+    def close(self) -> Any:
+        """The actor lets it end, and is killed after that."""
+        return self._actor.stop.remote(), self._actor
+
+
+#: The driver's own server, once it has begun.
+_here: _Here | None = None
+
+
+def lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment matters to imports that need no Ray."""
+    return {name: value for name, value in environment.items() if name not in OF_THE_PROCESS and name[:4] != "RAY_"}
+
+
+def _begin_here(environment: Mapping[str, str]) -> _Here:
+    """The driver's own server, which has imported in this environment, or begins to."""
+    died = _here is not None and _here.state is not None and _here.state.command is None
+    if _here is None or died or _here.environment != lasting(environment):
+        return _anew(environment)
+    return _here
+
+
+def _anew(environment: Mapping[str, str]) -> _Here:
+    """A new server of the driver's own in the place of the one that it has."""
+    global _here
+    before, _here = _here, _Here(modules_of_trials()[0], environment)
+    if before is not None:
+        before.stop()
+    return _here
+
+
+def end_here() -> None:
+    """Let the driver's own server end now, and wait for that. It would end with this process anyway."""
+    global _here
+    before, _here = _here, None
+    if before is not None:
+        before.end()
+
+
+def _finish_here(environment: Mapping[str, str]) -> _Here:
+    """The driver's own server, with what needs Ray. ``environment``: that of a worker of the Ray node."""
+    rays = {name: value for name, value in environment.items() if name[:4] == "RAY_"}
+    host = _begin_here(environment)
+    if host.rays not in (None, rays):
+        host = _anew(environment)  # the driver has started another Ray node meanwhile
+    host.finish(modules_of_trials()[1], rays)
+    return host
+
+
+def of_own_node() -> dict[str, str] | None:
+    """The environment of workers of the Ray node that this process has started; None: it has started none."""
+    with suppress(psutil.Error):
+        raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
+        if len(raylets) == 1:  # of several, which are those of a test's cluster, nobody knows which is this node's
+            found = raylets[0].environ()
+            if found.get("RAY_LD_PRELOAD_ON_WORKERS", "0") == "0" and "LD_PRELOAD" not in os.environ:
+                found.pop("LD_PRELOAD", None)  # Ray's own, for the raylet
+            job = ray.get_runtime_context().get_job_id()
+            return {**found, "RAY_RAYLET_PID": str(raylets[0].pid), "RAY_JOB_ID": job}
+    return None
+
+
+@contextmanager
+def while_ray_starts(runtime_env: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[None]:
+    """Have the driver's own server import while the Ray node starts that this process starts inside.
+
+    ``runtime_env``: the job's. ``environment``: variables that the job's processes get after their start. A job that
+    turns out to need other ones gets another server.
+    """
+    possible = obstacle(runtime_env) is None
+    more = {**(runtime_env.get("env_vars") or {}), **environment}
+    if possible:
+        _begin_here({**ONE_THREAD, **os.environ, **more})
+    yield
+    own = of_own_node() if possible else None
+    if own is not None:
+        _finish_here({**ONE_THREAD, **own, **more})
+
+
+class ForkServers:
+    """See the module.
+
+    ``environment``: variables that the job's processes get after their start. ``unless_set``: those of them that Ray
+    gives a process which does not have them.
+    """
+
+    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
+        self._environment, self._unless_set = dict(environment), dict(unless_set)
+        self._nodes: dict[str, _Host] = {}
+        self._said: set[str] = set()
+        self._runtime_env = dict(ray.get_runtime_context().runtime_env)
+        #: Why processes are not forked in this job; None: they are, where there is a server.
+        self.off: str | None = None
+        why = obstacle(self._runtime_env)
+        if why is not None:
+            self.turn_off(why)
+
+    def turn_off(self, why: str) -> None:
+        """Fork no process of this job any more."""
+        if self.off is None:
+            self.off = why
+            log.warning("FluidTune: each process of a trial is a plain new one, which takes longer: %s", why)
+
+    def prepare(self, node: str, runtime_env: Mapping[str, Any]) -> None:
+        """Start the node's server, unless it has one. ``node``: the beginning of the node's id."""
+        if self.off is not None or node in self._nodes:
+            return
+        user = {**self._runtime_env.get("env_vars", {}), **runtime_env.get("env_vars", {})}
+        own = of_own_node() if ray.get_runtime_context().get_node_id().startswith(node) else None
+        if own is not None:
+            self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
+            return
+        # Ray sets some in the actor as well, where nobody else has.
+        unless_set, environment = self._unless_set, self._environment
+        rays_own = unless_set.keys() - os.environ.keys() - user.keys()
+
+        def variables(found: Mapping[str, str]) -> dict[str, str]:
+            found = {name: value for name, value in found.items() if name not in rays_own}
+            return {**unless_set, **found, **environment}
+
+        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env)
+
+    def command(self, node: str | None) -> str | None:
+        """Ray's ``py_executable`` for a process on the node now; None: it is started as Ray does."""
+        host = None if node is None or self.off is not None else self._nodes.get(node)
+        if host is None:
+            return None
+        host.look()
+        if host.state is None:
+            return None
+        for package, why in host.state.left_out.items():
+            self._say_once(f"the fork server has not imported {package}, which {why}")
+        if host.state.why is not None:
+            self._say_once(f"new processes of a node are plain ones, which takes longer: {host.state.why}")
+        return host.state.command
+
+    def is_nearly_ready(self, node: str | None) -> bool:
+        """Whether a process on the node is there sooner if it is forked after a moment than if it is started now."""
+        host = None if node is None or self.off is not None else self._nodes.get(node)
+        if host is None or host.state is not None or host.finishing is None:
+            return False
+        return time.monotonic() - host.finishing < NEARLY_S
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            log.warning("FluidTune: %s", line)
+
+    def close(self) -> None:
+        """Let the servers end that are not the driver's own, and wait for that."""
+        ending = [found for host in self._nodes.values() if (found := host.close()) is not None]
+        if ending:
+            ray.wait([call for call, _ in ending], num_returns=len(ending), timeout=CLOSE_S)
+        for _, actor in ending:
+            ray.kill(actor)
+        self._nodes.clear()

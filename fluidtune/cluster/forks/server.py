@@ -1,0 +1,325 @@
+"""The fork server: a process with packages imported that forks a new process for each request. One a node and job.
+
+It is started by `fork_server` as a program. It reads from its standard input what it is to import, imports it
+(`preload`), says so in one line on standard output, and listens. A request is a `fork_launcher`'s; what the child makes
+of itself is in `child`. The server ends when its standard input does, which the process holds that has started it. Its
+children live on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from fluidtune.cluster.forks import child, preload
+from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Shelf
+
+#: The variables that the interpreter and the C library have read before any module's code runs: CPython's and glibc's
+#: documented ones. A process whose values differ is none of this server's.
+AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG")
+#: They are taken over by the child after its start.
+_TAKEN_OVER = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", *OF_THE_PROCESS}
+#: The size of a request's head: the length of the rest.
+_HEAD = struct.calcsize("Q")
+
+
+@dataclass
+class _Launcher:
+    """One connection. ``pid``: the process that was forked for it."""
+
+    connection: socket.socket
+    files: list[int] = field(default_factory=list)
+    said: bytearray = field(default_factory=bytearray)
+    pid: int | None = None
+
+    def close_files(self) -> None:
+        for each in self.files:
+            os.close(each)
+        self.files.clear()
+
+    def close(self) -> None:
+        self.close_files()
+        self.connection.close()
+
+
+class Server:
+    """See the module.
+
+    ``path``: the socket's. ``shelf``: what was imported, with ``environment``. ``notes``: how. ``own``: modules of the
+    server itself.
+    """
+
+    def __init__(
+        self, path: str, shelf: Shelf, environment: Mapping[str, str], notes: preload.Notes, own: set[str]
+    ) -> None:
+        self.path = path
+        self.shelf = shelf
+        self._environment = environment
+        self._notes, self._own = notes, own
+        #: Modules that children have imported: those that were tried here, and the child that tries some of them.
+        self._tried: set[str] = set()
+        self._trying: tuple[int, list[str]] | None = None
+        self._launchers: dict[int, _Launcher] = {}
+        #: Processes that are to be killed: the child that ends what such a one computes under MPS -> that one.
+        self._dying: dict[int, int] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self, listener: socket.socket) -> dict[str, Any] | None:
+        """Answer requests until standard input ends. Returns None then; in a child, what was asked for."""
+        gc.collect()
+        gc.freeze()
+        wake, awake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(awake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is listener:
+                    self._accept(listener)
+                elif key.fileobj == wake:
+                    with suppress(BlockingIOError):
+                        os.read(wake, 4096)
+                    self._reap()
+                elif key.fileobj == 0:
+                    if not os.read(0, 4096):
+                        for pid in self._dying.values():
+                            _kill(pid)
+                        return None
+                else:
+                    request = self._hear(key.data)
+                    if request is not None:
+                        for descriptor in (listener.fileno(), wake, awake, self._selector.fileno()):
+                            os.close(descriptor)
+                        listener.detach()
+                        return request
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            connection = listener.accept()[0]
+            connection.setblocking(False)
+            if struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] != os.geteuid():
+                connection.close()
+                return
+            self._selector.register(connection, selectors.EVENT_READ, _Launcher(connection))
+
+    def _hear(self, launcher: _Launcher) -> dict[str, Any] | None:
+        """Take what the launcher says. Returns its request in the child that was forked for it."""
+        try:
+            data, files, _, _ = socket.recv_fds(launcher.connection, 1 << 20, 3, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data, files = b"", []
+        launcher.files += files
+        if not data:
+            self._lost(launcher)
+            return None
+        launcher.said += data
+        whole = len(launcher.said) >= _HEAD and len(launcher.said) - _HEAD >= struct.unpack_from("Q", launcher.said)[0]
+        if not whole or launcher.pid is not None:
+            return None
+        try:
+            request: dict[str, Any] = json.loads(bytes(launcher.said[_HEAD:]))
+            why = self._why_not(request)
+        except (ValueError, KeyError, AttributeError):
+            why = "the request cannot be read"
+        if why is not None:
+            self._answer(launcher, {"pid": None, "why": why})
+            self._lost(launcher)
+            return None
+        wait, go = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(go)
+            if not os.read(wait, 1):
+                os._exit(0)  # its launcher has not heard of it, and starts a plain process, or has died
+            os.close(wait)
+            request["files"] = [os.dup(each) for each in launcher.files]
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.data, _Launcher):
+                    key.data.close()
+            return request
+        launcher.pid = pid
+        self._launchers[pid] = launcher
+        launcher.close_files()
+        os.close(wait)
+        with suppress(OSError):
+            socket.send_fds(launcher.connection, [json.dumps({"pid": pid}).encode() + b"\n"], [go])
+        os.close(go)
+        return None
+
+    def _why_not(self, request: dict[str, Any]) -> str | None:
+        """Why no fork of this server is what a new process would be; None: one is."""
+        asked = request["environment"]
+        for name in {*asked, *self._environment}:
+            if name.startswith(AT_START) and name not in _TAKEN_OVER and asked.get(name) != self._environment.get(name):
+                return f"{name} is {asked.get(name)!r} here and {self._environment.get(name)!r} in the fork server"
+        return None
+
+    def _answer(self, launcher: _Launcher, answer: dict[str, Any]) -> None:
+        with suppress(OSError):
+            launcher.connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _lost(self, launcher: _Launcher) -> None:
+        """The launcher has gone, or needs nothing any more. Ray ends a worker by ending its launcher, too."""
+        with suppress(KeyError):
+            self._selector.unregister(launcher.connection)
+        launcher.close()
+        if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
+            ending = os.fork()
+            if ending == 0:
+                _end_client(launcher.pid)
+            self._dying[ending] = launcher.pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._trying is not None and self._trying[0] == pid:
+                names, self._trying = self._trying[1], None
+                if status == 0:
+                    self._learned(names)
+            if pid in self._dying:
+                _kill(self._dying.pop(pid))
+            # A number that is another process' by now is not killed.
+            self._dying = {ending: dying for ending, dying in self._dying.items() if dying != pid}
+            launcher = self._launchers.pop(pid, None)
+            if launcher is not None:
+                self._answer(launcher, {"status": os.waitstatus_to_exitcode(status)})
+                self._lost(launcher)
+            self._learn()
+
+    def _learn(self) -> None:
+        """Try in a child to import what children have imported from files: can processes be forked after that?"""
+        if self._trying is not None:
+            return
+        try:
+            with open(child.learned_in(self.path)) as file:
+                said = file.read().splitlines()
+        except FileNotFoundError:
+            return
+        os.unlink(child.learned_in(self.path))
+        known = self.shelf.names | self._tried
+        new = [name for name in dict.fromkeys(said) if name not in known]
+        if not new:
+            return
+        self._tried.update(new)
+        pid = os.fork()
+        if pid == 0:
+            with suppress(preload.Unforkable):
+                preload.fill(self._notes, new, {}, False)
+                os._exit(0)
+            os._exit(1)
+        self._trying = pid, new
+
+    def _learned(self, names: list[str]) -> None:
+        """Import these modules, after which processes can still be forked."""
+        preload.fill(self._notes, names, {}, False)
+        known = self._own | self.shelf.names
+        found = {name: module for name, module in list(sys.modules.items()) if name not in known}
+        self.shelf.put(self._notes.entries(found))
+        gc.freeze()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _end_client(pid: int) -> NoReturn:
+    """End what the process computes under MPS, in a child of the server. The server imports nothing for that."""
+    with suppress(Exception):
+        from salus_share.mps import end_client
+
+        end_client(pid)
+    os._exit(0)
+
+
+def listen(path: str) -> socket.socket:
+    """Listen at ``path``, which no other user may reach."""
+    listener = socket.socket(socket.AF_UNIX)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
+    listener.setblocking(False)
+    return listener
+
+
+def main() -> None:
+    """The program. `fork_server` has started it, writes what it is to import, and reads what it says."""
+    # Not a child of who started it, and in a session of its own: Ray ends what is either with the worker.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    # This process' environment before any import could change it.
+    with open("/proc/self/environ") as file:
+        before = dict(each.split("=", 1) for each in file.read().split("\0") if "=" in each)
+    there = set(sys.modules)
+    failed: dict[str, str] = {}
+    notes = preload.Notes()
+    try:
+        with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
+            place = json.loads(orders.readline() or "null")
+            if place is None:
+                os._exit(0)  # who has started it was killed; what is left is removed by the next one
+            path, lock = place["path"], place["lock"]
+            os.set_inheritable(lock, False)
+            # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.
+            for line in iter(orders.readline, b""):
+                order = json.loads(line)
+                before.update(order["environment"])
+                os.environ.clear()
+                os.environ.update(before)
+                # torch then asks whether there are GPUs without opening CUDA: its documented switch.
+                os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+                failed |= preload.fill(notes, order["names"], order["left_out"], order["careful"])
+                if order["last"]:
+                    break
+            else:
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+                os._exit(0)
+    except preload.Unforkable as trouble:
+        print(json.dumps({"unforkable": trouble.name, "why": trouble.why}), file=out, flush=True)
+        os._exit(0)
+    new = {name: module for name, module in list(sys.modules.items()) if name not in there}
+    shelf = Shelf(notes.entries(new), before)
+    sys.meta_path.insert(0, shelf)  # type: ignore[arg-type]
+    server = Server(path, shelf, before, notes, there)
+    listener = listen(path)
+    print(json.dumps({"ready": len(shelf.names), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
+    request = server.serve(listener)
+    if request is None:
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+        os._exit(0)
+    os.close(lock)
+    out.close()
+    child.become(request, shelf, path)
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's folder
+    main()

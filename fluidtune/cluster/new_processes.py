@@ -1,0 +1,173 @@
+"""Starts the worker processes of a job: forked from their node's server, or as Ray starts a process.
+
+What a process needs before it starts, and what it is told, is worked out here. Which device needs a process, and when,
+is the pool's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fluidtune import hash_seed
+from fluidtune.cluster.device_source import DeviceSource
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.forks.nodes import ForkServers
+from fluidtune.cluster.mps import MpsSettings
+from fluidtune.cluster.trial_sessions import DEVICE_VARIABLE
+from fluidtune.cluster.worker import Worker
+from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, without_gpus
+from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
+
+#: Environment variables that stock Tune gives its trial processes and that user code may rely on.
+_PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
+
+
+@dataclass
+class PooledWorker:
+    """One worker process, as the driver knows it."""
+
+    name: str
+    device: int
+    actor: Any
+    #: Unix time at which the process was asked for; for the event log.
+    asked: float
+    #: The placement group that it was started in.
+    group: Any = None
+    #: It was started to see several GPUs, for one trial, and is not kept.
+    exclusive: bool = False
+    #: It was forked from its node's server.
+    forked: bool = False
+    #: It was started before a trial needed it, and whether one has taken it.
+    spare: bool = False
+    taken: bool = False
+    pid: int | None = None
+    gpus: list[str] = field(default_factory=list)
+    #: It is a client of its GPU's MPS daemon.
+    mps: bool = False
+    #: Its process has not answered yet.
+    starting: bool = True
+    #: It serves a trial or cleans up after one. A worker that is not busy is idle in the pool.
+    busy: bool = True
+    #: When it was told to clean up (monotonic clock); None before and after.
+    cleaning: float | None = None
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment variables that a worker gets from this driver after its start, as from stock Ray Tune."""
+    found = {name: value for name in _PASSED_ON if (value := os.environ.get(name)) is not None}
+    return {"PL_DISABLE_FORK": "1", **found}
+
+
+class NewProcesses:
+    """Belongs to one pool. ``mps``: see `WorkerPool`. ``fork``: processes are forked where that is possible."""
+
+    def __init__(self, plan: Layout, devices: DeviceSource, job: str, mps: MpsSettings | None, fork: bool) -> None:
+        self._layout, self._devices, self._job, self._mps = plan, devices, job, mps
+        #: `Worker` as Ray's class of actors, from the first start on. Ray pickles and exports each one that is made,
+        #: which takes the driver 18 ms of CPU time, and a start 1 ms (median of 15 starts, Ray 2.60).
+        self._actor_class: Any = None
+        #: How many processes were started so far.
+        self._count = 0
+        #: Device -> its placement group, and the id of the GPU that this holds. A worker inside the group has said so.
+        self.gpus: dict[int, tuple[Any, str]] = {}
+        self.environment = worker_environment()
+        if plan.threads is not None:
+            self.environment["OMP_NUM_THREADS"] = str(plan.threads)
+        #: The number of threads that Ray gives the libraries of a process on its device.
+        self._threads = max(1, int(plan.worker.get("CPU", 0)))
+        beside = {"OMP_NUM_THREADS": str(self._threads)}
+        self._forks = ForkServers(self.environment, beside) if fork and plan.kind != "emulated" else None
+        if plan.kind == "cpu":
+            # A server has begun before it is known what the devices are. What is imported does not depend on it, except
+            # where a package reads it at its import: the process imports that anew.
+            self.environment = {**self.environment, **without_gpus(dict(ray.get_runtime_context().runtime_env))}
+        #: By node, what Ray must give to a process before it starts; empty: nothing. A node that has come to the
+        #: cluster since the job began need not have been started as the others were.
+        self._before_start: dict[str | None, dict[str, Any]] = {}
+
+    def _prepare(self, device: int) -> str | None:
+        """Learn what a process on the device's node needs, and have the node's fork server begin. Returns the node."""
+        node = self._devices.nodes.get(device)
+        if node not in self._before_start:
+            self._before_start[node] = self._needed_before_start()
+        if self._forks is not None and node is not None:
+            self._forks.prepare(node, self._before_start[node])
+        return node
+
+    def is_nearly_ready(self, device: int) -> bool:
+        """Whether a process on the device is there sooner if it is forked after a moment than if it is started now."""
+        return self._forks is not None and self._forks.is_nearly_ready(self._prepare(device))
+
+    def can_spare(self, device: int) -> bool:
+        """Whether a process can be forked on the device that takes nothing of it."""
+        if self._forks is None or self._forks.command(self._devices.nodes.get(device)) is None:
+            return False
+        return self._layout.kind == "cpu" or not self.is_unknown(device)
+
+    def is_unknown(self, device: int) -> bool:
+        """Whether nobody knows yet which GPU the device is."""
+        return device not in self.gpus or self.gpus[device][0] != self._devices.group(device)
+
+    def stop_forking(self, why: str) -> bool:
+        """Start only plain processes from now on. False: that is so already."""
+        if self._forks is None or self._forks.off is not None:
+            return False
+        self._forks.turn_off(why)
+        return True
+
+    def start(self, device: int, visible: list[str] | None, spare: bool = False) -> PooledWorker:
+        """``visible``: ids of all GPUs that the process must see; None: the one of its device."""
+        asked = time.time()
+        group = self._devices.group(device)
+        self._count += 1
+        name = f"{self._job}-{device}-{self._count}"
+        resources = dict(self._layout.worker)
+        environment = {**self.environment, DEVICE_VARIABLE: str(device)}
+        if spare:
+            # The trial that runs has taken what the device has for one.
+            resources = {}
+            if "OMP_NUM_THREADS" not in os.environ:
+                environment.setdefault("OMP_NUM_THREADS", str(self._threads))
+            if self._layout.kind == "gpu":
+                environment[VISIBLE_GPUS] = self.gpus[device][1]
+        if visible is not None:
+            resources["GPU"] = 1.0
+            environment[VISIBLE_GPUS] = ",".join(visible)
+        node = self._prepare(device)
+        runtime_env = self._before_start[node]
+        command = None if self._forks is None else self._forks.command(node)
+        if command is not None:
+            runtime_env = {**runtime_env, "py_executable": command}
+        if self._actor_class is None:
+            self._actor_class = ray.remote(Worker)
+        actor = self._actor_class.options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            memory=resources.pop("memory", None),
+            resources=resources or None,
+            max_restarts=0,
+            runtime_env=runtime_env or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=self._devices.bundle(device)
+            ),
+        ).remote(name, environment, self._mps if visible is None else None)
+        exclusive = visible is not None
+        return PooledWorker(name, device, actor, asked, group, exclusive=exclusive, spare=spare, busy=not spare)
+
+    def _needed_before_start(self) -> dict[str, Any]:
+        """The ``runtime_env`` by which all workers hash strings alike. Emulated devices run no loop with data."""
+        if self._layout.kind == "emulated":
+            return {}
+        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}
+
+    def close(self) -> None:
+        """Let the fork servers of the job end."""
+        if self._forks is not None:
+            self._forks.close()

@@ -1,0 +1,101 @@
+"""Which batches all workers of a grown trial compute whole, so that each joiner is compared with the leader.
+
+A joiner has what the loop has prepared, and begins everything else anew: a counter of the loop's own, a list, an
+optimizer's hidden state. So after a growth every worker gets whole batches at first, with the leader's random streams.
+The leader's gradients count alone, and the trial trains as it would alone. The others compare theirs. Once a gradient
+at weights that such a step has made is the same in all workers, batches are divided.
+
+The machine has no tensors and no group. `drawn` and `turn ends` have two answers each:
+
+| state | formed with joiners | formed without | compared | stepped | drawn | turn ends | differed |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| divided | unproven | divided | - | divided | divided | divided | differed |
+| unproven | unproven | divided | compared | unproven | unproven | unproven, or divided if nothing learns | differed |
+| compared | unproven | divided | compared | stepped | compared | compared | differed |
+| stepped | unproven | divided | proven | stepped | stepped | stepped | differed |
+| proven | unproven | divided | proven | proven | proven, or divided if it may begin | divided | differed |
+| differed | unproven | divided | differed | differed | differed | differed | differed |
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+State = Literal["divided", "unproven", "compared", "stepped", "proven", "differed"]
+
+
+class CommonBatches:
+    """One worker's view of its group; all workers see the same events, except that the leader alone draws batches."""
+
+    def __init__(self) -> None:
+        self.state: State = "divided"
+        #: In this turn the loop has got batches that all workers computed whole, and batches that were divided.
+        self.had_common = self.had_divided = False
+        self._learned = False
+        #: Since workers have joined, no turn with divided batches has ended.
+        self._new = False
+
+    def fails_divided(self, error: BaseException, width: int) -> str | None:
+        """Why the loop must have one worker, now that it has raised ``error``; None: that says nothing about it.
+
+        It may, in the first turn since workers have joined in which batches are divided.
+        """
+        if not (self._new and self.had_divided):
+            return None
+        return f"divided among {width} workers the loop fails: {error!r}".splitlines()[0]
+
+    @property
+    def are_common(self) -> bool:
+        """Whether the next batch is one that all workers compute whole."""
+        return self.state != "divided"
+
+    @property
+    def whole_turn(self) -> bool:
+        """Whether the leader alone has seen all that was computed in this turn so far, and the others the same."""
+        return self.had_common and not self.had_divided
+
+    def formed(self, joiners: bool) -> None:
+        """A group has formed. ``joiners``: some of its workers have begun the trial's code for it."""
+        self.state = "unproven" if joiners else "divided"
+        self._new = self._new or joiners
+        self.had_common = self.had_divided = False
+
+    def compared(self) -> None:
+        """All workers had the same gradient of a common batch."""
+        after: dict[State, State] = {"unproven": "compared", "stepped": "proven"}
+        self.state = after.get(self.state, self.state)
+
+    def stepped(self) -> None:
+        """An optimizer has taken a step."""
+        self._learned = True
+        if self.state == "compared":
+            self.state = "stepped"
+
+    def draw(self, *, may_divide: bool) -> bool:
+        """The leader draws a batch; whether it is common. ``may_divide``: the loop is not amid anything that would then
+        mix both kinds.
+        """
+        if self.state == "proven" and may_divide:
+            self.state = "divided"
+        return self.are_common
+
+    def follow(self, common: bool) -> None:
+        """A follower hears how a batch was drawn."""
+        if not common and self.state != "differed":
+            self.state = "divided"
+
+    def got(self, common: bool) -> None:
+        """The loop gets a batch."""
+        self.had_common = self.had_common or common
+        self.had_divided = self.had_divided or not common
+
+    def turn_ended(self) -> None:
+        """A boundary, at which all workers were compared. If no optimizer has stepped, there is no more to compare."""
+        if self.state == "proven" or (self.state == "unproven" and not self._learned):
+            self.state = "divided"
+        self._new = self._new and not self.had_divided
+        self.had_common = self.had_divided = self._learned = False
+
+    def differed(self) -> None:
+        """A worker is not what the leader is: from now on the leader alone counts."""
+        self.state = "differed"

@@ -1,0 +1,88 @@
+"""What the front says over HTTP when it is not an output: a status, a code for programs, and a text for people.
+
+Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` is the table of paths and methods.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from symphony_serve.errors import Refused
+
+#: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
+#: can answer. At the last one the front asks itself: a request is read and answered, and no model is asked (see `way`).
+LIVE, READY, WAY = "/healthz", "/readyz", "/-/way"
+#: Seconds between two attempts to begin, after which a client may ask again as well. Judgement: nobody is served then.
+AGAIN_S = 5
+
+
+class Said(Exception):
+    """An answer other than an output.
+
+    retry_s: whole seconds after which a client may ask again; a status 503 has them. closes: the connection ends behind
+    it. headers: others.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        text: str,
+        retry_s: int | None = None,
+        closes: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(text)
+        self.status, self.code, self.text = status, code, text
+        self.headers = dict(headers or {})
+        if retry_s is not None:
+            self.headers["Retry-After"] = str(retry_s)
+        if closes:
+            self.headers["Connection"] = "close"
+
+    def response(self) -> Response:
+        """The answer."""
+        if self.status == 503:
+            return as_json(503, {"error": "refused", "code": self.code, "reason": self.text}, self.headers)
+        return as_json(self.status, {"error": self.text, "code": self.code}, self.headers)
+
+
+def refused(code: str, text: str, slo: float | None = None, closes: bool = False) -> Said:
+    """A 503. slo: seconds of the SLO, if it is a matter of load: what waits now is gone when they have passed."""
+    return Said(503, code, text, AGAIN_S if slo is None else max(1, math.ceil(slo)), closes)
+
+
+def of_server(error: Refused, slo: float) -> Said:
+    """What the server has refused."""
+    return refused(error.reason.name.lower(), error.reason.value, slo)
+
+
+def route(method: str, path: str, trials: Sequence[str]) -> str:
+    """What is asked for: "/", `LIVE`, `READY`, `WAY`, or the name of a trial. Raises `Said` for what there is not."""
+    name = path.strip("/")
+    if path in ("/", LIVE, READY, WAY):
+        allowed = {"/": ("GET", "HEAD", "POST"), WAY: ("POST",)}.get(path, ("GET", "HEAD"))
+        asked = trials[0] if path == "/" and method == "POST" else path
+    elif name in trials:
+        allowed, asked = ("POST",), name
+    else:
+        raise Said(404, "not_found", unknown(name, trials))
+    if method not in allowed:
+        said = f"{method} {path} is not served; POST an input, or GET /"
+        raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
+    return asked
+
+
+def unknown(name: str, trials: Sequence[str]) -> str:
+    """What is said of a trial that is not served."""
+    return f"no trial {name!r} is served; there are {', '.join(trials)}"
+
+
+def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer with a JSON value."""
+    return Response(json.dumps(value), status, headers, media_type="application/json")

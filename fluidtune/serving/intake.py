@@ -1,0 +1,150 @@
+"""Takes requests in: the limits of what a front holds at once, and the reading of a body, with its deadline.
+
+Here are all limits and deadlines of what comes from outside. A body is read in pieces by `symphony_serve.reading`, one
+piece of a large body in each turn of the event loop, whatever the number of bodies, so that small requests pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from fluidtune.serving.answers import Said, refused
+from symphony_serve.errors import ServeError
+from symphony_serve.forms import Form
+from symphony_serve.reading import PIECE, Reading
+
+#: Requests that are open, which are being read or wait for their answer. Judgement: far more than a front answers
+#: within any SLO; each holds its input, so that without a limit a flood under a long SLO would need all memory.
+MOST_OPEN = 10_000
+#: Bodies of which a part is there. Judgement: several times what Ray Serve's proxy hands over in a second, so that a
+#: burst of whole bodies never meets it; half bodies are dropped at their deadlines.
+MOST_READ = 1000
+#: Bytes of the bodies that are larger than a piece, of all open requests. Judgement: an input takes up to ten times the
+#: memory of its text, so these are up to 640 MB.
+MOST_BYTES = 64 << 20
+#: A body may be so many times as long as the longest of the samples, unless the caller says otherwise. Source: the
+#: issue that asked for the limit; lists and texts of any length differ from their samples.
+TIMES_SAMPLE = 64
+#: So many collections of Python's middle generation come before one of all objects. Source: `gc.set_threshold`, whose
+#: default is 10. Judgement: a collection of all holds the process for 100 ms and more while nested lists are read; with
+#: this there is one in 70 million objects, which are 70 inputs of a million lists each.
+SELDOM = 10_000
+
+
+def collect_seldom() -> None:
+    """Let Python's collector never look again at what is there now, and seldom at all objects that came since."""
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], SELDOM)
+
+
+def largest_body(samples: Sequence[Any]) -> int:
+    """Bytes that a body may have, by these inputs."""
+    return TIMES_SAMPLE * max(len(json.dumps(sample)) for sample in samples)
+
+
+class Holding:
+    """What an open request holds: bytes of its body."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class Intake:
+    """The open requests of a front with this SLO, in seconds. One event loop calls it."""
+
+    def __init__(self, slo: float):
+        self._slo = slo
+        #: How many are open, how many of these are being read, and how many bytes they hold.
+        self.open = self.reading = self.bytes = 0
+        #: Whoever has it reads a piece of a large body.
+        self._turn = asyncio.Lock()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Holding]:
+        """A request is open. Raises `Said` if there are too many."""
+        if self.open >= MOST_OPEN:
+            raise refused("too_many", f"{MOST_OPEN} requests are open already", self._slo)
+        holding = Holding()
+        self.open += 1
+        try:
+            yield holding
+        finally:
+            self.open -= 1
+            self.bytes -= holding.bytes
+
+    async def read(self, request: Request, form: Form, most: int, until: float, holding: Holding) -> Any:
+        """The input in the request's body.
+
+        form: that it must have. most: bytes that it may have. until: when it must be read, on `time.monotonic`.
+        Raises `Said`. Of a body that says that it is too large, nothing is read.
+        """
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            said = f"the body has the content encoding {encoding!r}; send it as it is"
+            raise Said(415, "content_encoding", said, headers={"Accept-Encoding": "identity"})
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > most:
+            raise _too_large(most)
+        if self.reading >= MOST_READ:
+            raise refused("too_many_bodies", f"{MOST_READ} bodies are being read already", self._slo)
+        if length.isdecimal() and int(length) > PIECE:
+            self._hold(holding, int(length))
+        self.reading += 1
+        try:
+            return await asyncio.wait_for(self._read(request, form, most, holding), until - time.monotonic())
+        except asyncio.TimeoutError:
+            said = "its body was not there and read at its deadline"
+            raise refused("body_late", said, self._slo, closes=True) from None
+        except ClientDisconnect:
+            raise Said(400, "disconnected", "the client has gone") from None
+        except ServeError as error:
+            raise Said(400, "bad_input", str(error)) from None
+        finally:
+            self.reading -= 1
+
+    async def _read(self, request: Request, form: Form, most: int, holding: Holding) -> Any:
+        reading, fresh, size = Reading(form), bytearray(), 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            fresh += chunk
+            if size > most:
+                raise _too_large(most)
+            if size > max(PIECE, holding.bytes):
+                self._hold(holding, size)
+            while len(fresh) > PIECE:
+                await self._piece(reading, bytes(fresh[:PIECE]))
+                del fresh[:PIECE]
+        if size > PIECE:
+            await self._piece(reading, bytes(fresh))
+        elif fresh:
+            reading.add(bytes(fresh))
+        reading.end()
+        while reading.step():
+            await asyncio.sleep(0)
+        return reading.value
+
+    async def _piece(self, reading: Reading, piece: bytes) -> None:
+        async with self._turn:
+            reading.add(piece)
+            while reading.step():
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def _hold(self, holding: Holding, size: int) -> None:
+        self.bytes += size - holding.bytes
+        holding.bytes = size
+        if self.bytes > MOST_BYTES and self.bytes > size:
+            raise refused("too_many_bytes", f"bodies of {MOST_BYTES} bytes are being answered already", self._slo)
+
+
+def _too_large(most: int) -> Said:
+    said = f"the body has more than {most} bytes; send less, or serve with a larger max_body"
+    return Said(413, "too_large", said)

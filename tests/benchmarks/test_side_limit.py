@@ -1,0 +1,186 @@
+"""A side that does not end: it is ended, named, and costs the others nothing."""
+
+import json
+import os
+import sys
+from contextlib import suppress
+from functools import partial
+
+import psutil
+import pytest
+
+from benchmarks import commits, launch, resize, side_limit, tenants, tune_vs_fluid
+from benchmarks.common import NotEnded, run_process
+from benchmarks.frameworks import __main__ as frameworks
+from benchmarks.side_limit import TIMES, SideLimit, repeat
+
+
+def side(name, values, order, limits):
+    left = iter(values)
+
+    def run(limit):
+        order.append(name)
+        limits.append(limit)
+        value = next(left)
+        if value is None:
+            raise NotEnded(f"{name} took more than {limit:.0f} s")
+        return {"seconds": value}
+
+    return run
+
+
+def test_sides_run_in_turn_and_medians_are_taken():
+    order, limits = [], []
+    sides = {"x": side("x", [5.0, 1.0, 3.0], order, limits), "y": side("y", [2.0, 2.0, 8.0], order, limits)}
+    found = repeat(sides, 3, SideLimit())
+    assert order == ["x", "y"] * 3
+    assert found["x"]["seconds"] == 3.0
+    assert found["y"]["seconds"] == 2.0
+    assert found["x"]["all"] == [{"seconds": 5.0}, {"seconds": 1.0}, {"seconds": 3.0}]
+
+
+def test_a_side_may_take_so_many_times_what_the_first_one_took(monkeypatch):
+    clock = iter([0.0, 7.0, 10.0, 14.0, 20.0, 99.0, 100.0, 101.0])
+    monkeypatch.setattr(side_limit.time, "perf_counter", lambda: next(clock))
+    limit, order, limits = SideLimit(first=50.0), [], []
+    late, first, second = (side(name, [value], order, limits) for name, value in (("a", None), ("b", 4.0), ("c", 9.0)))
+    assert limit.run("a", late) is None and limit.run("b", first) and limit.run("c", second)
+    assert limits == [50.0, 50.0, TIMES * 4.0] and limit.not_ended == {"a": 7.0}
+    assert SideLimit(3.0, first=50.0).seconds == 3.0
+
+
+def test_a_side_that_did_not_end_has_no_figures_and_is_not_run_again(capsys):
+    order, limits = [], []
+    sides = {"x": side("x", [5.0, 1.0], order, limits), "y": side("y", [2.0, None, 8.0], order, limits)}
+    limit = SideLimit(4.0)
+    found = repeat(sides, 3 - 1, limit)
+    assert order == ["x", "y"] * 2 and found.keys() == {"x"} and limit.not_ended.keys() == {"y"}
+    assert "y was ended: y took more than 4 s" in capsys.readouterr().err
+    assert limit.run("y", sides["y"]) is None and order == ["x", "y"] * 2
+    limit.require("x")
+    with pytest.raises(SystemExit, match="y, which the other sides are compared with, did not end within"):
+        limit.require("y")
+
+
+#: A script of a side with a Ray cluster and an actor. It writes down its session, in which all its processes are.
+HANGS = """
+import os, sys, ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+actor = ray.remote(type("Actor", (), {"session": lambda self: os.getsid(0)})).remote()
+open(sys.argv[1], "w").write(f"{os.getsid(0)} {ray.get(actor.session.remote())}")
+while True:
+    pass
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+def test_a_side_that_turns_for_ever_is_ended_with_its_ray_cluster(tmp_path):
+    begun, limit = tmp_path / "begun", SideLimit(25.0)
+    assert limit.run("turns", partial(run_process, [sys.executable, "-c", HANGS, str(begun)])) is None
+    assert limit.not_ended["turns"] >= 25.0
+    driver, actor = begun.read_text().split()
+    assert driver == actor
+    left = []
+    for process in psutil.process_iter(["cmdline"]):
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == int(driver):
+                left.append(process.info)
+    assert not left
+
+
+def figures_of(command, monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--json", *arguments])
+    command.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def job(seconds, **more):
+    return {"seconds": seconds, "fit_seconds": seconds, "launch_seconds": seconds, "best": 0.5, "iterations": 9} | more
+
+
+@pytest.mark.parametrize("command", [tune_vs_fluid, launch])
+def test_a_comparison_with_stock_goes_on_without_the_side_that_hangs(command, monkeypatch, capsys):
+    order, given = [], []
+
+    def run(name, seconds, limit):
+        order.append(name)
+        given.append(limit)
+        if name == "stock_reuse":
+            raise NotEnded("stock_reuse took more than 5 s")
+        return job(seconds, bound_ratio=1.5)
+
+    sides = {"fluid": 2.0, "stock": 6.0, "stock_reuse": 0.0}
+    monkeypatch.setattr(command, "sides", lambda *_: {name: partial(run, name, of) for name, of in sides.items()})
+    found = figures_of(command, monkeypatch, capsys, "--limit", "5", "--repeats", "2")
+    assert order == ["fluid", "stock", "stock_reuse", "fluid", "stock"] and set(given) == {5.0}
+    assert found["ratios"] == {"stock": 3.0} and found["ratio"] == 3.0
+    assert found["not_ended"].keys() == {"stock_reuse"} and found["sides"].keys() == {"fluid", "stock"}
+
+
+def test_a_job_of_commits_that_does_not_end_costs_the_other_jobs_nothing(monkeypatch, capsys):
+    def run(folder, devices, profile, of, limit):
+        assert limit == 5.0
+        if "asha" in of and folder.name == "before":
+            raise NotEnded("asha took more than 5 s")
+        return job(4.0 if folder.name == "before" else 2.0, bound_ratio=1.5)
+
+    monkeypatch.setattr(commits, "run", run)
+    monkeypatch.setattr(commits, "checkout", lambda commit, folder: None)
+    monkeypatch.setattr(commits, "described", lambda *commit: "here")
+    arguments = ["--before", "then", "--job", "asha", "hyperband", "--pairs", "2", "--limit", "5"]
+    found = figures_of(commits, monkeypatch, capsys, *arguments)
+    assert found["not_ended"].keys() == {"asha"} and found["not_ended"]["asha"].keys() == {"before"}
+    assert found["ratios"] == {"hyperband": 2.0} and found["medians"].keys() == {"hyperband"}
+    assert found["jobs"]["asha"] == {"before": [], "here": []} and len(found["jobs"]["hyperband"]["here"]) == 2
+
+
+def test_a_commit_s_job_that_does_not_end_is_ended(tmp_path):
+    package = tmp_path / "benchmarks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    hangs = "lambda: (open('began', 'w').close(), __import__('time').sleep(600))"
+    (package / "sides.py").write_text(f"OURS = 'fluid'\nsides = lambda *of: {{OURS: {hangs}}}\n")
+    with pytest.raises(NotEnded, match="took more than 5 s"):
+        commits.run(tmp_path, "cpu:1", tmp_path / "profile.json", [], 5.0)
+    assert (tmp_path / "began").exists()
+
+
+def test_a_framework_s_script_is_compared_on_the_sides_that_ended(monkeypatch):
+    def run(name, which, trials, limit):
+        if which == hangs:
+            raise NotEnded("it took more than 7 s")
+        outcome = {"processes": 1, "trials": 2, "errors": 0, "results": {"a": 1}, "left": {}, "replaced": {}}
+        return {"seconds": {"fluid": 2.0, "stock": 5.0}[which], "fit_seconds": 1.0, **outcome}
+
+    monkeypatch.setattr(frameworks, "run", run)
+    hangs = "stock_reuse"
+    found = frameworks.measured("script", 2, None, SideLimit(7.0))
+    assert found["ratios"] == {"stock": 2.5} and found["equal"] == {"stock": True}
+    assert found["not_ended"].keys() == {"stock_reuse"}
+    hangs = "fluid"
+    assert frameworks.measured("script", 2, None, SideLimit(7.0))["failed"] == "fluid"
+
+
+def test_resizes_are_compared_without_the_side_that_hangs(monkeypatch, capsys):
+    def stock(times, devices, limit):
+        raise NotEnded("stock took more than 5 s")
+
+    monkeypatch.setattr(resize, "fluid", lambda *_: {"grow": [1.0], "shrink": [0.5], "cold": [], "stall": [0.1]})
+    monkeypatch.setattr(resize, "stock", stock)
+    found = figures_of(resize, monkeypatch, capsys, "--limit", "5")
+    assert found["not_ended"].keys() == {"stock"} and found["ratios"] == {} and found["ratio"] is None
+    assert found["sides"]["fluid"]["grow"] == 1.0
+
+
+def test_tenants_are_compared_without_the_side_that_hangs(monkeypatch, capsys):
+    def run(which, jobs, options, profile, limit):
+        if which == tenants.FLUID:
+            raise NotEnded("after 5 s these jobs had not ended: large")
+        end = {"start": 0.0, "end": 12.0 if which == tenants.STOCK else 6.0, "iterations": 1, "errors": 0}
+        return {each.name: {**end, "trial_seconds": 10.0} for each in jobs}
+
+    monkeypatch.setattr(tenants, "run_side", run)
+    found = figures_of(tenants, monkeypatch, capsys, "--devices", "cpu:2")
+    assert found["not_ended"].keys() == {"fluid"} and "ratios_without_arbiter" not in found
+    assert found["ratios"] == {"worst_rho": 2.0, "makespan": 2.0}

@@ -1,0 +1,444 @@
+"""A real fork server with packages of the test's own: what a child sees, and what becomes of every part that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fluidtune.cluster.forks import fork_server
+from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, sweep
+from fluidtune.cluster.forks.forked import with_server_in
+from salus_share.seat_table import home
+from tests.cluster.forks.conftest import plainly
+from tests.salus.processes import mps_server
+
+pytestmark = pytest.mark.slow
+
+STANDIN = Path(__file__).parents[2] / "salus" / "standin"
+#: Says what of a package is in sight, imports it, and says whose it is.
+SEES = """
+import os, sys
+print("lib" in sys.modules, any("shelf" in type(f).__module__ for f in sys.meta_path))
+import lib
+print(lib.PID == os.getpid(), lib.VALUE, "lib.part" in sys.modules)
+"""
+
+
+def test_a_module_is_out_of_sight_until_it_is_imported_and_is_the_servers_then(packages, serve, tmp_path):
+    folder = packages(
+        lib="import os\nfrom lib import part\nPID, VALUE = os.getpid(), os.environ.get('A_VALUE')\n",
+        lib__part="",
+    )
+    served = serve(folder, "lib")
+    assert served.run(SEES, tmp_path).stdout.splitlines() == ["False True", "False None True"]
+
+
+def test_a_package_that_read_a_variable_is_imported_anew_where_it_has_another_value(packages, serve, tmp_path):
+    folder = packages(
+        lib="import os\nfrom lib import part\nPID, VALUE = os.getpid(), os.environ.get('A_VALUE')\n",
+        lib__part="",
+    )
+    served = serve(folder, "lib", A_VALUE="1")
+    assert served.run(SEES, tmp_path).stdout.splitlines()[1] == "False 1 True"
+    # Set for the process, and set by its code before the import.
+    assert served.run(SEES, tmp_path, A_VALUE="2").stdout.splitlines()[1] == "True 2 True"
+    late = "import os\nos.environ['A_VALUE'] = '3'\n" + SEES
+    assert served.run(late, tmp_path).stdout.splitlines()[1] == "True 3 True"
+
+
+def test_what_depends_on_such_a_package_is_imported_anew_as_well_and_what_does_not_is_not(packages, serve, tmp_path):
+    folder = packages(
+        base="import os\nPID, VALUE = os.getpid(), os.environ.get('A_VALUE')\n",
+        user="import base, os\nPID, VALUE = os.getpid(), base.VALUE\n",
+        other="import os\nPID = os.getpid()\n",
+    )
+    served = serve(folder, "base", "user", "other")
+    program = "import os, user, base, other\nprint(user.VALUE, [m.PID == os.getpid() for m in (user, base, other)])"
+    assert served.run(program, tmp_path).stdout == "None [False, False, False]\n"
+    assert served.run(program, tmp_path, A_VALUE="2").stdout == "2 [True, True, False]\n"
+
+
+def test_what_an_import_sets_in_the_environment_is_set_when_it_is_imported(packages, serve, tmp_path):
+    served = serve(packages(lib="import os\nos.environ['SET_BY_LIB'] = '1'\n"), "lib")
+    program = "import os\nprint(os.environ.get('SET_BY_LIB'))\nimport lib\nprint(os.environ.get('SET_BY_LIB'))"
+    assert served.run(program, tmp_path).stdout.split() == ["None", "1"]
+
+
+def test_a_package_of_that_name_in_the_users_folder_is_taken(packages, serve, tmp_path):
+    served = serve(packages(lib="WHOSE = 'installed'\n"), "lib")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "lib.py").write_text("WHOSE = 'mine'\n")
+    found = served.run(
+        "import lib\nprint(lib.WHOSE)", tmp_path, PYTHONPATH=f"{mine}:{served.environment['PYTHONPATH']}"
+    )
+    assert found.stdout == "mine\n"
+
+
+def test_arguments_folder_files_status_and_environment_are_those_of_a_plain_process(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    program = """
+import json, os, resource, signal, sys, threading
+os.umask(0o27) if "umask" in sys.argv else None
+print(json.dumps([
+    __name__, sys.argv, os.path.realpath(os.getcwd()), sys.path, os.environ.get("A"), os.environ.get("B"),
+    os.umask(0), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)),
+    resource.getrlimit(resource.RLIMIT_NOFILE), threading.active_count(), signal.getsignal(signal.SIGCHLD).name,
+    sorted(map(int, os.listdir("/proc/self/fd")))[:3], len(os.listdir("/proc/self/fd")),
+]))
+sys.stderr.write("to stderr")
+sys.exit(7)
+"""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    here = served.start(path, "x", "y z", environment={"A": "1"})
+    plain = subprocess.run(
+        [sys.executable, str(path), "x", "y z"],
+        env={**served.environment, "A": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert json.loads(here.stdout) == json.loads(plain.stdout)
+    assert (here.stderr, here.returncode) == (plain.stderr, plain.returncode) == ("to stderr", 7)
+
+
+def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib", "numpy", "numpy.random", "torch")
+    program = """
+import multiprocessing, random, secrets, tempfile, uuid, numpy, torch
+print(random.random(), numpy.random.rand(), torch.rand(1).item(), numpy.random.default_rng().random())
+print(uuid.uuid4(), tempfile.mktemp(), secrets.token_hex(), multiprocessing.current_process().authkey.hex())
+random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+print("seeded", random.random(), numpy.random.rand(), torch.rand(1).item())
+"""
+    runs = [served.run(program, tmp_path).stdout.splitlines() for _ in range(3)]
+    plain = plainly(program, tmp_path, served.environment).splitlines()
+    drawn = [word for lines in (*runs, plain) for line in lines[:2] for word in line.split()]
+    assert len(drawn) == 4 * 8 and len(set(drawn)) == len(drawn)
+    assert {lines[2] for lines in (*runs, plain)} == {plain[2]}
+
+
+def test_a_package_that_starts_a_thread_or_opens_cuda_is_left_out_and_named(packages, serve, tmp_path):
+    folder = packages(
+        quiet="import os\nPID = os.getpid()\n",
+        loud="import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
+    )
+    served = serve(folder, "quiet", "loud")
+    assert list(served.state.left_out) == ["loud"] and "thread" in served.state.left_out["loud"]
+    found = served.run("import os, quiet, loud\nprint(quiet.PID == os.getpid())", tmp_path)
+    assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "import not_there", "import sys\nsys.exit(3)"])
+def test_a_package_that_cannot_be_imported_fails_in_the_child_as_in_a_plain_process(packages, serve, tmp_path, text):
+    served = serve(packages(lib="", bad=text), "lib", "bad")
+    assert list(served.state.failed) == ["bad"]
+    program = "try:\n    import bad\nexcept BaseException as error:\n    print(type(error).__name__, error)"
+    assert served.run(program, tmp_path).stdout == plainly(program, tmp_path, served.environment)
+
+
+def test_a_package_that_kills_the_server_is_reported_and_nothing_is_left(packages):
+    folder = packages(bad="import os\nprint('its last words', flush=True)\nos._exit(1)\n")
+    before = set(folders())
+    state = ForkServer(["bad"], {**os.environ, "PYTHONPATH": str(folder)}).finish([], {})
+    assert state.command is None and "its last words" in (state.why or "")
+    assert set(folders()) == before
+
+
+def test_a_value_that_python_reads_at_its_start_makes_a_plain_process(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib", PYTHONHASHSEED="1")
+    program = "import os, sys\nprint(hash('a'), any('shelf' in type(f).__module__ for f in sys.meta_path))"
+    assert served.run(program, tmp_path).stdout.endswith("True\n")
+    other = served.run(program, tmp_path, PYTHONHASHSEED="2")
+    assert other.stdout == plainly(program, tmp_path, {**served.environment, "PYTHONHASHSEED": "2"})
+    assert "PYTHONHASHSEED" in other.stderr
+
+
+def test_without_a_server_a_plain_process_is_started(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    program = "import os, sys\nprint(any('shelf' in type(f).__module__ for f in sys.meta_path))\nsys.exit(5)"
+    served.server.stop()
+    done = served.run(program, tmp_path)
+    assert (done.stdout, done.returncode) == ("False\n", 5) and "did not answer" in done.stderr
+
+
+def test_a_command_for_all_nodes_finds_this_python_where_no_server_is(tmp_path):
+    # docs/bugs.md, 349
+    command = shlex.split(with_server_in(str(tmp_path))["py_executable"])
+    says = [*command, "-c", "import sys; print(sys.executable)"]
+    done = subprocess.run(says, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == sys.executable, done.stderr
+
+
+def test_the_socket_is_the_users_alone(packages, serve):
+    served = serve(packages(lib=""), "lib")
+    path = Path(served.command[-1])
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+#: A user id that is nobody's here.
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
+
+
+def as_nobody(does) -> tuple[int, int]:
+    """Call ``does(pipe)`` in a fork of this process that is another user's. Its id, and the other end of the pipe."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            does(write)
+        except BaseException as error:
+            os.write(write, type(error).__name__.encode())
+        os._exit(0)
+    os.close(write)
+    return pid, read
+
+
+@needs_root
+@pytest.mark.parametrize("opened", [False, True])
+def test_another_user_does_not_reach_a_server(packages, serve, tmp_path, opened):
+    served = serve(packages(lib=""), "lib")
+    path = Path(served.command[-1])
+    if opened:  # by a mistake of root's: the server asks who connects, too
+        path.parent.chmod(0o755)
+        path.chmod(0o777)
+        for each in path.parent.parents:
+            each.chmod(each.stat().st_mode | 0o011)
+
+    def connects(pipe: int) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"\x04\0\0\0\0\0\0\0????")
+            os.write(pipe, b"heard " + connection.recv(1000))
+
+    pid, pipe = as_nobody(connects)
+    said = os.read(pipe, 1000).decode()
+    os.waitpid(pid, 0)
+    os.close(pipe)
+    assert said in (("heard ", "ConnectionResetError", "BrokenPipeError") if opened else ("PermissionError",))
+    assert served.run("print(1)", tmp_path).stdout == "1\n"
+
+
+@needs_root
+def test_a_launcher_says_nothing_to_another_users_server(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    served.server.stop()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for each in folder.parents:
+        each.chmod(each.stat().st_mode | 0o011)
+
+    def listens(pipe: int) -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "socket"))
+            listener.listen()
+            os.chmod(folder / "socket", 0o777)
+            os.write(pipe, b"listens")
+            os.write(pipe, b"heard " + listener.accept()[0].recv(1000))
+
+    pid, pipe = as_nobody(listens)
+    assert os.read(pipe, 7) == b"listens"
+    served.command[-1] = str(folder / "socket")
+    done = served.run("print(1)", tmp_path)
+    assert done.stdout == "1\n" and f"is user {NOBODY}'s" in done.stderr
+    assert os.read(pipe, 1000) == b"heard "
+    os.waitpid(pid, 0)
+    os.close(pipe)
+
+
+def test_a_full_disk_makes_plain_processes_or_forked_ones_and_no_error(packages, tmp_path):
+    """No byte can be written to a file: so a full disk looks to a process."""
+    folder = packages(lib="", later="")
+    (tmp_path / "program.py").write_text("import lib, later, os\nos.write(1, b'there')\n")
+    program = f"""
+import os, resource, shlex, subprocess, sys, tempfile
+from fluidtune.cluster.forks.fork_server import ForkServer
+tempfile.gettempdir()  # it was found when the disk was not full yet
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+environment = {{**os.environ, "PYTHONPATH": {str(folder)!r}}}
+server = ForkServer(["lib"], environment)
+state = server.finish([], {{}})
+for command in [shlex.split(state.command)] if state.command else []:
+    said = subprocess.run([*command, {str(tmp_path / "program.py")!r}], env=environment, stdout=subprocess.PIPE).stdout
+    os.write(1, said + b"\\n")
+server.stop()
+os.write(1, repr(state.why).encode())
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and (done.stdout == "there\nNone" or "File too large" in done.stdout)
+
+
+def test_a_launcher_that_says_half_and_waits_holds_nobody_up(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    with socket.socket(socket.AF_UNIX) as half, socket.socket(socket.AF_UNIX) as broken:
+        half.connect(served.command[-1])
+        half.sendall(b"\x10\0\0")
+        broken.connect(served.command[-1])
+        broken.sendall(b"\x04\0\0\0\0\0\0\0????")
+        program = "import sys\nprint(any('shelf' in type(f).__module__ for f in sys.meta_path))"
+        assert served.run(program, tmp_path).stdout == "True\n"
+        assert b"cannot be read" in broken.recv(1000)
+
+
+def folders() -> list[str]:
+    return [str(each) for each in Path(new_folder_parent()).glob(f"{PREFIX}*")]
+
+
+def new_folder_parent() -> str:
+    return fork_server.tempfile.gettempdir()
+
+
+def running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def until(said, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not said() and time.monotonic() < end:
+        time.sleep(0.02)
+    return said()
+
+
+#: Says its process' id, and waits.
+WAITS = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n"
+
+
+def started(served, tmp_path: Path, first: str = "") -> tuple[subprocess.Popen[str], int]:
+    """A launcher, and the process that was forked for it. ``first``: what that does before it says its id."""
+    path = tmp_path / "waits.py"
+    path.write_text(first + WAITS)
+    launcher = subprocess.Popen(
+        [*served.command, str(path)], env=served.environment, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert launcher.stdout is not None
+    return launcher, int(launcher.stdout.readline())
+
+
+def test_the_process_ends_with_its_launcher_and_the_launcher_with_its_process(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    launcher, pid = started(served, tmp_path)
+    launcher.kill()
+    assert until(lambda: not running(pid))
+    launcher.wait()
+    launcher, pid = started(served, tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    assert launcher.wait(10) == 128 + signal.SIGKILL
+    launcher, pid = started(served, tmp_path)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(10) == 128 + signal.SIGTERM and until(lambda: not running(pid))
+
+
+def test_a_client_of_mps_is_ended_under_its_daemon_before_the_server_kills_it(packages, serve, tmp_path):
+    # docs/bugs.md, 392
+    gpu = f"GPU-{os.getpid()}"
+    (tmp_path / "calls").touch()
+    with mps_server(tmp_path) as mps:
+        played = {"MPS_STANDIN_LOG": str(tmp_path / "calls"), "MPS_STANDIN_SERVER": str(mps)}
+        played["PATH"] = f"{STANDIN}{os.pathsep}{os.environ['PATH']}"
+        folder = packages(lib="")
+        served = serve(folder, "lib", **played, PYTHONPATH=f"{folder}{os.pathsep}{STANDIN.parents[2]}")
+        client = "from salus_share.mps import Mps\nfrom salus_share.seat_table import home\n"
+        client += f"assert Mps({gpu!r}, home('mps-{gpu}')).acquire()\n"
+        try:
+            launcher, pid = started(served, tmp_path, client)
+            launcher.kill()
+            assert until(lambda: not running(pid))
+            launcher.wait()
+        finally:
+            shutil.rmtree(home(f"mps-{gpu}"), ignore_errors=True)
+    assert (tmp_path / "calls.ended").read_text() == f"{pid} True\n"
+
+
+def test_processes_outlive_a_server_that_is_killed_and_later_ones_are_plain(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    launcher, pid = started(served, tmp_path)
+    os.kill(served.state.pid, signal.SIGKILL)
+    assert served.server.wait() == "the fork server has ended"
+    assert running(pid) and launcher.poll() is None
+    assert served.run("print(2)", tmp_path).stdout == "2\n"
+    os.kill(pid, signal.SIGTERM)
+    assert launcher.wait(10) == 0 and not running(pid)
+
+
+def test_a_server_ends_when_the_process_that_holds_it_is_killed(packages, tmp_path):
+    folder = packages(lib="")
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, time\nfrom fluidtune.cluster.forks.fork_server import ForkServer\n"
+            "s = ForkServer(['lib'], dict(os.environ)).finish([], {}); print(s.pid, s.command, flush=True)\n"
+            "time.sleep(99)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{os.getcwd()}"},
+    )
+    assert holder.stdout is not None
+    pid, *command = holder.stdout.readline().split()
+    holder.kill()
+    holder.wait()
+    assert until(lambda: not running(int(pid)) and not Path(command[-1]).parent.exists())
+
+
+def test_what_a_killed_server_has_left_is_removed_when_the_next_one_starts(packages, serve):
+    served = serve(packages(lib=""), "lib")
+    used = serve(packages(lib=""), "lib")
+    folder = Path(served.command[-1]).parent
+    os.kill(served.state.pid, signal.SIGKILL)
+    assert until(lambda: not running(served.state.pid)) and folder.exists()
+    sweep()
+    assert not folder.exists() and Path(used.command[-1]).exists()
+
+
+@pytest.mark.parametrize("trouble", ["too long", "not there"])
+def test_a_folder_that_cannot_be_used_is_said_and_no_server_is_started(monkeypatch, tmp_path, trouble):
+    folder = tmp_path / ("x" * 120 if trouble == "too long" else "gone")
+    if trouble == "too long":
+        folder.mkdir()
+    monkeypatch.setattr(fork_server.tempfile, "tempdir", str(folder))
+    state = ForkServer(["json"], dict(os.environ)).finish([], {})
+    assert state.command is None and ("TMPDIR" if trouble == "too long" else "gone") in (state.why or "")
+
+
+def test_a_server_imports_what_its_children_have_imported_unless_that_starts_a_thread(packages, serve, tmp_path):
+    folder = packages(
+        lib="",
+        later="import os, lib\nPID = os.getpid()\n",
+        later__part="import os\nPID = os.getpid()\n",
+        loud="import os, threading, time\nPID = os.getpid()\n"
+        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
+    )
+    served = serve(folder, "lib")
+    program = "import os, later.part, {0}\nprint(*(m.PID == os.getpid() for m in (later, later.part, {0})))"
+
+    def imports(module: str) -> str:
+        return served.run(program.format(module), tmp_path).stdout.strip()
+
+    assert imports("later") == "True True True"
+    assert until(lambda: imports("later") == "False False False")
+    assert imports("loud") == "False False True"
+    assert imports("loud") == "False False True"
+
+
+def test_a_child_that_imports_nothing_new_teaches_nothing(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    served.run("import lib, json", tmp_path)
+    assert not Path(f"{served.command[-1]}.learned").exists()

@@ -1,0 +1,255 @@
+"""Loops with something that `elastic.prepare` did not get, or that a divided batch changes: for `test_hidden_state`.
+
+All in double precision. A loop's name in `LOOPS` says what it keeps for itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from fluidtune import elastic
+
+Report = Callable[[float], None]
+SAMPLES, BATCH = 40, 5
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x.sum(1, keepdim=True) > 0).double() + 0.1 * x[:, :1], torch.arange(SAMPLES))
+
+
+class Run:
+    """What a loop has; ``means``: it counts its samples, else it counts them by ``len``."""
+
+    def __init__(self, config: dict[str, Any], loader: DataLoader | None = None, *more: Any) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        loader = loader or DataLoader(data(), batch_size=BATCH, shuffle=True)
+        self.model, self.optimizer, self.loader, *_ = elastic.prepare(self.model, self.optimizer, loader, *more)
+        self.samples = elastic.samples if config.get("samples", True) else int
+        self.stop = config["stop"]
+        self.total, self.count = 0.0, 0
+
+    def turns(self, report: Report) -> Iterator[int]:
+        for turn in elastic.epochs(0, self.stop):
+            self.total, self.count = 0.0, 0
+            yield turn
+            report(elastic.mean(self.total, self.count))
+
+    def step(self, loss: torch.Tensor, n: int) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        n = self.samples(n)
+        self.total, self.count = self.total + loss.item() * n, self.count + n
+
+
+def counter(config: dict[str, Any], report: Report) -> Any:
+    """The weight of a penalty follows a counter of steps, as the annealing of a KL term does."""
+    run, steps = Run(config), 0
+    for _ in run.turns(report):
+        for x, y, _ in run.loader:
+            steps += 1
+            out = run.model(x)
+            run.step(F.mse_loss(out, y) + min(1.0, steps / 60) * out.square().mean(), len(x))
+    return run.model.state_dict()
+
+
+def prepared_counter(config: dict[str, Any], report: Report) -> Any:
+    progress = elastic.state(steps=0)
+    run = Run(config)
+    for _ in run.turns(report):
+        for x, y, _ in run.loader:
+            progress.steps += 1
+            out = run.model(x)
+            run.step(F.mse_loss(out, y) + min(1.0, progress.steps / 60) * out.square().mean(), len(x))
+    return run.model.state_dict()
+
+
+def choice(draw: Callable[[], float], *prepared: Any) -> Callable[[dict[str, Any], Report], Any]:
+    """One random choice a batch, before and after the model."""
+
+    def loop(config: dict[str, Any], report: Report) -> Any:
+        run = Run(config, None, *prepared)
+        for _ in run.turns(report):
+            for x, y, _ in run.loader:
+                if draw() < 0.5:
+                    x = x.flip(1)
+                out = run.model(x)
+                loss = F.mse_loss(out, y)
+                run.step(loss + out.abs().mean() if draw() < 0.5 else loss, len(x))
+        return run.model.state_dict()
+
+    return loop
+
+
+def own_choice(kind: str) -> Callable[[dict[str, Any], Report], Any]:
+    """One choice a batch from a generator of the loop's own, which it prepares."""
+
+    def loop(config: dict[str, Any], report: Report) -> Any:
+        if kind == "python":
+            generator: Any = random.Random(3)
+            draw = generator.random
+        elif kind == "numpy":
+            generator = numpy.random.default_rng(3)
+            draw = generator.random
+        else:
+            generator = torch.Generator().manual_seed(3)
+            draw = lambda: torch.rand((), generator=generator).item()  # noqa: E731
+        return choice(draw, generator)(config, report)
+
+    return loop
+
+
+def sampler(config: dict[str, Any], report: Report) -> Any:
+    """After each turn the sampler's weights follow the losses that this worker saw."""
+    weights = WeightedRandomSampler(torch.ones(SAMPLES, dtype=torch.float64), SAMPLES)
+    run = Run(config, DataLoader(data(), batch_size=BATCH, sampler=weights))
+    for _ in run.turns(report):
+        for x, y, index in run.loader:
+            losses = (run.model(x) - y).square().squeeze(1)
+            run.step(losses.mean(), len(x))
+            weights.weights[index] = losses.detach() + 0.1
+    return run.model.state_dict()
+
+
+def slow_weights(config: dict[str, Any], report: Report, every: int = 5) -> Any:
+    """Every few steps the weights go half the way back to slow ones, which are in a list."""
+    run = Run(config)
+    slow = [p.detach().clone() for p in run.model.parameters()]
+    for turn in run.turns(report):
+        for i, (x, y, _) in enumerate(run.loader):
+            run.step(F.mse_loss(run.model(x), y), len(x))
+            if (turn * len(run.loader) + i) % every == every - 1:
+                with torch.no_grad():
+                    for kept, p in zip(slow, run.model.parameters(), strict=True):
+                        kept.lerp_(p, 0.5)
+                        p.copy_(kept)
+    return run.model.state_dict()
+
+
+class Heavy(torch.optim.Optimizer):
+    """Momentum that is not in ``state``."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.velocity: dict[torch.Tensor, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                velocity = self.velocity.get(p, torch.zeros_like(p)) * 0.9 + p.grad
+                self.velocity[p] = velocity
+                p -= group["lr"] * velocity
+
+
+def outside_state(config: dict[str, Any], report: Report) -> Any:
+    run = Run(config)
+    run.optimizer = elastic.prepare(Heavy(run.model.parameters(), 0.02))
+    for _ in run.turns(report):
+        for x, y, _ in run.loader:
+            run.step(F.mse_loss(run.model(x), y), len(x))
+    return run.model.state_dict()
+
+
+def plateau(config: dict[str, Any], report: Report) -> Any:
+    """A scheduler that gets the loss of each batch."""
+    run = Run(config)
+    scheduler = elastic.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(run.optimizer, factor=0.7, patience=2))
+    for _ in run.turns(report):
+        for x, y, _ in run.loader:
+            loss = F.mse_loss(run.model(x), y)
+            run.step(loss, len(x))
+            scheduler.step(loss.item())
+    return run.model.state_dict()
+
+
+def renormalising(config: dict[str, Any], report: Report) -> Any:
+    """A layer that writes its weights while it is read."""
+    run = Run(config)
+    words = nn.Embedding(SAMPLES, 6, max_norm=0.5).double()
+    words = elastic.prepare(words)
+    optimizer = elastic.prepare(torch.optim.SGD(words.parameters(), lr=0.05))
+    for _ in run.turns(report):
+        for x, y, index in run.loader:
+            optimizer.zero_grad()
+            run.step(F.mse_loss(run.model(x + words(index)), y), len(x))
+            optimizer.step()
+    return run.model.state_dict()
+
+
+def running_mean(config: dict[str, Any], report: Report) -> Any:
+    """A mean of outputs, kept by hand, that the loss is relative to."""
+    run, mean = Run(config), torch.zeros((), dtype=torch.float64)
+    for _ in run.turns(report):
+        for x, y, _ in run.loader:
+            out = run.model(x)
+            mean = 0.9 * mean + 0.1 * out.detach().mean()
+            run.step(F.mse_loss(out - mean, y), len(x))
+    return run.model.state_dict()
+
+
+def sliced(config: dict[str, Any], report: Report) -> Any:
+    """Nobody draws the end of its iterator."""
+    run = Run(config)
+    for _ in run.turns(report):
+        for x, y, _ in islice(run.loader, len(run.loader)):
+            run.step(F.mse_loss(run.model(x), y), len(x))
+    return run.model.state_dict()
+
+
+LOOPS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
+    "a counter": counter,
+    "a prepared counter": prepared_counter,
+    "a choice of Python's": choice(random.random),
+    "a choice of numpy's": choice(numpy.random.rand),
+    "a choice of torch's": choice(lambda: torch.rand(()).item()),
+    "a choice of its own Python generator": own_choice("python"),
+    "a choice of its own numpy generator": own_choice("numpy"),
+    "a choice of its own torch generator": own_choice("torch"),
+    "a sampler that learns": sampler,
+    "slow weights in a list": slow_weights,
+    "slow weights, later": partial(slow_weights, every=7),
+    "slow weights, at the first divided batch": partial(slow_weights, every=10),
+    "an optimizer with state outside": outside_state,
+    "a plateau scheduler a batch": plateau,
+    "an embedding with max_norm": renormalising,
+    "a running mean": running_mean,
+    "a slice of a loader": sliced,
+}
+#: Those that a rehearsal refuses, before a worker joins.
+REHEARSED = {
+    "a plateau scheduler a batch": "ReduceLROnPlateau",
+    "an embedding with max_norm": "max_norm",
+    "a running mean": "the gradient of",
+}
+#: Those of them that nothing else finds before it has changed a result.
+ONLY_REHEARSED = ("a plateau scheduler a batch", "an embedding with max_norm")
+#: Those that go on with one worker, and the line that says why.
+REFUSED = {
+    "a counter": "a new worker does not compute what the leader does: its gradient of",
+    "a sampler that learns": "the sampler of DataLoader 0",
+    "slow weights in a list": "a new worker does not compute what the leader does",
+    "slow weights, later": "a new worker does not compute what the leader does",
+    "slow weights, at the first divided batch": "a new worker does not compute what the leader does",
+    "an optimizer with state outside": "a new worker does not compute what the leader does: its gradient of",
+    "a running mean": "a new worker does not compute what the leader does: its gradient of",
+}
+
+
+def named(config: dict[str, Any], report: Report) -> Any:
+    """The loop of this name."""
+    return LOOPS[config["loop"]](config, report)

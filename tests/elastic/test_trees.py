@@ -1,0 +1,146 @@
+"""A tensor arrives at another worker as it was: type, shape, order in memory, and what it shares with others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.elastic.trees import broadcast_tree, copied, unsendable
+
+
+class Line:
+    """Stands for a group of two: what rank 0 has sent, rank 1 receives."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank: int, sent: list[Any]) -> None:
+        self.rank, self._sent = rank, sent
+
+    def broadcast_object(self, value: Any = None) -> Any:
+        if self.rank == 0:
+            self._sent.append(pickle.dumps(value))
+            return value
+        return pickle.loads(self._sent.pop(0))
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        if self.rank == 0:
+            self._sent.append(tensor.clone())
+        else:
+            tensor.copy_(self._sent.pop(0))
+
+
+def arrived(tree: Any) -> Any:
+    sent: list[Any] = []
+    broadcast_tree(tree, Line(0, sent))  # type: ignore[arg-type]
+    found = broadcast_tree(None, Line(1, sent))  # type: ignore[arg-type]
+    assert not sent
+    return found
+
+
+WAYS = [pytest.param(arrived, id="sent"), pytest.param(lambda tree: copied(tree, copy.deepcopy), id="copied")]
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """By kind, a tensor of it."""
+    image = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    return {
+        "contiguous": image,
+        "channels last": image.to(memory_format=torch.channels_last),
+        "channels last 3d": torch.rand(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d),
+        "transposed": torch.rand(3, 4).t(),
+        "permuted": torch.rand(2, 3, 4).permute(2, 0, 1),
+        "a slice with gaps": torch.rand(6, 8)[::2, 1::3],
+        "expanded": torch.rand(3, 1).expand(3, 4),
+        "a number": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "one row": torch.rand(1, 5),
+        "half": torch.rand(3, 5).half(),
+        "bfloat16": torch.rand(7).bfloat16(),
+        "8 bits": torch.rand(3).to(torch.float8_e4m3fn),
+        "bool": torch.rand(5) > 0.5,
+        "complex": torch.rand(3, dtype=torch.complex128),
+        "conjugate": torch.rand(2, 3, dtype=torch.complex64).conj().t(),
+        "learns": torch.rand(3, requires_grad=True),
+        "coo": torch.sparse_coo_tensor([[0, 0, 1], [2, 2, 0]], [1.0, 2.0, 3.0], (2, 3)),
+        "coalesced": torch.sparse_coo_tensor([[0, 1], [2, 0]], [1.0, 3.0], (2, 3)).coalesce(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "csc": torch.eye(3).to_sparse_csc(),
+        "bsr": torch.eye(4).to_sparse_bsr((2, 2)),
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", tensors())
+def test_a_tensor_arrives_as_it_was(way: Any, kind: str) -> None:
+    # docs/bugs.md, 348
+    was = tensors()[kind]
+    found = way({"x": [was, 3]})["x"][0]
+    assert (found.dtype, found.shape, found.layout) == (was.dtype, was.shape, was.layout)
+    assert found.requires_grad == was.requires_grad
+    if was.layout == torch.strided:
+        assert found.stride() == torch.empty_like(was).stride()
+        assert torch.equal(found.detach().to(torch.complex128), was.detach().to(torch.complex128))
+    else:
+        assert torch.equal(found.to_dense(), was.to_dense())
+    assert found.layout != torch.strided or not found.numel() or found.data_ptr() != was.data_ptr()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_views_of_one_buffer_are_views_of_one_buffer(way: Any) -> None:
+    flat = torch.arange(10.0)
+    tied = torch.rand(3)
+    was = {"flat": flat, "head": flat[:4].view(2, 2), "tail": flat[5::2], "tied": [tied, tied], "alone": flat.clone()}
+    found = way(was)
+    assert all(torch.equal(found[name], was[name]) for name in ("flat", "head", "tail", "alone"))
+    found["flat"].mul_(2)
+    assert torch.equal(found["head"], flat[:4].view(2, 2) * 2) and torch.equal(found["tail"], flat[5::2] * 2)
+    assert torch.equal(found["alone"], flat)
+    found["tied"][0].zero_()
+    assert not found["tied"][1].any() and tied.any()
+
+
+def test_two_small_views_of_something_large_do_not_bring_it_along() -> None:
+    large = torch.zeros(1 << 22)
+    found = copied([large[:2], large[-2:]], copy.deepcopy)
+    assert [each.untyped_storage().nbytes() for each in found] == [8, 8]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_any_views_of_any_buffers(data: st.DataObject) -> None:
+    kinds = [torch.float32, torch.float64, torch.int16, torch.uint8]
+    buffers = [
+        torch.randint(0, 100, (60,)).to(kind) for kind in data.draw(st.lists(st.sampled_from(kinds), min_size=1))
+    ]
+    views = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        buffer = data.draw(st.sampled_from(buffers))
+        begin = data.draw(st.integers(0, 59))
+        step = data.draw(st.integers(1, 7))
+        views.append(buffer[begin::step])
+    for way in (arrived, lambda tree: copied(tree, copy.deepcopy)):
+        found = way(list(views))
+        for view, other in zip(views, found, strict=True):
+            assert torch.equal(view, other) and view.dtype == other.dtype
+        found[0].zero_()
+        zeroed = [view.clone() for view in views]
+        kept = [buffer.clone() for buffer in buffers]
+        views[0].zero_()
+        assert all(torch.equal(view, other) for view, other in zip(views, found, strict=True))
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer.copy_(before)
+        assert all(torch.equal(view, other) for view, other in zip(views, zeroed, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*quant.*")
+def test_what_cannot_be_sent_is_named() -> None:
+    assert unsendable([torch.ones(2), {"a": torch.eye(2).to_sparse()}]) is None
+    assert "meta" in (unsendable([torch.empty(2, device="meta")]) or "")
+    assert "mkldnn" in (unsendable(torch.ones(2).to_mkldnn()) or "")
+    assert "quantized" in (unsendable(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)) or "")

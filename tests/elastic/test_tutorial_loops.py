@@ -1,0 +1,180 @@
+"""Loops of tutorials and popular repositories give at every width what they give alone, or say why they do not grow.
+
+A loop that no table here names grows, its batches are divided, and no line is said.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from fluidtune.elastic.rehearsal import rehearse
+from fluidtune.testing.processes import peer_processes, until
+
+from . import trials, tutorial_loops, tutorial_models, tutorial_readings, tutorial_sequences
+from .test_kinds_of_loops import Refused, Trip, same, seed
+
+pytestmark = pytest.mark.slow
+HISTORIES = {"1-2-2-1": (1, 2, 2, 1), "2-3-3": (2, 3, 3)}
+#: For a loop of which it is known after its second turn only that it keeps no iterator.
+LATER = {"1-2-2-1": (1, 2, 2, 1), "2-3-3": (1, 3, 3)}
+
+LOOPS = {
+    **tutorial_loops.LOOPS,
+    **tutorial_readings.LOOPS,
+    **tutorial_sequences.LOOPS,
+    **tutorial_models.LOOPS,
+}
+_UNLIKE = "a new worker does not compute what the leader does: "
+#: Those that a rehearsal refuses, which then get no worker, and its line.
+REHEARSED = {
+    "words, hidden of the batch size": "divided among 2 workers the loop fails",
+    "masked language": "divided among 2 workers the gradient of",
+    "outliers skipped": "the workers do different things at once",
+    "size of the data set": r"elastic.mean\(\) got the number of all samples, 44",
+}
+#: Those of which a rehearsal knows nothing, as they draw for each sample and differ by that or by more.
+UNKNOWN = ("mixup", "vae, a sum")
+#: Those that go on with one worker, and the line that says why.
+REFUSED = {
+    "lr finder": "its workers drift apart: worker 1 differed from the leader in: learning rate",
+    "best weights restored": "parameters",
+    "ema": f"{_UNLIKE}parameters",
+    "zipped with one not prepared": f"{_UNLIKE}its gradient of",
+    "forever, for all epochs": "the loop keeps an iterator over a prepared DataLoader",
+    "curriculum, prepared": "the loop has changed what it prepared: DataLoaders 0 before",
+    "trainer": f"{_UNLIKE}its gradient of",
+    "scheduled sampling": f"{_UNLIKE}its gradient of",
+    "momentum target": f"{_UNLIKE}its gradient of",
+    "dynamic weights of losses": f"{_UNLIKE}its gradient of",
+    "hard examples": f"{_UNLIKE}its gradient of",
+    "sam with momentum": f"{_UNLIKE}its gradient of",
+    "lookahead, inner prepared": _UNLIKE,
+}
+#: Those of them whose workers differ until that is put right.
+DIFFERING = ("lr finder", "best weights restored")
+#: All workers compute everything: the loop has prepared no DataLoader.
+UNDIVIDED = ("curriculum",)
+POSTPONED = ("a cycle an epoch", "forever, an epoch", "next by hand", "islice")
+#: Wrong with several workers, and nobody says so in time: why, and in which history. `elastic.prepare` lists the first
+#: two.
+WRONG = {
+    "hard examples, later": ("samples of earlier batches, from an epoch on that no check sees", HISTORIES),
+    "vae, a sum": ("a sum over the samples, beside numbers that are drawn for each of them", HISTORIES),
+    "dynamic weights of losses": ("weights of losses that follow the means of a worker's part", ("2-3-3",)),
+    "ema, evaluated whole": ("an average and a DataLoader that were not prepared evaluate", HISTORIES),
+    "swa": ("an averaged model that was not prepared is evaluated", HISTORIES),
+}
+#: Those whose leader ends with a line, so that the host goes on alone from the last commit.
+LOST = {
+    "words, hidden from None": r"divided among \d workers the loop fails: RuntimeError\('Expected hidden",
+    "words, hidden of the batch size": r"divided among \d workers the loop fails: RuntimeError\('Expected hidden",
+    "size of the data set": r"elastic.mean\(\) got the number of all samples, 44, as the count of a worker",
+    "mean of batches": r"elastic.mean\(\) got a number of batches, 6, and not all parts of a batch had the same size",
+}
+#: In this history each batch is divided evenly.
+EVENLY = {"mean of batches": "1-2-2-1"}
+ALONE = "a cycle for all epochs"
+
+
+def named(config: dict[str, Any], report: Any) -> Any:
+    """The loop of this name."""
+    return LOOPS[config["loop"]](config, report)
+
+
+def common_state() -> str:
+    return trials.here().session._member.common.state
+
+
+class Seeing(Trip):
+    """``seen``: after each turn the number of workers, and what their next batch is (`common_batches`)."""
+
+    def turn(self, done: int) -> None:
+        super().turn(done)
+        self.seen = [*getattr(self, "seen", []), (self.pool[0].call(trials.facts)["width"], self.common())]
+
+    def common(self) -> str:
+        return self.pool[0].call(common_state)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with peer_processes(3) as started:
+        yield started
+    torch.set_num_threads(threads)
+
+
+def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:
+    config = {"loop": name, "stop": len(widths) + 2}
+    seed()
+    reports, weights = trials.plain(named, config)
+    gc.collect()  # ends the processes of the loaders that ran here
+    differs = "worker 1 differed" if name in DIFFERING else ""
+    trip = Seeing(pool, config, named, refused=REFUSED.get(name, ""), differs=differs)
+    got, values = trip.go(widths)
+    same(got, reports)
+    for each in values:
+        same(each, weights)
+    said = pool[0].call(trials.refused)[1]
+    if name in REFUSED:
+        assert re.search(REFUSED[name], str(said)) and "\n" not in said
+    else:
+        assert said is None
+        divided = {state for width, state in trip.seen if width > 1}
+        assert ("divided" in divided) == (name not in UNDIVIDED), trip.seen
+
+
+def _cases() -> list[Any]:
+    """Each loop that a job would let grow, with each history."""
+    left_out = {*REHEARSED, "mixup", ALONE}
+    found = []
+    for name in (name for name in LOOPS if name not in left_out):
+        why, wrong = WRONG.get(name, ("", ()))
+        for history in HISTORIES:
+            if name in LOST and EVENLY.get(name) != history:
+                continue
+            marks = [pytest.mark.xfail(strict=True, reason=why, raises=AssertionError)] if history in wrong else []
+            found.append(pytest.param(name, history, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "history"), _cases())
+def test_every_result_is_as_alone(pool, name, history):
+    check(pool, name, (LATER if name in POSTPONED else HISTORIES)[history])
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", LOST)
+def test_a_loop_that_cannot_go_on_divided_goes_on_alone(pool, name, history):
+    """Here it ends with its line; its host goes on from the last commit."""
+    if EVENLY.get(name) == history:
+        return
+    with pytest.raises(Refused, match=LOST[name]):
+        check(pool, name, HISTORIES[history])
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_rehearsal_refuses_what_a_divided_batch_changes(name):
+    seed()
+    verdict = rehearse(lambda: named({"loop": name, "stop": 2}, lambda loss: None))
+    gc.collect()
+    assert verdict.kind == ("differs" if name in REHEARSED else "unknown" if name in UNKNOWN else "same"), verdict
+    assert re.search(REHEARSED.get(name, ""), verdict.reason)
+
+
+def test_a_joiner_says_that_a_cycle_is_kept(pool):
+    """The leader has all batches in its cycle, and the joiner reads them."""
+    trip = Trip(pool, {"loop": ALONE, "stop": 4}, named)
+    trip.turn(1)
+    trip.resize(2)
+    pool[0].call(trials.allow)
+    until(lambda: all(worker.call(trials.outcome, 0)[0] != "runs" for worker in pool[:2]))
+    kind, said = pool[1].call(trials.outcome)
+    assert kind == "lost" and "CannotDivide('an iterator over a prepared DataLoader was kept" in said
+    assert pool[0].call(trials.outcome)[0] == "lost"

@@ -1,0 +1,547 @@
+"""Loops with several models or losses, or with optimizers of popular repositories: see `tutorial_loops`."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from fluidtune import elastic
+
+from .tutorial_loops import (
+    Config,
+    Loop,
+    Meter,
+    Report,
+    cnn,
+    images,
+    loader_of,
+    mlp,
+    numbers,
+    sgd,
+    turns,
+    weights,
+)
+
+# -- graphs and pairs --
+
+
+def as_graph(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each sample's six numbers are nodes in a ring; the batch is one graph."""
+    n, number = 6 * len(samples), torch.arange(6)
+    here = torch.cat([6 * i + number for i in range(len(samples))])
+    there = torch.cat([6 * i + (number + 1) % 6 for i in range(len(samples))])
+    edges = torch.stack([torch.cat([here, there]), torch.cat([there, here])])
+    ones = torch.ones(edges.shape[1], dtype=torch.float64)
+    adjacency = torch.sparse_coo_tensor(edges, ones, (n, n), check_invariants=False).coalesce()
+    nodes = torch.cat([x for x, _ in samples]).unsqueeze(1)
+    return nodes, adjacency, torch.arange(len(samples)).repeat_interleave(6), torch.stack([y for _, y in samples])
+
+
+def graphs(config: Config, report: Report) -> Any:
+    torch.manual_seed(1)
+    model = nn.ModuleList([nn.Linear(1, 5), nn.Linear(5, 1)]).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers(), collate_fn=as_graph))
+    for _ in turns(config):
+        meter = Meter()
+        for nodes, adjacency, graph, y in loader:
+            hidden = torch.relu(torch.sparse.mm(adjacency, model[0](nodes)))
+            pooled = torch.zeros(len(y), 5, dtype=torch.float64).index_add_(0, graph, hidden) / 6
+            loss = F.mse_loss(model[1](pooled), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            meter.update(loss.item(), len(y))
+        report(meter.mean)
+    return weights(model)
+
+
+def triplets(config: Config, report: Report) -> Any:
+    anchors, near, far = (numbers(44, seed).tensors[0] for seed in (0, 1, 2))
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizer = sgd(model)
+    loader = loader_of(TensorDataset(anchors, anchors + 0.1 * near, far))
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    criterion = nn.TripletMarginLoss(margin=1.0)
+    for _ in turns(config):
+        meter = Meter()
+        for a, p, n in loader:
+            loss = criterion(model(a), model(p), model(n))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            meter.update(loss.item(), len(a))
+        report(meter.mean)
+    return weights(model)
+
+
+# -- several models and losses --
+
+
+class Vae(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder, self.mean, self.log, self.decoder = (
+            nn.Linear(36, 10), nn.Linear(10, 3), nn.Linear(10, 3), nn.Linear(3, 36)
+        )  # fmt: skip
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.encoder(x.flatten(1)))
+        mean, log = self.mean(hidden), self.log(hidden)
+        z = mean + 0.0 * torch.randn_like(log) * torch.exp(0.5 * log)
+        return torch.sigmoid(self.decoder(z)), mean, log
+
+
+def vae(sums: bool) -> Loop:
+    """pytorch/examples/vae. ``sums``: its loss is a sum over the batch, as there."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = Vae()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(images(), own=3))
+        for _ in turns(config):
+            meter = Meter()
+            for x, _ in loader:
+                out, mean, log = model(x)
+                likely = F.binary_cross_entropy(out, x.flatten(1).sigmoid(), reduction="sum")
+                apart = -0.5 * torch.sum(1 + log - mean.pow(2) - log.exp())
+                loss = (likely + apart) / (1 if sums else len(x))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                meter.update(loss.item() / (len(x) if sums else 1), len(x))
+            report(meter.mean)
+        return weights(model)
+
+    return loop
+
+
+def _generator_and_judge(norm: bool) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(1)
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    maker = nn.Sequential(nn.Linear(6, 8, bias=not norm), *copy.deepcopy(middle), nn.ReLU(), nn.Linear(8, 6)).double()
+    judge = nn.Sequential(nn.Linear(6, 8, bias=not norm), *middle, nn.LeakyReLU(0.2), nn.Linear(8, 1)).double()
+    return maker, judge
+
+
+def dcgan(config: Config, report: Report) -> Any:
+    """The DCGAN tutorial: labels of the batch's size, three backward passes, batch normalisation in both."""
+    maker, judge = _generator_and_judge(norm=True)
+    of_maker = torch.optim.Adam(maker.parameters(), lr=0.01, betas=(0.5, 0.999))
+    of_judge = torch.optim.Adam(judge.parameters(), lr=0.01, betas=(0.5, 0.999))
+    loader = loader_of(numbers(), own=3)
+    maker, judge, of_maker, of_judge, loader = elastic.prepare(maker, judge, of_maker, of_judge, loader)
+    criterion = nn.BCEWithLogitsLoss()
+    for _ in turns(config):
+        meter = Meter()
+        for x, _ in loader:
+            judge.zero_grad()
+            label = torch.full((x.size(0),), 1.0, dtype=torch.float64)
+            real = criterion(judge(x).view(-1), label)
+            real.backward()
+            made = maker(x.flip(1) + 0.0 * torch.randn(x.size(0), 6, dtype=torch.float64))
+            label.fill_(0.0)
+            fake = criterion(judge(made.detach()).view(-1), label)
+            fake.backward()
+            of_judge.step()
+            maker.zero_grad()
+            label.fill_(1.0)
+            error = criterion(judge(made).view(-1), label)
+            error.backward()
+            of_maker.step()
+            meter.update(real.item() + fake.item() + error.item(), x.size(0))
+        report(meter.mean)
+    return weights(maker, judge)
+
+
+def wgan_gp(config: Config, report: Report) -> Any:
+    """A gradient penalty, and the generator's step at every second batch."""
+    maker, judge = _generator_and_judge(norm=False)
+    of_maker, of_judge = (torch.optim.Adam(m.parameters(), lr=0.01, betas=(0.0, 0.9)) for m in (maker, judge))
+    loader = loader_of(numbers(), own=3)
+    maker, judge, of_maker, of_judge, loader = elastic.prepare(maker, judge, of_maker, of_judge, loader)
+    for _ in turns(config):
+        meter = Meter()
+        for i, (x, _) in enumerate(loader):
+            made = maker(x.flip(1))
+            of_judge.zero_grad()
+            alpha = 0.5 + 0.0 * torch.rand(x.size(0), 1, dtype=torch.float64)
+            between = (alpha * x + (1 - alpha) * made.detach()).requires_grad_(True)
+            score = judge(between)
+            slope = torch.autograd.grad(score, between, torch.ones_like(score), create_graph=True, retain_graph=True)[0]
+            penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            loss = -judge(x).mean() + judge(made.detach()).mean() + 10 * penalty
+            loss.backward()
+            of_judge.step()
+            if i % 2 == 0:
+                of_maker.zero_grad()
+                (-judge(maker(x.flip(1))).mean()).backward()
+                of_maker.step()
+            meter.update(loss.item(), len(x))
+        report(meter.mean)
+    return weights(maker, judge)
+
+
+def distillation(config: Config, report: Report) -> Any:
+    teacher = cnn(norm=True)
+    for p in teacher.parameters():
+        p.requires_grad_(False)
+    teacher.eval()
+    student = cnn()
+    optimizer = sgd(student)
+    student, optimizer, loader = elastic.prepare(student, optimizer, loader_of(images()))
+    for _ in turns(config):
+        meter = Meter()
+        for x, y in loader:
+            with torch.no_grad():
+                taught = F.softmax(teacher(x) / 2, 1)
+            out = student(x)
+            soft = F.kl_div(F.log_softmax(out / 2, 1), taught, reduction="batchmean") * 4
+            loss = 0.5 * soft + 0.5 * F.cross_entropy(out, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            meter.update(loss.item(), len(x))
+        report(meter.mean)
+    return weights(student)
+
+
+def learned_weights(config: Config, report: Report) -> Any:
+    """Two losses, whose weights are parameters that belong to no module."""
+    model, head = mlp(), nn.Linear(6, 1).double()
+    logs = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters(), logs], lr=0.02)
+    model, head, optimizer, loader = elastic.prepare(model, head, optimizer, loader_of(numbers()))
+    for _ in turns(config):
+        meter = Meter()
+        for x, y in loader:
+            losses = torch.stack([F.mse_loss(model(x), y), F.l1_loss(head(x), x.sum(1, keepdim=True))])
+            loss = (losses * torch.exp(-logs) + logs).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            meter.update(loss.item(), len(x))
+        report(meter.mean)
+    return [*weights(model, head), logs.detach().clone()]
+
+
+def dynamic_weights(config: Config, report: Report, shared: bool = False) -> Any:
+    """The weights of two losses follow their means in the last two epochs (DWA). ``shared``: those of all workers."""
+    model, head = mlp(), nn.Linear(6, 1).double()
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.05)
+    means = elastic.state(of=[]) if shared else type("Means", (), {"of": []})()
+    model, head, optimizer, loader = elastic.prepare(model, head, optimizer, loader_of(numbers()))
+    for _ in turns(config):
+        share = torch.ones(2, dtype=torch.float64)
+        if len(means.of) > 1:
+            share = 2 * F.softmax(torch.tensor(means.of[-1]) / torch.tensor(means.of[-2]) / 0.5, 0)
+        meters = [Meter(), Meter()]
+        for x, y in loader:
+            losses = [F.mse_loss(model(x), y), F.l1_loss(head(x), x.sum(1, keepdim=True))]
+            optimizer.zero_grad()
+            (share[0] * losses[0] + share[1] * losses[1]).backward()
+            optimizer.step()
+            for meter, loss in zip(meters, losses, strict=True):
+                meter.update(loss.item(), len(x))
+        whole = [meter.mean for meter in meters]
+        means.of.append(whole if shared else [meter.total / meter.count for meter in meters])
+        report(sum(whole))
+    return weights(model, head)
+
+
+def momentum_target(prepared: bool) -> Loop:
+    """BYOL's target: a copy that follows the model. ``prepared``: it is."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = mlp()
+        target = copy.deepcopy(model)
+        optimizer = sgd(model)
+        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+        target = elastic.prepare(target) if prepared else target
+
+        def follow() -> None:
+            with torch.no_grad():
+                for slow, p in zip(target.parameters(), model.parameters(), strict=True):
+                    slow.mul_(0.9).add_(p, alpha=0.1)
+
+        for _ in turns(config):
+            meter = Meter()
+            for x, y in loader:
+                with torch.no_grad():
+                    taught = target(x.flip(1))
+                loss = F.mse_loss(model(x), taught) + F.mse_loss(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                follow()
+                meter.update(loss.item(), len(x))
+            report(meter.mean)
+        return weights(model)
+
+    return loop
+
+
+def hard_examples(config: Config, report: Report, begin: int = 0) -> Any:
+    """The worst samples of the last epoch come once more, from epoch ``begin`` + 1 on."""
+    model, hard = mlp(), []
+    optimizer = sgd(model)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+    for epoch in turns(config):
+        meter, seen = Meter(), []
+        for x, y in loader:
+            losses = (model(x) - y).square().squeeze(1)
+            loss = losses.mean()
+            if hard and epoch > begin:
+                a, b = random.choice(hard)
+                loss = loss + F.mse_loss(model(a.unsqueeze(0)), b.unsqueeze(0))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen += zip(losses.tolist(), x, y, strict=True)
+            meter.update(loss.item(), len(x))
+        hard = [(x, y) for _, x, y in sorted(seen, key=lambda each: -each[0])[:5]]
+        report(meter.mean)
+    return weights(model)
+
+
+# -- optimizers of popular repositories --
+
+
+class Sam(torch.optim.Optimizer):
+    """davda54/sam."""
+
+    def __init__(self, params: Any, base: Callable[..., torch.optim.Optimizer], rho: float = 0.05, **more: Any) -> None:
+        super().__init__(params, {"rho": rho, **more})
+        self.base_optimizer = base(self.param_groups, **more)
+        self.param_groups = self.base_optimizer.param_groups
+        self.defaults.update(self.base_optimizer.defaults)
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        norm = torch.stack([p.grad.norm() for group in self.param_groups for p in group["params"]]).norm()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old_p"] = p.data.clone()
+                p.add_(p.grad * group["rho"] / (norm + 1e-12))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old_p"]
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Any = None) -> None:
+        closure = torch.enable_grad()(closure)
+        self.first_step()
+        closure()
+        self.second_step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.base_optimizer.param_groups = self.param_groups
+
+
+def sam(by_closure: bool) -> Loop:
+    def loop(config: Config, report: Report) -> Any:
+        model = mlp()
+        optimizer = Sam(model.parameters(), torch.optim.SGD, lr=0.05, momentum=config.get("momentum", 0.0))
+        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+        for _ in turns(config):
+            meter = Meter()
+            for x, y in loader:
+
+                def again(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                    loss = F.mse_loss(model(x), y)
+                    loss.backward()
+                    return loss
+
+                loss = again()
+                if by_closure:
+                    optimizer.step(again)
+                else:
+                    optimizer.first_step()
+                    again()
+                    optimizer.second_step()
+                meter.update(loss.item(), len(x))
+            report(meter.mean)
+        return weights(model)
+
+    return loop
+
+
+def sam_with_momentum(config: Config, report: Report) -> Any:
+    """The momentum is in the inner optimizer, which nobody has prepared."""
+    return sam(by_closure=False)({**config, "momentum": 0.9}, report)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """lonePatient/lookahead_pytorch: without hooks, and with names of its own in its ``state_dict``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, k: int = 5, alpha: float = 0.5) -> None:
+        self.optimizer, self.k, self.alpha = optimizer, k, alpha
+        self.param_groups = optimizer.param_groups
+        self.defaults, self.state, self.fast_state = optimizer.defaults, defaultdict(dict), optimizer.state
+        for group in self.param_groups:
+            group["counter"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = self.optimizer.step(closure)
+        for group in self.param_groups:
+            group["counter"] += 1
+            if group["counter"] % self.k == 0:
+                for p in group["params"]:
+                    slow = self.state[p].setdefault("slow_param", p.data.clone())
+                    slow += (p.data - slow) * self.alpha
+                    p.data.copy_(slow)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        fast = self.optimizer.state_dict()
+        numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        slow = {numbers[p]: value for p, value in self.state.items()}
+        return {"fast_state": fast["state"], "slow_state": slow, "param_groups": fast["param_groups"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        groups = state_dict["param_groups"]
+        self.optimizer.load_state_dict({"state": state_dict["fast_state"], "param_groups": groups})
+        self.param_groups, self.fast_state = self.optimizer.param_groups, self.optimizer.state
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.state = defaultdict(dict)
+        for i, value in state_dict["slow_state"].items():
+            self.state[parameters[i]] = {"slow_param": value["slow_param"].clone()}
+
+
+class TimmLookahead(Lookahead):
+    """timm's: it has hooks, and its slow weights are in the inner state."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, k: int = 5, alpha: float = 0.5) -> None:
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        super().__init__(optimizer, k, alpha)
+        self.state = optimizer.state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+
+def lookahead(kind: type[Lookahead], inner: bool = False) -> Loop:
+    """``inner``: the loop prepares the inner optimizer alone."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = mlp()
+        fast = sgd(model)
+        optimizer = kind(fast)
+        model, loader = elastic.prepare(model, loader_of(numbers()))
+        elastic.prepare(fast if inner else optimizer)
+        for _ in turns(config):
+            meter = Meter()
+            for x, y in loader:
+                model.zero_grad()  # the optimizer's would look for hooks
+                loss = F.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                meter.update(loss.item(), len(x))
+            report(meter.mean)
+        return weights(model)
+
+    return loop
+
+
+def outliers_skipped(config: Config, report: Report) -> Any:
+    """Leaves out a batch whose loss is far above the running mean."""
+    model, running = mlp(), elastic.state(mean=1.0)
+    optimizer = sgd(model)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+    for _ in turns(config):
+        meter = Meter()
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            meter.update(loss.item(), len(x))
+            if loss.item() > 1.2 * running.mean:
+                continue
+            running.mean = 0.9 * running.mean + 0.1 * loss.item()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        report(meter.mean)
+    return weights(model)
+
+
+def epoch_of_batches(config: Config, report: Report) -> Any:
+    """The mean of the batches' losses, each counted once, as ``running_loss / len(loader)`` is."""
+    model = mlp()
+    optimizer = sgd(model)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+    for _ in turns(config):
+        running = 0.0
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            running += loss.item()
+        report(elastic.mean(running, len(loader)))
+    return weights(model)
+
+
+def size_of_dataset(config: Config, report: Report) -> Any:
+    """The mean over the size of the data set, which is not that of a worker's part."""
+    model = mlp()
+    optimizer = sgd(model)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+    for _ in turns(config):
+        running = 0.0
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            running += loss.item() * elastic.samples(len(x))
+        report(elastic.mean(running, len(loader.dataset)))
+    return weights(model)
+
+
+LOOPS: dict[str, Loop] = {
+    "graphs": graphs,
+    "triplets": triplets,
+    "vae, a sum": vae(sums=True),
+    "vae, a mean": vae(sums=False),
+    "dcgan": dcgan,
+    "wgan-gp": wgan_gp,
+    "distillation": distillation,
+    "learned weights of losses": learned_weights,
+    "dynamic weights of losses": dynamic_weights,
+    "dynamic weights, of all workers": partial(dynamic_weights, shared=True),
+    "momentum target": momentum_target(prepared=False),
+    "momentum target, prepared": momentum_target(prepared=True),
+    "hard examples": hard_examples,
+    "hard examples, later": partial(hard_examples, begin=2),
+    "sam": sam(by_closure=False),
+    "sam by a closure": sam(by_closure=True),
+    "sam with momentum": sam_with_momentum,
+    "lookahead": lookahead(Lookahead),
+    "lookahead of timm": lookahead(TimmLookahead),
+    "lookahead, inner prepared": lookahead(Lookahead, inner=True),
+    "outliers skipped": outliers_skipped,
+    "mean of batches": epoch_of_batches,
+    "size of the data set": size_of_dataset,
+}

@@ -1,0 +1,300 @@
+"""Loops that read their data in ways of their own, or evaluate an average of weights: see `tutorial_loops`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+from torch.utils.data import DataLoader, Subset
+
+from fluidtune import elastic
+
+from .tutorial_loops import (
+    Config,
+    Loop,
+    Meter,
+    Report,
+    cnn,
+    epoch_of,
+    evaluate,
+    images,
+    loader_of,
+    mlp,
+    numbers,
+    sgd,
+    turns,
+    weights,
+)
+
+# -- weights beside the weights --
+
+
+class Ema:
+    """The exponential moving average of many repositories: a dict of shadows."""
+
+    def __init__(self, model: nn.Module, decay: float = 0.8) -> None:
+        self.model, self.decay, self.backup = model, decay, {}
+        self.shadow = {name: p.data.clone() for name, p in model.named_parameters()}
+
+    def update(self) -> None:
+        for name, p in self.model.named_parameters():
+            self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * p.data
+
+    def apply_shadow(self) -> None:
+        for name, p in self.model.named_parameters():
+            self.backup[name], p.data = p.data, self.shadow[name].clone()
+
+    def restore(self) -> None:
+        for name, p in self.model.named_parameters():
+            p.data = self.backup[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = {name: value.clone() for name, value in state["shadow"].items()}
+
+
+def ema(prepared: bool, divided: bool) -> Loop:
+    """Evaluates the average. ``prepared``: it is; ``divided``: the loader of the evaluation is prepared."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = mlp()
+        optimizer = sgd(model, 0.01)
+        average = Ema(model)
+        train, test = loader_of(numbers()), DataLoader(numbers(21, 5), batch_size=10)
+        model, optimizer, train = elastic.prepare(model, optimizer, train)
+        if divided:
+            test = elastic.prepare(test)
+        if prepared:
+            elastic.prepare(average)
+        for _ in turns(config):
+            epoch_of(model, optimizer, train, after=average.update)
+            average.apply_shadow()
+            loss = evaluate(model, test)
+            average.restore()
+            report(loss)
+        return [*weights(model), *(average.shadow.values() if prepared else [])]
+
+    return loop
+
+
+def swa(prepared: bool) -> Loop:
+    """The average begins in the second epoch, and is evaluated with statistics of its own."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = cnn(norm=True)
+        optimizer = sgd(model)
+        average, rates = AveragedModel(model), SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)
+        train, test = loader_of(images()), DataLoader(images(21, 5), batch_size=10)
+        model, optimizer, rates, train, test = elastic.prepare(model, optimizer, rates, train, test)
+        average = elastic.prepare(average) if prepared else average
+        for epoch in turns(config):
+            loss = epoch_of(model, optimizer, train, F.cross_entropy)
+            if epoch > 0:
+                average.update_parameters(model)
+                rates.step()
+                update_bn(train, average)
+                loss = evaluate(average, test, F.cross_entropy)
+            report(loss)
+        return weights(model)
+
+    return loop
+
+
+def copied_evaluation(config: Config, report: Report) -> Any:
+    """Evaluates a copy of the model, which it makes in each epoch."""
+    model = mlp()
+    optimizer = sgd(model)
+    train, test = loader_of(numbers()), DataLoader(numbers(21, 5), batch_size=10)
+    model, optimizer, train, test = elastic.prepare(model, optimizer, train, test)
+    for _ in turns(config):
+        epoch_of(model, optimizer, train)
+        report(evaluate(copy.deepcopy(model), test))
+    return weights(model)
+
+
+# -- how the batches are read --
+
+
+def validated_around(config: Config, report: Report) -> Any:
+    model = mlp()
+    optimizer = sgd(model)
+    train, test = loader_of(numbers()), DataLoader(numbers(21, 5), batch_size=10)
+    model, optimizer, train, test = elastic.prepare(model, optimizer, train, test)
+    for _ in turns(config):
+        before = evaluate(model, test)
+        loss = epoch_of(model, optimizer, train)
+        report(before + loss + evaluate(model, test))
+    return weights(model)
+
+
+def zipped(prepared: bool) -> Loop:
+    """Labelled and unlabelled data in step. ``prepared``: the unlabelled, too."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = mlp()
+        optimizer = sgd(model)
+        labelled, other = loader_of(numbers(40)), loader_of(numbers(48, 5), own=4)
+        model, optimizer, labelled = elastic.prepare(model, optimizer, labelled)
+        other = elastic.prepare(other) if prepared else other
+        for _ in turns(config):
+            meter = Meter()
+            for (x, y), (u, _) in zip(labelled, other, strict=False):
+                loss = F.mse_loss(model(x), y)
+                optimizer.zero_grad()
+                (loss + 0.1 * model(u).square().mean()).backward()
+                optimizer.step()
+                meter.update(loss.item(), len(x))
+            report(meter.mean)
+        return weights(model)
+
+    return loop
+
+
+def steps_of(batches: Callable[[Any], Callable[[], Iterator[Any]]], steps: int = 7) -> Loop:
+    """A fixed number of steps in each epoch. ``batches``: of the loader, what gives an epoch's iterator."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = mlp()
+        optimizer = sgd(model)
+        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers(40)))
+        begin = batches(loader)
+        for _ in turns(config):
+            meter, iterator = Meter(), begin()
+            for _ in range(steps):
+                try:
+                    x, y = next(iterator)
+                except StopIteration:
+                    iterator = begin()
+                    x, y = next(iterator)
+                loss = F.mse_loss(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                meter.update(loss.item(), len(x))
+            report(meter.mean)
+        return weights(model)
+
+    return loop
+
+
+def one_iterator(batches: Iterator[Any]) -> Callable[[], Iterator[Any]]:
+    return lambda: batches
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def curriculum(prepared: bool) -> Loop:
+    """A new loader in each epoch, over more of the data."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model, data = mlp(), numbers()
+        optimizer = sgd(model)
+        model, optimizer = elastic.prepare(model, optimizer)
+        for epoch in turns(config):
+            loader = loader_of(Subset(data, range(min(44, 16 + 8 * epoch))))
+            report(epoch_of(model, optimizer, elastic.prepare(loader) if prepared else loader))
+        return weights(model)
+
+    return loop
+
+
+def folds(config: Config, report: Report) -> Any:
+    """Two folds, each with a model of its own."""
+    data, found = numbers(), []
+    for fold in range(2):
+        rest = [i for i in range(len(data)) if i % 2 != fold]
+        model = mlp(fold)
+        optimizer = sgd(model)
+        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(Subset(data, rest)))
+        for _ in turns(config):
+            report(epoch_of(model, optimizer, loader))
+        found += weights(model)
+    return found
+
+
+def running_loss(config: Config, report: Report) -> Any:
+    """Prints a mean every three batches, as the classifier of PyTorch's first tutorial does."""
+    model = mlp()
+    optimizer = sgd(model)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
+    for epoch in turns(config):
+        meter, running = Meter(), 0.0
+        for i, (x, y) in enumerate(loader):
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            meter.update(loss.item(), len(x))
+            running += loss.item()
+            if i % 3 == 2:
+                print(f"[{epoch + 1}, {i + 1:5d}] loss: {running / 3:.3f}")
+                running = 0.0
+        report(meter.mean)
+    return weights(model)
+
+
+class Trainer:
+    """Its loss has a weight that grows with the steps. ``prepared``: their number is."""
+
+    def __init__(self, prepared: bool) -> None:
+        self.model = mlp()
+        self.optimizer = sgd(self.model)
+        self.model, self.optimizer, self.loader = elastic.prepare(self.model, self.optimizer, loader_of(numbers()))
+        self.progress = elastic.state(steps=0) if prepared else type("Progress", (), {"steps": 0})()
+
+    def training_step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.progress.steps += 1
+        out = self.model(x)
+        return F.mse_loss(out, y) + min(1.0, self.progress.steps / 50) * out.abs().mean()
+
+    def fit(self, config: Config, report: Report) -> Any:
+        for _ in turns(config):
+            meter = Meter()
+            for x, y in self.loader:
+                loss = self.training_step(x, y)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                meter.update(loss.item(), len(x))
+            report(meter.mean)
+        return weights(self.model)
+
+
+def trainer(prepared: bool) -> Loop:
+    return lambda config, report: Trainer(prepared).fit(config, report)
+
+
+LOOPS: dict[str, Loop] = {
+    "ema, prepared": ema(prepared=True, divided=True),
+    "ema": ema(prepared=False, divided=True),
+    "ema, evaluated whole": ema(prepared=False, divided=False),
+    "swa, prepared": swa(prepared=True),
+    "swa": swa(prepared=False),
+    "evaluates a copy": copied_evaluation,
+    "validated before and after": validated_around,
+    "zipped": zipped(prepared=True),
+    "zipped with one not prepared": zipped(prepared=False),
+    "a cycle for all epochs": steps_of(lambda loader: one_iterator(cycle(loader))),
+    "a cycle an epoch": steps_of(lambda loader: lambda: cycle(loader)),
+    "forever, for all epochs": steps_of(lambda loader: one_iterator(forever(loader))),
+    "forever, an epoch": steps_of(lambda loader: lambda: forever(loader)),
+    "next by hand": steps_of(lambda loader: lambda: iter(loader)),
+    "islice": steps_of(lambda loader: lambda: islice(loader, 3), 3),
+    "curriculum": curriculum(prepared=False),
+    "curriculum, prepared": curriculum(prepared=True),
+    "folds": folds,
+    "running loss": running_loss,
+    "trainer": trainer(prepared=False),
+    "trainer, prepared": trainer(prepared=True),
+}

@@ -1,0 +1,74 @@
+"""What a process creates in Ray is noticed, by whichever of Ray's functions it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+
+from fluidtune.ray_compat import ownership
+
+pytestmark = pytest.mark.ray
+
+
+class Counter:
+    """An actor that a trial creates."""
+
+    def add(self) -> int:
+        return 1
+
+
+def one() -> int:
+    return 1
+
+
+def of(name: str) -> Callable[[], Any]:
+    """What a trial does."""
+    options = dict(num_cpus=0, max_restarts=0)
+    return {
+        "remote": lambda: ray.remote(Counter).remote(),
+        "options": lambda: ray.remote(Counter).options(**options).remote(),
+        "decorated": lambda: ray.remote(num_cpus=0)(Counter).remote(),
+        "named": lambda: ray.remote(Counter).options(name="a counter", **options).remote(),
+        "detached": lambda: ray.remote(Counter).options(name="a counter", lifetime="detached", **options).remote(),
+        "get_if_exists": lambda: ray.remote(Counter).options(name="a counter", get_if_exists=True).remote(),
+        "task": lambda: ray.get(ray.remote(one).remote()),
+        "task with options": lambda: ray.get(ray.remote(one).options(num_cpus=0).remote()),
+        "an object": lambda: ray.get(ray.put(1)),
+        "another's actor": lambda: ray.get(ray.get_actor("not a trial's").add.remote()),
+    }[name]
+
+
+class Trial:
+    """A process in which a trial does something."""
+
+    def __init__(self) -> None:
+        ownership.watch()
+
+    def run(self, name: str) -> str | None:
+        made = of(name)()
+        owned = ownership.owned()
+        if isinstance(made, ray.actor.ActorHandle):
+            ray.kill(made)
+        return owned
+
+
+@pytest.mark.parametrize(
+    "name, owned",
+    [
+        *((each, "an actor") for each in ("remote", "options", "decorated", "named", "detached", "get_if_exists")),
+        *((each, "a task") for each in ("task", "task with options")),
+        *((each, None) for each in ("an object", "another's actor")),
+    ],
+)
+def test_what_a_process_creates_is_noticed(ray2: None, name: str, owned: str | None) -> None:
+    others = ray.remote(Counter).options(name="not a trial's", num_cpus=0).remote()
+    ray.get(others.add.remote())
+    trial = ray.remote(Trial).options(num_cpus=0).remote()
+    try:
+        assert ray.get(trial.run.remote(name)) == owned
+    finally:
+        ray.kill(trial)
+        ray.kill(others)

@@ -1,0 +1,113 @@
+"""The front door under strain, with a real Ray Serve: bodies that never end, headers, and a stop under load."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from urllib.parse import urlsplit
+
+import pytest
+
+from benchmarks.common import free_ports
+from fluidtune.report import read_events
+from fluidtune.serving import capacity
+from tests.serving.runs import load
+
+pytestmark = [pytest.mark.ray, pytest.mark.serve]
+
+#: Seconds: of the SLO, and until a test gives up. HALVES: bodies that never end.
+SLO_S, PATIENCE_S = 3.0, 100.0
+HALVES, CLIENTS = 50, 4
+
+
+@pytest.fixture(scope="module")
+def served(finished):
+    import fluidtune
+
+    served = fluidtune.serve(finished, load, SLO_S, port=free_ports(1)[0])
+    yield served
+    served.stop()
+
+
+def ask(served, method="POST", path="/", body="5", **headers):
+    url = urlsplit(served.url)
+    with contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)) as connection:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+
+
+def test_headers_and_methods(served):
+    status, headers, body = ask(served, "HEAD", "/", None)
+    assert (status, body) == (200, b"")
+    assert int(headers["content-length"]) == len(ask(served, "GET", "/", None)[2])
+    status, headers, body = ask(served, "DELETE", "/")
+    assert (status, headers["allow"], json.loads(body)["code"]) == (405, "GET, HEAD, POST", "method_not_allowed")
+    status, headers, body = ask(served, **{"Content-Encoding": "gzip"})
+    assert (status, json.loads(body)["code"]) == (415, "content_encoding")
+    assert ask(served, "POST", "/healthz")[0] == 405
+
+
+def test_half_bodies_are_closed_at_the_slo_and_keep_nobody_waiting(served):
+    url = urlsplit(served.url)
+    halves = [socket.create_connection((url.hostname, url.port)) for _ in range(HALVES)]
+    try:
+        for half in halves:
+            half.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n5")
+        answered = sum(ask(served)[0] == 200 for _ in range(20))
+        assert answered
+        said, until = dict.fromkeys(halves, b""), time.monotonic() + PATIENCE_S
+        while halves:
+            assert time.monotonic() < until, "a half body is still open"
+            for half in select.select(halves, [], [], 1.0)[0]:
+                more = half.recv(10_000)
+                said[half] += more
+                if not more:
+                    halves.remove(half)
+                    half.close()
+    finally:
+        for half in halves:
+            half.close()
+    assert Counter(one.split(b"\r\n")[0] for one in said.values()) == {b"HTTP/1.1 503 Service Unavailable": HALVES}
+    assert all(b"body_late" in one and b"retry-after: 3" in one for one in said.values())
+    requests = served.status()["trials"][0]["requests"]
+    assert sum(count for what, count in requests.items() if what.startswith("refused")) >= HALVES
+
+
+def test_a_stop_answers_503_until_the_port_is_closed(served, finished):
+    """After the last answer there is a closed port, and never a 404."""
+    became, ends = [], threading.Event()
+
+    def client():
+        while not ends.is_set():
+            try:
+                became.append(ask(served)[0])
+            except (OSError, http.client.HTTPException) as error:
+                became.append(type(error).__name__)
+
+    threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while became.count(200) < 20:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        served.stop()
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+    counts = Counter(became)
+    assert set(counts) <= {200, 503, "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected"}, counts
+    assert counts["ConnectionRefusedError"]
+    lost = counts["ConnectionResetError"] + counts["RemoteDisconnected"]
+    assert lost <= 2 * CLIENTS, "only whoever was on the way, or about to be let in"
+    assert read_events(finished / "serving" / "fluid_events.jsonl")[-1]["event"] == "serving_ended"
+    assert [one.name for one in capacity.models_of(str(finished), SLO_S, "eager")] == served.trials

@@ -1,0 +1,244 @@
+"""What comes from outside: bodies are read in pieces, within limits and until a deadline. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import time
+
+import pytest
+
+from symphony_serve import reading
+from symphony_serve.forms import Form
+
+pytestmark = pytest.mark.serve
+
+NUMBERS = Form.of([[1.0], [1.0, 2.0]])
+#: Seconds. No test waits so long.
+PATIENCE_S = 100.0
+
+
+class Body:
+    """A request whose body comes in these chunks; behind the last one nothing comes if it is ``half``."""
+
+    def __init__(self, chunks, half=False, **headers):
+        self.chunks, self.half, self.asked = list(chunks), half, 0
+        self.headers = [(name.replace("_", "-").encode(), str(value).encode()) for name, value in headers.items()]
+
+    async def receive(self):
+        self.asked += 1
+        if self.asked > len(self.chunks):
+            await asyncio.Event().wait()
+        more = self.half or self.asked < len(self.chunks)
+        return {"type": "http.request", "body": self.chunks[self.asked - 1], "more_body": more}
+
+    def request(self):
+        from starlette.requests import Request
+
+        return Request({"type": "http", "method": "POST", "path": "/", "headers": self.headers}, self.receive)
+
+
+def intake(slo=0.5):
+    from fluidtune.serving.intake import Intake
+
+    return Intake(slo)
+
+
+async def read(one, body, form=NUMBERS, most=math.inf, within=PATIENCE_S, holds=False):
+    """The input, or what is said instead."""
+    from fluidtune.serving.answers import Said
+
+    try:
+        with one.one() as holding:
+            value = await one.read(body.request(), form, most, time.monotonic() + within, holding)
+            if holds:
+                await asyncio.Event().wait()
+            return value
+    except Said as said:
+        return said
+
+
+def said(body, **given):
+    return asyncio.run(read(intake(), body, **given))
+
+
+def test_a_body_is_read_whole_up_to_the_limit():
+    body = Body([b"[1,2", b",3,4]"], content_length=10)
+    assert (said(body, most=10), body.asked) == ([1, 2, 3, 4], 2)
+
+
+@pytest.mark.parametrize(("length", "read_chunks"), [(11, 0), (None, 2), (3, 2), ("x", 2)])
+def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_read(length, read_chunks):
+    body = Body([b"[1,234", b"567,89", b"01234]"], **{} if length is None else {"content_length": length})
+    found = said(body, most=10)
+    text = "the body has more than 10 bytes; send less, or serve with a larger max_body"
+    assert (found.status, found.code, found.text, body.asked) == (413, "too_large", text, read_chunks)
+
+
+def test_the_limit_follows_from_the_samples():
+    from fluidtune.serving.intake import largest_body
+
+    assert largest_body([[1, 2], ["four"]]) == 64 * len('["four"]')
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+def test_a_compressed_body_is_told_apart_unread(encoding):
+    body = Body([b"\x1f\x8b"], content_encoding=encoding)
+    found = said(body)
+    assert (found.status, found.code, body.asked) == (415, "content_encoding", 0)
+    assert found.headers["Accept-Encoding"] == "identity"
+    assert said(Body([b"[1]"], content_encoding="Identity")) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"{", "the input is a object, expected list"),
+        (b"[1", "the body is no JSON value"),
+        (b"", "the body is no JSON value: it ends too soon"),
+        (b"[1e400]", "the input[0] is no finite number"),
+    ],
+)
+def test_what_is_no_input_is_told(text, words):
+    found = said(Body([text]))
+    assert (found.status, found.code) == (400, "bad_input")
+    assert words in found.text
+
+
+def test_a_half_body_is_refused_at_its_deadline_and_its_connection_ends():
+    found = said(Body([b"[1,"], half=True), within=0.01)
+    assert (found.status, found.code) == (503, "body_late")
+    assert found.headers == {"Retry-After": "1", "Connection": "close"}
+
+
+def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
+    from fluidtune.serving import intake as intakes
+
+    monkeypatch.setattr(intakes, "MOST_READ", 3)
+
+    async def run():
+        one = intake()
+        halves = [asyncio.ensure_future(read(one, Body([b"["], half=True))) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert (one.open, one.reading) == (3, 3)
+        refused = Body([b"[1]"])
+        found = await read(one, refused)
+        assert (found.code, found.headers["Retry-After"], refused.asked) == ("too_many_bodies", "1", 0)
+        for half in halves:
+            half.cancel()
+        await asyncio.gather(*halves, return_exceptions=True)
+        assert (one.open, one.reading, one.bytes) == (0, 0, 0)
+        assert await read(one, Body([b"[1]"])) == [1]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_ones_are_not(monkeypatch, told):
+    from fluidtune.serving import intake as intakes
+
+    text = json.dumps([0.5] * 20_000).encode()
+    monkeypatch.setattr(intakes, "MOST_BYTES", len(text) + 1)
+
+    def large():
+        return Body([text], **{"content_length": len(text)} if told else {})
+
+    async def run():
+        one = intake()
+        first = asyncio.ensure_future(read(one, large(), holds=True))
+        while one.bytes < len(text):
+            await asyncio.sleep(0)
+        second = large()
+        found = await read(one, second)
+        assert (found.code, found.status, second.asked) == ("too_many_bytes", 503, 0 if told else 1)
+        assert await read(one, Body([b"[1]"])) == [1]
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert one.bytes == 0
+        assert len(await read(one, large())) == 20_000
+
+    asyncio.run(run())
+
+
+def test_one_body_may_have_more_bytes_than_all_together_if_it_is_alone(monkeypatch):
+    from fluidtune.serving import intake as intakes
+
+    monkeypatch.setattr(intakes, "MOST_BYTES", 10)
+    assert len(said(Body([json.dumps([0.5] * 20_000).encode()]))) == 20_000
+
+
+def test_while_large_bodies_are_read_the_loop_turns_at_each_piece():
+    """Eight of them take as many turns as they have pieces, however they are scheduled."""
+    text = json.dumps([0.1234] * 200_000).encode()
+    pieces = len(text) // reading.PIECE
+
+    async def run():
+        one = intake()
+        turns = small = 0
+        bodies = [asyncio.ensure_future(read(one, Body([text]))) for _ in range(8)]
+        while not all(body.done() for body in bodies):
+            await asyncio.sleep(0)
+            turns += 1
+            small += await read(one, Body([b"[1]"])) == [1]
+        assert all(len(body.result()) == 200_000 for body in bodies)
+        assert turns >= 8 * pieces / 4, "a small request passes in a few turns, and each has one piece at most"
+        assert small == turns
+
+    asyncio.run(run())
+
+
+def test_in_a_turn_of_the_loop_one_piece_is_read_whatever_the_number_of_bodies(monkeypatch):
+    from fluidtune.serving import intake as intakes
+
+    text = json.dumps([0.1234] * 100_000).encode()
+    counted = [0]
+
+    class Counted(reading.Reading):
+        def add(self, piece):
+            counted[-1] += len(piece) > 1000
+            super().add(piece)
+
+    monkeypatch.setattr(intakes, "Reading", Counted)
+
+    async def run():
+        one = intake()
+        bodies = [asyncio.ensure_future(read(one, Body([text]))) for _ in range(8)]
+        while not all(body.done() for body in bodies):
+            await asyncio.sleep(0)
+            counted.append(0)
+
+    asyncio.run(run())
+    assert max(counted) == 1
+    assert sum(counted) == 8 * math.ceil(len(text) / reading.PIECE)
+
+
+def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_objects():
+    """Such a collection holds the process for 100 ms."""
+    from fluidtune.serving.intake import collect_seldom
+
+    text = json.dumps([[0.5, 1]] * 300_000).encode()
+    rows, seen, before = Form.of([[[1, 2]], [[1, 2]] * 2]), [], gc.get_threshold()
+
+    def look(phase, told):
+        seen.append(told["generation"])
+
+    gc.collect()
+    gc.callbacks.append(look)
+    try:
+        collect_seldom()
+        assert len(said(Body([text]), form=rows)) == 300_000
+    finally:
+        gc.callbacks.remove(look)
+        gc.set_threshold(*before)
+        gc.unfreeze()
+    assert {0, 1} <= set(seen)
+    assert 2 not in seen
+
+
+def test_a_large_body_of_another_form_is_refused_at_its_first_chunk():
+    chunks = [json.dumps([0.1234] * 20_000).encode()] * 100
+    body = Body(chunks)
+    found = said(body, form=Form.of([1]))
+    assert (found.status, found.text, body.asked) == (400, "the input is a list, expected number", 1)

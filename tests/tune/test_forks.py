@@ -1,0 +1,129 @@
+"""Trials in forked processes on real Ray: each finds what it would find in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fluidtune.ray_compat.versions import forks_workers
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.usefixtures("no_ray"),
+    pytest.mark.skipif(not forks_workers(), reason="this Ray does not live with forked workers"),
+]
+
+#: A library with a singleton, a registry, loggers that another module of it makes, an exit handler, a thread, a patch.
+LIBRARY = '''
+import atexit, logging, os, threading
+STATE, REGISTRY = {}, []
+BACKEND = os.environ.get("LIBRARY_BACKEND", "default")
+def configure(**settings):
+    """Once a process, as Accelerate's state is."""
+    if STATE and settings and STATE != settings:
+        raise ValueError("has already been initialized")
+    if settings:
+        STATE.update(settings)
+    return dict(STATE)
+def keep():
+    atexit.register(print, "the end")
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+from its_library import loggers
+'''
+LOGGERS = '''
+import logging
+logger = logging.getLogger("its_library.loggers")
+logger.addHandler(logging.StreamHandler())
+logger.setLevel(logging.INFO)
+'''
+SCRIPT = '''
+import json, logging, os, sys
+import ray
+from ray import tune
+import its_library
+
+@ray.remote(num_cpus=0)
+class Counter:
+    count = 0
+    def add(self):
+        self.count += 1
+        return self.count
+
+def train(config):
+    import its_library
+    found = {"pid": os.getpid(), "forked": any(type(each).__name__ == "Shelf" for each in sys.meta_path)}
+    found["logs"] = (len(logging.getLogger("its_library.loggers").handlers), its_library.loggers.logger.level)
+    found["registered"] = len(its_library.REGISTRY)
+    its_library.REGISTRY.append(config["index"])
+    found["state"] = its_library.configure(**({"precision": config["precision"]} if config["precision"] else {}))
+    if config["index"] % 2:
+        its_library.keep()
+    if config["actor"]:
+        found["counted"] = ray.get(Counter.options(name="counter").remote().add.remote())
+    tune.report(found)
+
+REUSE = "reuse" in sys.argv
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+space = {
+    "index": tune.grid_search(list(range(6))),
+    "precision": tune.sample_from(lambda spec: None if REUSE else [None, "bf16", "no"][spec.config.index % 3]),
+    "actor": "actor" in sys.argv,
+}
+run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
+tune_config = tune.TuneConfig(reuse_actors=True) if REUSE else tune.TuneConfig()
+trainable = tune.with_resources(train, {"cpu": 1})
+results = tune.Tuner(trainable, param_space=space, run_config=run_config, tune_config=tune_config).fit()
+rows = sorted((each.config["index"], each.metrics) for each in results)
+print(json.dumps([[str(each.error) for each in results if each.error], [row for _, row in rows]]))
+'''
+
+
+def fit(tmp_path: Path, *args: str, fluid: bool = True) -> tuple[list[str], list[dict[str, object]]]:
+    """The errors of the script's trials, and what they have reported."""
+    site = tmp_path / "site-packages"
+    (site / "its_library").mkdir(parents=True)
+    (site / "its_library" / "__init__.py").write_text(LIBRARY)
+    (site / "its_library" / "loggers.py").write_text(LOGGERS)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, *(["-m", "fluidtune.cli", "run"] if fluid else []), str(script), str(tmp_path), *args]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": f"{site}:{os.getcwd()}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors, rows = json.loads(done.stdout.splitlines()[-1])
+    return errors, rows
+
+
+@pytest.mark.parametrize("actor", [False, True])
+def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, actor: bool) -> None:
+    errors, rows = fit(tmp_path, *(["actor"] if actor else []))
+    assert errors == []
+    # A library that is not known may keep anything, so that each trial has a process of its own.
+    assert len({row["pid"] for row in rows}) == 6 and sum(bool(row["forked"]) for row in rows) >= 4
+    assert [row["registered"] for row in rows] == [0] * 6
+    asked = [{}, {"precision": "bf16"}, {"precision": "no"}] * 2
+    assert [row["state"] for row in rows] == asked
+    assert [row["logs"] for row in rows] == [[1, 20]] * 6
+    if actor:
+        assert [row["counted"] for row in rows] == [1] * 6
+    log = (tmp_path / "job" / "fluid_events.jsonl").read_text()
+    events = [json.loads(line) for line in log.splitlines()]
+    assert any(each["event"] == "spare_taken" for each in events)
+    assert not any(each["event"] == "worker_lost" for each in events)
+
+
+def test_with_reuse_actors_the_processes_are_used_again_as_under_stock(tmp_path: Path) -> None:
+    errors, rows = fit(tmp_path, "reuse")
+    assert errors == [] and len({row["pid"] for row in rows}) == 1
+    assert [row["registered"] for row in rows] == list(range(6))
