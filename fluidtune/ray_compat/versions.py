@@ -13,9 +13,6 @@ from fluidtune.errors import FluidTuneError
 #: pyproject.toml claims the same range.
 OLDEST_RAY = "2.44"
 NEWEST_RAY = "2.60"
-#: The oldest Ray of which a worker process is forked. Source: the tests. Under 2.44 a raylet dies of such workers
-#: ("Check failed: leased_workers.find(worker->WorkerId()) == leased_workers.end()"); between the two nobody has tried.
-FORKED_RAY = "2.60"
 
 
 def check_ray_version(version: str | None = None) -> None:
@@ -31,11 +28,6 @@ def check_ray_version(version: str | None = None) -> None:
             f"Ray {found} is outside the versions FluidTune is tested on ({OLDEST_RAY} to {NEWEST_RAY}); "
             f'install one of them: pip install "ray[tune]>={OLDEST_RAY},<2.{high.minor + 1}"'
         )
-
-
-def forks_workers() -> bool:
-    """Whether the installed Ray lives with worker processes that are forked from one another."""
-    return Version(ray.__version__).release[:2] >= Version(FORKED_RAY).release
 
 
 def put_state_where_horovod_looks() -> None:

@@ -146,13 +146,11 @@ def logged(result: Any) -> list[int]:
 
 
 def forks_ready(seconds: float = 60.0) -> None:
-    """Wait until processes of jobs on cores are forked, where they can be: a job does not wait for that."""
+    """Wait until processes of jobs on cores are forked: a job does not wait for that."""
     from fluidtune import hash_seed
-    from fluidtune.cluster.forks.nodes import ONE_THREAD, ForkServers, obstacle
+    from fluidtune.cluster.forks.nodes import ONE_THREAD, ForkServers
     from fluidtune.cluster.new_processes import worker_environment
 
-    if obstacle({}) is not None:
-        return
     context = ray.get_runtime_context()
     servers, node = ForkServers(worker_environment(), ONE_THREAD), context.get_node_id()
     servers.prepare(node, hash_seed.runtime_env(1, dict(context.runtime_env)) or {})

@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.ray_compat.versions import forks_workers
-
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.usefixtures("no_ray"),
-    pytest.mark.skipif(not forks_workers(), reason="this Ray does not live with forked workers"),
-]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
 #: A library with a singleton, a registry, loggers that another module of it makes, an exit handler, a thread, a patch.
 LIBRARY = '''
@@ -64,7 +58,8 @@ def train(config):
     if config["index"] % 2:
         its_library.keep()
     if config["actor"]:
-        found["counted"] = ray.get(Counter.options(name="counter").remote().add.remote())
+        counter = Counter.options(name="counter").remote()
+        found["counted"] = ray.get(counter.add.remote())
     tune.report(found)
 
 REUSE = "reuse" in sys.argv

@@ -24,7 +24,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
-from fluidtune.ray_compat.versions import FORKED_RAY, forks_workers
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ def obstacle(runtime_env: Mapping[str, Any]) -> str | None:
     """Why processes with this runtime environment cannot be forked; None: they can, as far as is known."""
     if sys.platform != "linux":
         return f"forks of imported packages are unsafe on {sys.platform}"
-    if not forks_workers():
-        return f"Ray {ray.__version__} does not live with forked workers; {FORKED_RAY} does"
     other = [name for name, value in runtime_env.items() if value and name not in _APPLIED]
     if PREFIX in str(runtime_env.get("py_executable")):
         other.remove("py_executable")  # `forked`: a fork server, too

@@ -1,7 +1,7 @@
 """What a fork server imports before it forks, and what each import has depended on.
 
 An import is left out, with the reason, if after it no process could be forked any more: it has started a thread of
-Python's, or it has opened CUDA. The server begins anew then, without it.
+Python's, it has opened CUDA, or it has drawn from Ray's generator of ids. The server begins anew then, without it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import sysconfig
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
+from fluidtune.cluster.forks.generators import Generators
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf
 from fluidtune.ray_compat import worker_program
 
@@ -89,9 +90,13 @@ def _in_order(names: list[str]) -> tuple[list[str], list[str]]:
 
 
 class Notes:
-    """What imports have depended on, by the name of the module whose code ran: written while `taken` is open."""
+    """What imports have depended on, by the name of the module whose code ran: written while `taken` is open.
+
+    ``generators``: which random generators began meanwhile.
+    """
 
     def __init__(self) -> None:
+        self.generators = Generators()
         self.needs: defaultdict[str, set[str]] = defaultdict(set)
         self.read: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
         self.wrote: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
@@ -126,7 +131,8 @@ class Notes:
         os.environ.__class__ = _Environ
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         try:
-            yield
+            with self.generators.noted():
+                yield
         finally:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
             builtins.__import__, importlib.import_module = import_, import_module
@@ -216,7 +222,13 @@ def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], carefu
     failed: dict[str, str] = {}
     threads = set(threading.enumerate())
     packages = {name.partition(".")[0] for name in left_out}
-    with notes.taken():
+    names = list(names)
+    with ExitStack() as meanwhile:
+        meanwhile.enter_context(notes.taken())
+        if any(name.partition(".")[0] in _WITH_RAY for name in names):
+            from fluidtune.ray_compat.random_ids import undrawn
+
+            meanwhile.enter_context(undrawn())
         for name in names:
             if name in sys.modules or name.partition(".")[0] in packages:
                 continue
@@ -231,13 +243,18 @@ def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], carefu
 
 
 def _check(name: str | None, threads: set[threading.Thread]) -> None:
-    """Raise `Unforkable` if there are other threads than these, or if CUDA is open."""
+    """Raise `Unforkable` if there are other threads than these, if CUDA is open, or if forks would draw equal ids."""
     started = [each.name for each in threading.enumerate() if each not in threads]
     if started:
         raise Unforkable(name, f"has started a thread ({', '.join(started)})")
     opened = cuda_opened()
     if opened is not None:
         raise Unforkable(name, opened)
+    if "ray" in sys.modules:
+        from fluidtune.ray_compat.random_ids import forks_draw_alike
+
+        if forks_draw_alike():
+            raise Unforkable(name, "has drawn from Ray's generator of ids, of which every fork has the same")
 
 
 def cuda_opened(proc: str = "/proc/self") -> str | None:

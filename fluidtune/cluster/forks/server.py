@@ -317,6 +317,7 @@ def main() -> None:
         os._exit(0)
     os.close(lock)
     out.close()
+    notes.generators.begin_anew()
     child.become(request, shelf, path)
 
 

@@ -115,19 +115,47 @@ sys.exit(7)
 
 
 def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib", "numpy", "numpy.random", "torch")
+    lib = """
+import random, numpy
+OF_ENTROPY = random.Random(), random.Random(None), numpy.random.default_rng(), numpy.random.RandomState()
+SEEDED = random.Random(5), random.Random(b"6"), numpy.random.default_rng(7), numpy.random.RandomState(8)
+"""
+    served = serve(packages(lib=lib), "lib", "numpy", "numpy.random", "torch")
     program = """
-import multiprocessing, random, secrets, tempfile, uuid, numpy, torch
+import multiprocessing, random, secrets, tempfile, uuid, numpy, torch, lib
+print(*(each.random() for each in lib.OF_ENTROPY))
 print(random.random(), numpy.random.rand(), torch.rand(1).item(), numpy.random.default_rng().random())
 print(uuid.uuid4(), tempfile.mktemp(), secrets.token_hex(), multiprocessing.current_process().authkey.hex())
 random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
-print("seeded", random.random(), numpy.random.rand(), torch.rand(1).item())
+print("seeded", random.random(), numpy.random.rand(), torch.rand(1).item(), *(each.random() for each in lib.SEEDED))
 """
     runs = [served.run(program, tmp_path).stdout.splitlines() for _ in range(3)]
     plain = plainly(program, tmp_path, served.environment).splitlines()
-    drawn = [word for lines in (*runs, plain) for line in lines[:2] for word in line.split()]
-    assert len(drawn) == 4 * 8 and len(set(drawn)) == len(drawn)
-    assert {lines[2] for lines in (*runs, plain)} == {plain[2]}
+    drawn = [word for lines in (*runs, plain) for line in lines[:3] for word in line.split()]
+    assert len(drawn) == 4 * 12 and len(set(drawn)) == len(drawn)
+    assert {lines[3] for lines in (*runs, plain)} == {plain[3]}
+
+
+def test_ids_of_ray_differ_between_forks_whose_server_has_imported_actors(packages, serve, tmp_path):
+    # docs/bugs.md, 407: one trial got the object that another had put.
+    actors = "import ray\n@ray.remote\nclass Actor:\n    pass\n"
+    served = serve(packages(lib=actors), "ray", "ray.data", "lib")
+    program = """
+import threading, ray, ray.data, lib
+drawn = [ray.ObjectRef.from_random()]
+for _ in range(2):
+    thread = threading.Thread(target=lambda: drawn.append(ray.ObjectRef.from_random()))
+    thread.start(), thread.join()
+print(ray.data.__name__, *(each.hex() for each in drawn))
+"""
+    runs = [served.run(program, tmp_path).stdout.split() for _ in range(3)]
+    assert [len(run) for run in runs] == [4] * 3 and len({each for run in runs for each in run[1:]}) == 9
+    assert served.state.left_out == {}
+
+
+def test_a_package_that_draws_from_rays_generator_is_left_out_and_named(packages, serve, tmp_path):
+    served = serve(packages(lib="import ray\nray.NodeID.from_random()\n", other=""), "ray", "lib", "other")
+    assert list(served.state.left_out) == ["lib"] and "Ray's generator" in served.state.left_out["lib"]
 
 
 def test_a_package_that_starts_a_thread_or_opens_cuda_is_left_out_and_named(packages, serve, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from fluidtune.cluster.forks.preload import Notes, cuda_opened, fill, installed_modules
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess, Shelf
+from fluidtune.ray_compat import random_ids
 
 
 def module(name: str, file: str | None) -> ModuleType:
@@ -65,6 +66,7 @@ def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(random_ids, "forks_draw_alike", lambda: False)  # here Ray has run, in which it draws
     before, finders = set(sys.modules), list(sys.meta_path)
     yield folder
     sys.meta_path[:] = finders

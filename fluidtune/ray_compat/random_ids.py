@@ -1,0 +1,50 @@
+"""Ray's random numbers in a process that others are forked from.
+
+Ray's compiled part draws ids of objects, tasks and workers from a generator that takes its seed from the system once a
+process (Abseil's ``RandenPool``), and not again in a fork: "this is not fork-safe" (src/ray/util/random.h). If it has
+been drawn from before a fork, two forks give two objects one id, and one trial gets what another has put.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+import ray.actor
+from ray import ActorClassID
+
+
+class _OfTheSystem:
+    """Stands for the class of ids that Ray draws one of wherever an actor's class is written in a module."""
+
+    @staticmethod
+    def from_random() -> ActorClassID:
+        return ActorClassID(os.urandom(ActorClassID.size()))
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """What is imported meanwhile may define actors, and Ray's generator is not drawn from."""
+    ray.actor.ActorClassID = _OfTheSystem
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = ActorClassID
+
+
+def forks_draw_alike() -> bool:
+    """Whether two forks of this process draw the same id: somebody has drawn from Ray's generator."""
+    drawn = []
+    for _ in range(2):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, ray.NodeID.from_random().binary())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as file:
+            drawn.append(file.read())
+        os.waitpid(pid, 0)
+    return drawn[0] == drawn[1]
