@@ -24,6 +24,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._of_python: list[weakref.ref[random.Random]] = []
+        #: Their bit generators.
         self._of_numpy: list[Any] = []
 
     @contextmanager
@@ -45,10 +46,11 @@ class Generators:
         if numpy is not None:
             known = {id(each) for each in self._of_numpy}
             for each in gc.get_objects():
-                if type(each) in (numpy.Generator, numpy.RandomState) and id(each) not in known:
-                    seeds = getattr(each, "_bit_generator", None) or each.bit_generator
-                    if getattr(seeds.seed_seq, "entropy", 0) >= _DRAWN:
-                        self._of_numpy.append(each)
+                if type(each) in (numpy.Generator, numpy.RandomState):
+                    # What both are made of, as they give it to who copies them.
+                    for bits in each.__reduce__()[1]:
+                        if id(bits) not in known and getattr(getattr(bits, "seed_seq", None), "entropy", 0) >= _DRAWN:
+                            self._of_numpy.append(bits)
 
     def begin_anew(self) -> None:
         """Let all of them begin from new entropy."""
@@ -56,6 +58,5 @@ class Generators:
             generator = found()
             if generator is not None:
                 random.Random.seed(generator, os.urandom(32))
-        for each in self._of_numpy:
-            seeds = getattr(each, "_bit_generator", None) or each.bit_generator
-            seeds.state = type(seeds)().state
+        for bits in self._of_numpy:
+            bits.state = type(bits)().state
