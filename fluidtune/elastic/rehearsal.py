@@ -102,7 +102,7 @@ def _both_ways(
     except Exception as error:
         return Verdict("unknown", f"the loop failed alone: {error!r}")
     if alone.gradients and not alone.divisible:
-        return Verdict("differs", "the loop has prepared no DataLoader: each of several workers would compute everything")
+        return Verdict("differs", "the loop has prepared no DataLoader: every worker would compute everything")
     try:
         first, *_ = _play(run, _WORKERS, device, begun, alone.steps, steady=steady)
     except torch.OutOfMemoryError as error:
