@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.operator_schemas import normalize_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .random_streams import capture_streams, restore_streams
@@ -19,14 +20,6 @@ from .random_streams import capture_streams, restore_streams
 #: What a standard uniform and a standard normal number are. Judgement: neither is a number at which a usual function of
 #: noise (a product, a logarithm, a comparison with 0 or 1) is degenerate.
 _UNIFORM, _NORMAL = 0.5, 0.75
-
-
-def _given(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by their names, with the defaults of those that were not given."""
-    names = func._schema.arguments
-    given = {each.name: each.default_value for each in names if each.has_default_value()}
-    given.update({each.name: value for each, value in zip(names, args, strict=False)})
-    return {**given, **kwargs}
 
 
 def _between(of: dict[str, Any]) -> Any:
@@ -37,7 +30,8 @@ def _mean_and_more(of: dict[str, Any]) -> Any:
     return of["mean"] + _NORMAL * of["std"]
 
 
-#: Values by the operator's name without a final underscore: aten's names and arguments (native_functions.yaml).
+#: Values by the operator's name without a final underscore: aten's names and arguments (native_functions.yaml), where
+#: ``self`` is ``input``.
 _VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rand": lambda of: _UNIFORM,
     "rand_like": lambda of: _UNIFORM,
@@ -47,12 +41,12 @@ _VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "normal": _mean_and_more,
     "log_normal": lambda of: math.exp(_mean_and_more(of)),
     "exponential": lambda of: math.log(2) / of["lambd"],  # the median
-    "bernoulli": lambda of: (p if (p := of.get("p")) is not None else of["self"]) > _UNIFORM,
+    "bernoulli": lambda of: (p if (p := of.get("p")) is not None else of["input"]) > _UNIFORM,
     "randint": lambda of: of.get("low", 0),
     "randint_like": lambda of: of.get("low", 0),
     "random": lambda of: of.get("from", 0),
     "randperm": lambda of: torch.arange(of["n"]),
-    "multinomial": lambda of: of["self"].argmax(-1, keepdim=True),
+    "multinomial": lambda of: of["input"].argmax(-1, keepdim=True),
 }
 
 
@@ -67,11 +61,10 @@ class SteadyDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or not self._active():
             return func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        value = _VALUES.get(name.rstrip("_"))
+        value = _VALUES.get(func.overloadpacket.__name__.rstrip("_"))
         if value is None:
             return func(*args, **kwargs)
-        of = _given(func, args, kwargs)
+        of = normalize_function(func, args, kwargs, normalize_to_only_use_kwargs=True)[1]  # by name, with the defaults
         steady, own, streams = value(of), of.get("generator"), capture_streams()
         state = None if own is None else own.get_state()
         drawn = func(*args, **kwargs)  # of the right shape and type
