@@ -25,7 +25,7 @@ from fluidtune.testing.collective_backends import (
 )
 from fluidtune.testing.processes import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> TorchBackend:
