@@ -16,6 +16,7 @@ import fluidtune
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import tuning_job
+from tests.engine.helpers import resize, start
 from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
 from tests.tune.running import fit
@@ -59,12 +60,12 @@ class Restless:
                 self._devices.add(event.device)
             elif isinstance(event, m.TrialAdded):
                 self._trial, self._held = event.trial, (0,)
-                out.append(m.Start(event.trial, self._held, 1.0))
+                out.append(start(event.trial, self._held, 1.0))
             elif isinstance(event, m.Resized):
                 self._resizing, self._held = False, event.devices
             elif isinstance(event, m.Result) and not self._resizing and self._random.random() < 0.7:
                 self._resizing = True
-                out.append(m.Resize(event.trial, (0, 1) if self._held == (0,) else (0,)))
+                out.append(resize(event.trial, (0, 1) if self._held == (0,) else (0,)))
         return out
 
 
