@@ -7,7 +7,7 @@ any picture looks.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict, Events, load_events
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
@@ -40,6 +41,10 @@ IDLE = "#ECEFF1"
 LEGEND_TRIALS = 12
 #: With more bars than this no bar gets a label. Judgement: labels would not fit, and trying takes time.
 LABELLED_INTERVALS = 600
+#: The legend has this many reasons of growing, and of shrinking. Judgement: an entry stays on one line.
+LEGEND_REASONS = 3
+#: With more resizes than this no triangle gets its reason in words. Judgement: they would cover each other.
+LABELLED_RESIZES = 40
 #: A row of the timeline is `ROW` of its height tall and begins `MARGIN` below its top, so that rows stay apart.
 ROW, MARGIN = 0.88, 0.06
 #: Most windows of the utilisation picture. Judgement: an hour gets the 30 s of the dissertation's figure 3.2.
@@ -147,7 +152,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     colours = _colours(use)
     boxes = _boxes(use, rows)
     _draw_boxes(axes, boxes, colours, at)
-    _draw_marks(axes, events, use, rows, at)
+    reasons = _draw_marks(axes, events, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, max(at(use.end), 1e-9))
@@ -158,7 +163,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     axes.set_title(f"{_title(events, use)}, {held_part(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
     names = _short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
-    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1)
+    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1, reasons)
     return figure
 
 
@@ -206,12 +211,21 @@ def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], a
     axes.add_collection(bars, autolim=False)
 
 
-def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: TimeAxis) -> None:
-    """A triangle where a trial grew (up) or shrank (down), a cross where a worker or device was lost."""
+def _draw_marks(
+    axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: TimeAxis
+) -> dict[str, Counter[str]]:
+    """A triangle where a trial grew (up) or shrank (down), and why; a cross where a worker or device was lost.
+
+    Returns for both kinds of triangles how many resizes there were for each reason.
+    """
     marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
+    reasons: list[tuple[float, float, str]] = []
+    counts: dict[str, Counter[str]] = {"grown": Counter(), "shrunk": Counter()}
     width: dict[str, int] = {}
+    resizes = Resizes()
     for event in events:
         name = event["event"]
+        cause = resizes.step(event)
         if name == "trial_started":
             width[event["trial"]] = len(event["devices"])
         elif name == "resized" and event["devices"]:
@@ -219,13 +233,19 @@ def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, i
             width[event["trial"]] = now
             row = rows.get(event["devices"][0])
             if row is not None:
-                marks["grown" if now >= before else "shrunk"].append((at(event["t"]), row + 0.5))
+                kind = "grown" if now >= before else "shrunk"
+                marks[kind].append((at(event["t"]), row + 0.5))
+                reasons.append((at(event["t"]), row + 0.5, label_of(cause)))
+                counts[kind].update(filter(None, [label_of(cause)]))
         elif name in ("worker_lost", "device_lost"):
             row = rows.get(event["device"])
             if row is not None and use.start <= event["t"] <= use.end:
                 marks["lost"].append((at(event["t"]), row + 0.5))
     many = sum(len(points) for points in marks.values()) > 150 or len(rows) > 32
     size = 9 if many else 30
+    if len(reasons) <= LABELLED_RESIZES:
+        for left, middle, label in reasons:
+            _write_reason(axes, left, middle, label)
     for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
         if marks[name]:
             x, y = zip(*marks[name], strict=True)
@@ -241,6 +261,15 @@ def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, i
                 clip_on=False,
                 gid=name,
             )
+    return counts
+
+
+def _write_reason(axes: Axes, x: float, y: float, label: str) -> None:
+    """Write the reason of a resize below its triangle."""
+    if label:
+        offset = {"xytext": (4, -5), "textcoords": "offset points"}
+        box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
+        axes.annotate(label, (x, y), fontsize=5.5, color=INK, va="top", bbox=box, zorder=6, gid="why", **offset)
 
 
 def _readable_on(colour: str) -> str:
@@ -282,7 +311,12 @@ def _draw_labels(
 
 
 def _draw_legend(
-    figure: Figure, names: Mapping[str, str], colours: Mapping[str, str], axes: Axes, restored: bool
+    figure: Figure,
+    names: Mapping[str, str],
+    colours: Mapping[str, str],
+    axes: Axes,
+    restored: bool,
+    reasons: Mapping[str, Counter[str]],
 ) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -302,6 +336,8 @@ def _draw_legend(
                 "shrunk": "resize: fewer devices",
                 "lost": "worker or device lost",
             }
+            found = reasons.get(name, Counter()).most_common(LEGEND_REASONS)
+            why = ", ".join(f"{count} {reason}" for reason, count in found)
             entries.append(
                 Line2D(
                     [],
@@ -311,7 +347,7 @@ def _draw_legend(
                     markersize=7,
                     markerfacecolor=face,
                     markeredgecolor=edge,
-                    label=label[name],
+                    label=label[name] + (f" ({why})" if why else ""),
                 )
             )
     if restored:

@@ -135,7 +135,13 @@ class TrialRegistry:
         kind = self.kind_of(trial)
         share = self.share_of(trial)
         log.write(
-            "trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share)
+            "trial_added",
+            trial=trial.trial_id,
+            group=member.group,
+            kind=kind,
+            iterations=left,
+            share=float(share),
+            name=str(trial),
         )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))

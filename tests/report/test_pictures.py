@@ -113,6 +113,39 @@ def test_marks_title_labels_and_legend():
     assert {"trial 0", "trial 1", "trial 2", "idle", "worker or device lost"} <= texts
 
 
+def with_reasons() -> list:
+    def change(t: float, before: list[int], after: list[int], why: str) -> dict:
+        fields = {"devices_from": before, "devices_to": after, "reason": "words", "why": why, "numbers": {}}
+        return ev(t, "resize_started", trial="t_02", **fields)
+
+    events = small()
+    places = [place for place, event in enumerate(events) if event["event"] == "resized"]
+    events.insert(places[1], change(7, [1, 0], [1], "waiting_trials"))
+    events.insert(places[0], change(5, [1], [1, 0], "idle_devices"))
+    return events
+
+
+def test_a_change_of_width_has_its_reason_in_words_and_the_legend_counts_them():
+    figure = timeline_figure(with_reasons())
+    (axes,) = figure.axes
+    written = {text.get_text(): text.xy for text in axes.texts if text.get_gid() == "why"}
+    assert written == {"idle devices": (5, 1.5), "waiting trials": (7, 1.5)}
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"resize: more devices (1 idle devices)", "resize: fewer devices (1 waiting trials)"} <= texts
+    (old,) = timeline_figure(small()).axes
+    assert not [text for text in old.texts if text.get_gid() == "why"]
+
+
+def test_many_changes_of_width_have_their_reasons_in_the_legend_alone():
+    events = with_reasons()
+    first = next(place for place, event in enumerate(events) if event["event"] == "resize_started")
+    events = [*events[:first], *(events[first : first + 4] * 30), *events[first + 4 :]]
+    figure = timeline_figure(events)
+    assert not [text for text in figure.axes[0].texts if text.get_gid() == "why"]
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"resize: more devices (30 idle devices)", "resize: fewer devices (30 waiting trials)"} <= texts
+
+
 def test_many_trials_are_not_in_the_legend_and_long_runs_have_other_units():
     figure = timeline_figure(random_run(1, devices=4, trials=30))
     (legend,) = figure.legends
