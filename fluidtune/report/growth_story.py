@@ -16,6 +16,8 @@ class GrowthFacts:
         self._kind, self._asked = "", 1.0
         self._widest, self._most_devices, self._ran, self._results = 0, 0, False, 0
         self._max_workers: int | None = None
+        #: How many growths began.
+        self._begun = 0
         #: Why its growth ended, and why single growths failed, in words.
         self._ended: str | None = None
         self._failed: list[str] = []
@@ -62,6 +64,8 @@ class GrowthFacts:
             self._asked = float(event.get("share") or self._asked)
         elif name == "trial_result":
             self._results += 1
+        elif name == "resize_started":
+            self._begun += len(event["devices_to"]) > len(event["devices_from"])
         elif name == "growth_ended":
             self._ended = words_of(event) or "the log does not say why"
         elif name == "resize_failed" and words_of(event):
@@ -84,6 +88,8 @@ class GrowthFacts:
             return f"it is {self._kind}: no call of fluidtune.elastic was seen in its loop"
         if self._failed:
             return f"{plural(len(self._failed), 'growth')} failed, the last one because {self._failed[-1]}"
+        if self._begun:
+            return f"{plural(self._begun, 'growth')} began, and it left its devices before the growth was done"
         if self._max_workers == 1:
             return "max_workers=1"
         if self._most_devices <= 1:

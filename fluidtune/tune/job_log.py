@@ -48,6 +48,8 @@ class JobLog:
         #: Why events are lost, once some are.
         self._lost: str | None = None
         self._iteration_lines = IterationLines()
+        #: The `trial_added` to come of trials that the engine has not heard of yet, by trial, oldest first.
+        self._arrivals: dict[str, list[dict[str, Any]]] = {}
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}
         #: Trials whose last ending in the log is a pause.
@@ -127,10 +129,20 @@ class JobLog:
 
     # --- what the engine hears and says
 
+    def arrives(self, trial: str, **fields: Any) -> None:
+        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine hears of it.
+
+        So it comes after what the engine hears before, such as the trial's own pause.
+        """
+        self._arrivals.setdefault(trial, []).append(fields)
+
     def events_heard(self, events: Iterable[m.Event]) -> None:
-        """Write down what the engine is about to hear of trials that leave their devices."""
+        """Write down what the engine is about to hear of trials that come, and that leave their devices."""
         for event in events:
-            if isinstance(event, m.TrialEnded):
+            if isinstance(event, m.TrialAdded):
+                if waiting := self._arrivals.get(event.trial):
+                    self.write("trial_added", trial=event.trial, **waiting.pop(0))
+            elif isinstance(event, m.TrialEnded):
                 self._ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:
                 self.write("trial_suspended", trial=event.trial, **self._departure(event.trial))

@@ -150,6 +150,12 @@ NEVER = {
         ev(2, "resize_failed", trial="a", devices=[0], reason="died"),
         ev(3, "resize_failed", trial="a", devices=[0], reason="too late"),
     ],
+    "1 growth began, and it left its devices before the growth was done": [
+        added(0, "a"),
+        starts(1, "a", 0),
+        resizing(2, "a", [0], [0, 1], GROWS),
+        ended(3, "a", "paused"),
+    ],
     "it has not been on a device": [added(0, "a")],
     "it has reported nothing, and a trial grows after its first result": [added(0, "a"), starts(1, "a", 0)],
     "no device was idle while it ran": [

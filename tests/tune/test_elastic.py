@@ -15,6 +15,7 @@ from ray.tune.schedulers import HyperBandScheduler
 import fluidtune
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.story import story_of
 from fluidtune.tune import tuning_job
 from tests.engine.helpers import resize, start
 from tests.faults import horovod_jobs, jobs
@@ -255,3 +256,8 @@ def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, mo
     assert [e["verdict"] for e in events() if e["event"] == "growth_checked"] == ["same", "differs"]
     first, second = ended.values()
     assert "drop_last=True" in first and "off by" in second
+    # The second trial never grew, and `fluidtune why` says why.
+    story = story_of(events(), list(ended)[1]).lines()
+    assert story[-1] == f"It never grew: its loop cannot have several workers: {second}."
+    assert any("a step divided among two workers gave other gradients: " in line for line in story), story
+    assert any("must have one worker from now on: " in line for line in story), story

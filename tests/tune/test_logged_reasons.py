@@ -18,6 +18,7 @@ from fluidtune.elastic.membership import LOOPBACK
 from fluidtune.elastic.verdict import Verdict
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.live import LiveRun
 from fluidtune.tune.resizer import LATE_S
 from fluidtune.tune.trial_run import TrialRun
 from tests.tune.test_manager import Stepper
@@ -111,6 +112,19 @@ def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> No
     (ended,) = logged(tried, "trial_ended")
     assert ended["ending"] == ("paused" if again else "failed")
     assert ended["reason"] == "it failed: ValueError: no"
+
+
+def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: Tried) -> None:
+    # docs/bugs.md, 425
+    run = tried.placed(1.0, Stepper)
+    run.suspend = True
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    list(tried.manager._calls._handlers.values())[-1](None)
+    tried.manager._advance()
+    assert tried.written()[-3:] == ["trial_ended", "trial_added", "trial_started"]
+    live = LiveRun()
+    live.hear(list(read_events(tried._directory / EVENT_LOG_NAME))[:-1])
+    assert live.trials["a"].state == "waiting"
 
 
 def test_a_trial_that_no_worker_can_load_says_by_what(tried: Tried) -> None:
