@@ -39,7 +39,7 @@ _DEVICES = "list of device numbers"
 _REASON = "why, in words"
 #: Fields of events that carry a reason of the engine. Logs of earlier versions have no such fields.
 _WHY = {
-    "why": "the reason's name in docs/engine.md, such as \"waiting_trials\"",
+    "why": 'the reason\'s name in docs/engine.md, such as "waiting_trials"',
     "numbers": "the numbers that decided, an object; docs/engine.md has their names",
 }
 
@@ -171,7 +171,7 @@ SCHEMA: dict[str, EventSchema] = {
         {
             "share": "its part of each device; if absent: as before if the devices did not change, else 1",
             "reason": "why, in words, where no `resize_started` has said it: the trial lost workers",
-            "why": "the reason's name, \"worker_lost\", where there is a `reason`",
+            "why": 'the reason\'s name, "worker_lost", where there is a `reason`',
         },
     ),
     "resize_failed": EventSchema(

@@ -130,9 +130,7 @@ class LiveRun:
             because = f": {reason.splitlines()[0]}" if reason else ""
             self._say(at, NEWS[name].format_map({**event, "because": because}))
 
-    def _trial_step(
-        self, trial: LiveTrial, name: str, at: float, event: EventDict, cause: EventDict | None
-    ) -> None:
+    def _trial_step(self, trial: LiveTrial, name: str, at: float, event: EventDict, cause: EventDict | None) -> None:
         """``cause``: the event that says why, if this one ends a resize."""
         if name == "trial_result":
             trial.since, trial.state = at, "running"

@@ -278,7 +278,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         text += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
         rows.append(("resizes", text))
         if set(summary.resize_reasons) - {"unknown"}:
-            reasons = [f"{count} {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
+            reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
             rows.append(("", f"why: {', '.join(reasons)}"))
     if summary.workers_started or summary.workers_lost:
         started = f"{summary.workers_started} started ({summary.workers_forked} forked)"

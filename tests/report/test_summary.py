@@ -84,7 +84,7 @@ def test_resizes_are_counted_by_their_reasons():
     assert summary.resize_reasons == {"idle_devices": 2, "waiting_trials": 1, "worker_lost": 1, "unknown": 1}
     out = io.StringIO()
     Console(file=out, width=120).print(render(summary))
-    assert "why: 2 idle devices, 1 waiting trials, 1 worker lost, 1 unknown" in out.getvalue()
+    assert "why: 2 x idle devices, 1 x waiting trials, 1 x worker lost, 1 x unknown" in out.getvalue()
     old = summarise(by_hand())
     assert old.resize_reasons == {"unknown": 1}
     Console(file=(out := io.StringIO()), width=120).print(render(old))
