@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fluidtune.report.causes import Resizes, words_of
+from fluidtune.report.causes import Resizes, label_of, words_of
 from fluidtune.report.events import EventDict
 from fluidtune.report.growth_story import GrowthFacts
 from fluidtune.report.occupancy import Replay
@@ -22,6 +22,8 @@ TOLD_WHOLE = 40
 #: In a longer one, of entries that are alike the first ones are told, this many, and the last one. Judgement: what
 #: alternates shows in its second time, and the third says that it goes on.
 TOLD_FIRST = 3
+#: Events that come often, and after which each trial has the devices that it had before.
+OFTEN = ("trial_result", "device_sample")
 #: What is said where the log has no reason.
 NO_REASON = "the log does not say why"
 
@@ -145,6 +147,13 @@ class _Teller:
         self._at = max(self._at, float(event["t"]))
         if self._began is None:
             self._began = self._at
+        if name in OFTEN:
+            self._use.step(event)
+            self._growth.hear(event, self._use, None)
+            if name == "trial_result" and event["trial"] == self._trial:
+                self._iteration = int(event["iteration"])
+                self._iterations += int(event.get("iterations") or 1)
+            return
         before, neighbours = self._held(), self._neighbours()
         if before:
             self._width = self._use.held[self._trial][1] * len(before)
@@ -233,15 +242,12 @@ class _Teller:
         verb = ("moved and went on" if moved else "went on") if event["resumed"] else "started"
         part = "" if share >= 1 else f", at a share of {share:.3g}"
         self._note_width(devices, share)
-        self._tell(verb, f"{verb} on {_devices(devices)}{part}{_because(event)}", self._width)
+        text = f"{verb} on {_devices(devices)}{part}{_because(event)}"
+        self._tell(self._kind_of(verb, event), text, self._width)
         self._state = "runs"
 
     def _note_width(self, devices: Sequence[int], share: float) -> None:
         self._width, self._last = len(devices) * share, tuple(devices)
-
-    def _on_trial_result(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._iteration = int(event["iteration"])
-        self._iterations += int(event.get("iterations") or 1)
 
     def _on_trial_silent(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
         self._tell("silent", f"did not report for {duration(float(event['seconds']))}")
@@ -258,8 +264,8 @@ class _Teller:
 
     @staticmethod
     def _kind_of(verb: str, cause: EventDict | None) -> str:
-        why = (cause or {}).get("why")
-        return f"{verb} ({why.replace('_', ' ')})" if isinstance(why, str) else verb
+        label = label_of(cause)
+        return f"{verb} ({label})" if label else verb
 
     def _on_resize_failed(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
         devices = tuple(event["devices"])
@@ -285,7 +291,8 @@ class _Teller:
         self._tell("growth ended", f"must have one worker from now on{_with(event)}")
 
     def _on_suspend_asked(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._tell("asked to leave", f"was asked to leave its device and to go on later{_because(event)}")
+        kind = self._kind_of("asked to leave", event)
+        self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
 
     def _on_trial_suspended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
         self._tell("left", f"left its devices, to go on later{_because(event)}")
