@@ -16,7 +16,7 @@ import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.core]
 
 
 class Contender(tune.Trainable):
