@@ -1,7 +1,7 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
-Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report, top),
-plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving (serve).
+Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report, top,
+why), plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
@@ -131,6 +131,22 @@ def top(run_dir: str | None) -> None:
     from fluidtune.report.top import watch
 
     watch(newest_log(run_dir), Console())
+
+
+@cli.command()
+@click.argument("run_dir")
+@click.argument("trial")
+def why(run_dir: str, trial: str) -> None:
+    """Tell the story of TRIAL: where it ran, each change of its width and why, what went wrong, and its end.
+
+    RUN_DIR is the directory of its run. TRIAL is its id, the beginning of its id, or its name.
+    """
+    from fluidtune.report import read_events
+    from fluidtune.report.story import story_of
+    from fluidtune.report.trial_lookup import find_trial, log_of_run
+
+    events = read_events(log_of_run(run_dir))
+    click.echo("\n".join(story_of(events, find_trial(events, trial)).lines()))
 
 
 @cli.command()

@@ -65,6 +65,17 @@ def test_a_missing_script() -> None:
     refused("run", "nowhere.py", mentions="'nowhere.py'")
 
 
+def test_a_story_of_no_run_or_of_no_trial(tmp_path: Path) -> None:
+    refused("why", "nowhere", "t", mentions="there is no directory 'nowhere'")
+    with EventLog(tmp_path / "run" / "fluid_events.jsonl") as log:
+        for event in random_run(1, devices=1, trials=3):
+            log.write(event.pop("event"), **{name: value for name, value in event.items() if name != "t"})
+    refused("why", str(tmp_path), "t", mentions=f"there are runs in {tmp_path}/run")
+    listed = "train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"
+    refused("why", str(tmp_path / "run"), "x", mentions=f"there is no trial 'x'; the run has 3: {listed}")
+    refused("why", str(tmp_path / "run"), "train", mentions=f"'train' may be any of 3 trials: {listed}")
+
+
 @pytest.mark.parametrize(
     "options, mentions",
     [

@@ -1,8 +1,9 @@
 """The engine: which trial runs on which devices, how wide, and when that changes.
 
-Events go in (a trial was added, an iteration is done, a device was lost), instructions come out (start,
-resize, suspend, release); `messages` lists both. Pure: no Ray, no torch, no clock, no randomness. A shell carries the
-instructions out: `fluidtune.tune` on Ray, `fluidtune.twin` on a virtual clock.
+Events go in (a trial was added, an iteration is done, a device was lost), instructions come out (start, resize,
+suspend, release); `messages` lists both, and `reasons` why an instruction may be given. Pure: no Ray, no torch, no
+clock, no randomness. A shell carries the instructions out: `fluidtune.tune` on Ray, `fluidtune.twin` on a virtual
+clock.
 
 Start reading at `Engine.handle` and docs/engine.md (a trial's statuses, the steps, how c is found). Then:
 
@@ -42,6 +43,7 @@ from fluidtune.engine.messages import (
     TrialEnded,
     WorkerLost,
 )
+from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.trial import EngineError, Status, TrialView, TrialWork
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "KindFound",
     "ModelFound",
     "NeedFound",
+    "Reason",
     "Release",
     "Resize",
     "Resized",
@@ -74,6 +77,8 @@ __all__ = [
     "TrialEnded",
     "TrialView",
     "TrialWork",
+    "Why",
     "WorkerLost",
+    "because",
     "with_arrivals",
 ]

@@ -33,6 +33,7 @@ from fluidtune.engine.messages import (
     WorkerLost,
 )
 from fluidtune.engine.packing_search import note_iteration
+from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.speed import GroupSpeed
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Group, Trial
@@ -70,7 +71,8 @@ def _on_device_lost(event: DeviceLost, state: State, now: float) -> Iterable[Ins
         raise EngineError(f"device {event.device} was lost but is not known; gain it first, lose it once")
     out: list[Instruction] = []
     for name in list(devices.tenants[event.device]):
-        out += _send_to_front(state, state.trials[name], now, gone=event.device)
+        why = because(Reason.DEVICE_LOST)
+        out += _send_to_front(state, state.trials[name], now, why, gone=event.device)
     devices.remove_device(event.device)
     return out
 
@@ -163,7 +165,7 @@ def _on_trial_ended(event: TrialEnded, state: State, now: float) -> Iterable[Ins
         return ()
     out: list[Instruction] = []
     if trial.status in ("running", "suspending"):
-        out.append(Release(trial.name, tuple(state.vacate_devices(trial))))
+        out.append(Release(trial.name, tuple(state.vacate_devices(trial)), why=because(Reason.TRIAL_LEFT)))
     if event.ending == "stopped" and trial.done:
         trial.group.speed.record_end(trial.name, trial.done)
     state.retire(trial, now, "paused" if event.ending == "paused" else "ended")
@@ -253,13 +255,13 @@ def _on_resized(event: Resized, state: State, now: float) -> Iterable[Instructio
     if _is_late_answer(trial, event):
         return ()
     state.record_resize(event.seconds)
-    return state.end_resize(trial, event.devices)
+    return state.end_resize(trial, event.devices, Reason.RESIZE_DONE)
 
 
 @apply_event.register
 def _on_resize_failed(event: ResizeFailed, state: State, now: float) -> Iterable[Instruction]:
     trial = known_trial(state, event.trial)
-    return () if _is_late_answer(trial, event) else state.end_resize(trial, event.devices)
+    return () if _is_late_answer(trial, event) else state.end_resize(trial, event.devices, Reason.RESIZE_FAILED)
 
 
 @apply_event.register
@@ -273,15 +275,15 @@ def _on_worker_lost(event: WorkerLost, state: State, now: float) -> Iterable[Ins
     if event.device in devices.node:
         devices.cold.add(event.device)
     if not event.left:
-        return _send_to_front(state, trial, now, alive=event.alive)
+        return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0), alive=event.alive)
     trial.has_lost = True
-    return state.end_resize(trial, event.left)
+    return state.end_resize(trial, event.left, Reason.WORKER_LOST)
 
 
 def _send_to_front(
-    state: State, trial: Trial, now: float, *, gone: int | None = None, alive: int | None = None
+    state: State, trial: Trial, now: float, why: Why, *, gone: int | None = None, alive: int | None = None
 ) -> list[Instruction]:
-    """The trial gives up its devices and waits at the front of the queue.
+    """The trial gives up its devices, which are released because of ``why``, and waits at the front of the queue.
 
     ``gone``: a device that is no longer there. ``alive``: a device on which a worker of the trial certainly lives.
     """
@@ -292,7 +294,7 @@ def _send_to_front(
     trial.first = trial.has_lost = True
     trial.number = state.next_number()
     state.enqueue(trial, path(state, trial), now)
-    return [Release(trial.name, devices)] if devices else []
+    return [Release(trial.name, devices, why=why)] if devices else []
 
 
 # Checks

@@ -7,8 +7,10 @@ a whole number of devices. A trial is known by its name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from fluidtune.engine.reasons import Why
 
 #: What can be done to a trial. ``plain``: it is started, on a share of a device too, but never resized or moved.
 #: ``checkpointing``: it may also be suspended and resumed through its own checkpoint. ``elastic``: it may also be
@@ -27,8 +29,20 @@ class Event:
     """Something that happened."""
 
 
+@dataclass(frozen=True)
 class Instruction:
-    """Something that the shell must do."""
+    """Something that the shell must do, and ``why``.
+
+    Two instructions are equal if they ask for the same, whatever the reason. Raises ValueError for a reason that such
+    an instruction cannot have (`reasons.Reason.instructions`).
+    """
+
+    why: Why = field(compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        names = self.why.reason.instructions
+        if not any(kind.__name__ in names for kind in type(self).__mro__):
+            raise ValueError(f"{self!r}: this reason is one of {', '.join(names)}")
 
 
 @dataclass(frozen=True)

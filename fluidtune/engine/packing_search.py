@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from fluidtune.engine.estimates import current_width
+from fluidtune.engine.estimates import base_seconds, current_width
 from fluidtune.engine.messages import Instruction, Start, Suspend
 from fluidtune.engine.placing import start_trial
+from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.resizing import LOOK_AGAIN
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.state import State
@@ -141,7 +142,9 @@ def let_trials_join(state: State, now: float) -> list[Instruction]:
         device = _find_device(state, trial, slots)
         if device is None:
             break
-        out.append(_join(state, trial, device, slots, now))
+        there = len(state.devices.tenants[device]) + 1
+        why = because(Reason.PACKING, waiting=len(state.waiting), there=there, limit=slots)
+        out.append(_join(state, trial, device, slots, now, why))
     if search is not None and not search.over and search.attempt is None and slots < search.ceiling:
         out += _begin_attempt(state, search, slots + 1, now, joined=bool(out))
     return out
@@ -170,7 +173,8 @@ def _begin_attempt(state: State, search: PackingSearch, tried: int, now: float, 
         stays[name] = Stay(now, before=True) if state.trials[name].settled else Stay()
     stays[trial.name] = Stay()
     search.attempt = Attempt(tried, device, trial.name, stays)
-    return [_join(state, trial, device, tried, now)]
+    why = because(Reason.PACKING_SAMPLED, waiting=len(state.waiting), tried=tried, limit=state.c)
+    return [_join(state, trial, device, tried, now, why)]
 
 
 def note_iteration(state: State, trial: Trial, seconds: float, now: float) -> None:
@@ -208,7 +212,7 @@ def judge_attempt(state: State, now: float) -> list[Instruction]:
         if stay.left is None and name not in here:
             stay.left = now
     _weigh_samples(search, attempt)
-    hopeless = _is_hopeless(search, attempt.tried)
+    hopeless = _hopeless(search, attempt.tried)
     accepted = None if hopeless else _accepted(search, attempt.tried)
     if accepted is None and not hopeless:
         if sum(stay.left is None for stay in attempt.stays.values()) < attempt.tried:
@@ -218,6 +222,7 @@ def judge_attempt(state: State, now: float) -> list[Instruction]:
     if accepted:
         state.c = attempt.tried
         return []
+    reason, numbers = _rejection(search, attempt.tried)
     if hopeless:
         search.ratios.pop(attempt.tried, None)
         search.estimated_ratios.pop(attempt.tried, None)
@@ -230,7 +235,7 @@ def judge_attempt(state: State, now: float) -> list[Instruction]:
         trial = state.trials[name]
         if trial.kind != "plain" and trial.steady:
             state.suspend(trial, now)
-            return [Suspend(name)]
+            return [Suspend(name, why=because(reason, alone=_seconds_alone(state, trial), **numbers))]
     return []
 
 
@@ -276,24 +281,51 @@ def _trials_present(attempt: Attempt, sample: Sample) -> int | None:
     return present
 
 
-def _is_hopeless(search: PackingSearch, tried: int) -> bool:
-    """Whether one iteration was so slow that no more are needed."""
-    slowest = max(search.ratios.get(tried, []), default=0)
-    slowest_estimated = max(search.estimated_ratios.get(tried, []), default=0)
-    return slowest > HOPELESS * tried or slowest_estimated > 2 * HOPELESS * tried
+def _hopeless(search: PackingSearch, tried: int) -> tuple[float, float] | None:
+    """The ratio of an iteration that was so slow that no more are needed, and the limit; None without such one."""
+    for ratios, most in ((search.ratios, HOPELESS * tried), (search.estimated_ratios, 2 * HOPELESS * tried)):
+        slowest = max(ratios.get(tried, []), default=0.0)
+        if slowest > most:
+            return slowest, most
+    return None
+
+
+def _measured(search: PackingSearch, tried: int) -> list[float]:
+    """The ratios by which ``tried`` trials are judged: those of trials timed alone if they are enough, else all."""
+    own = search.ratios.get(tried, [])
+    return own if len(own) >= ENOUGH_TO_ACCEPT else own + search.estimated_ratios.get(tried, [])
+
+
+def _benefit(search: PackingSearch, tried: int) -> float:
+    """What the last of ``tried`` trials adds (eq. 3.1), by what was measured."""
+    fewer = search.ratios.get(tried - 1) or search.estimated_ratios.get(tried - 1) or [1.0]
+    return marginal_benefit(tried, median(_measured(search, tried)), median(fewer))
 
 
 def _accepted(search: PackingSearch, tried: int) -> bool | None:
     """Whether ``tried`` trials on a device pay (eq. 3.1); None: not enough is measured."""
     own, estimated = search.ratios.get(tried, []), search.estimated_ratios.get(tried, [])
-    found = own if len(own) >= ENOUGH_TO_ACCEPT else own + estimated
-    if len(found) < ENOUGH_TO_ACCEPT:
+    if len(_measured(search, tried)) < ENOUGH_TO_ACCEPT:
         return None
-    fewer = search.ratios.get(tried - 1) or search.estimated_ratios.get(tried - 1) or [1.0]
     # Only the step from tried - 1 to ``tried`` has to pay: the steps before it were found to pay.
-    if marginal_benefit(tried, median(found), median(fewer)) > PACKING_THRESHOLD:
+    if _benefit(search, tried) > PACKING_THRESHOLD:
         return True
     return False if len(own) >= ENOUGH_TO_REJECT or len(own) + len(estimated) >= ENOUGH_OF_ANY_TO_REJECT else None
+
+
+def _seconds_alone(state: State, trial: Trial) -> float:
+    """Seconds per iteration of a trial that is alone: measured of it, else of others, else estimated."""
+    return trial.speed.base_seconds() or trial.group.speed.base_seconds() or base_seconds(state, trial)
+
+
+def _rejection(search: PackingSearch, tried: int) -> tuple[Reason, dict[str, float]]:
+    """Why ``tried`` trials are too many for a device: the reason, and its numbers but for ``alone``."""
+    hopeless = _hopeless(search, tried)
+    if hopeless:
+        return Reason.PACKING_HOPELESS, {"tried": tried, "ratio": hopeless[0], "most": hopeless[1]}
+    found = _measured(search, tried)
+    numbers = {"samples": len(found), "ratio": median(found), "benefit": _benefit(search, tried)}
+    return Reason.PACKING_REJECTED, {"tried": tried, "least": PACKING_THRESHOLD, **numbers}
 
 
 def _next_trial(state: State) -> Trial | None:
@@ -355,6 +387,6 @@ def _is_long(trial: Trial) -> bool:
     return trial.iterations is None or trial.iterations >= LONG
 
 
-def _join(state: State, trial: Trial, device: int, slots: int, now: float) -> Start:
+def _join(state: State, trial: Trial, device: int, slots: int, now: float, why: Why) -> Start:
     state.divide_device(device, slots)
-    return start_trial(state, trial, (device,), slots, now)
+    return start_trial(state, trial, (device,), slots, now, why)

@@ -11,8 +11,9 @@ import math
 from collections import Counter
 from operator import mul
 
-from fluidtune.engine.estimates import TAIL, height, works_left
+from fluidtune.engine.estimates import TAIL, height, seconds_left, works_left
 from fluidtune.engine.messages import Resume, Start
+from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
 from fluidtune.engine.wait_queue import Line
@@ -58,7 +59,7 @@ def start_waiting(state: State, now: float) -> list[Start]:
             continue
         if line.gang == 1:
             spare -= len(devices) - 1
-        out.append(start_trial(state, trial, devices, slots, now))
+        out.append(start_trial(state, trial, devices, slots, now, _why(state, trial, devices)))
     state.held_node = held_node
     return out
 
@@ -80,12 +81,28 @@ def devices_wanted(state: State) -> int:
     return total
 
 
-def start_trial(state: State, trial: Trial, devices: tuple[int, ...], slots: int, now: float) -> Start:
+def start_trial(state: State, trial: Trial, devices: tuple[int, ...], slots: int, now: float, why: Why) -> Start:
     """A waiting trial starts on ``devices``. If the first is idle, it is divided into ``slots``."""
     instruction = Resume if trial.has_run else Start
     state.occupy_devices(trial, devices, slots, now)
     state.waiting.count_start(trial.group)
-    return instruction(trial.name, devices, trial.share)
+    return instruction(trial.name, devices, trial.share, why=why)
+
+
+def _why(state: State, trial: Trial, devices: tuple[int, ...]) -> Why:
+    """Why a waiting trial starts on ``devices``, which it does not hold yet."""
+    table, waiting = state.devices, len(state.waiting)
+    if trial.gang > 1:
+        return because(Reason.NODE_FREE, waiting=waiting, to=len(devices))
+    if len(devices) > 1:
+        left, left_to = seconds_left(state, trial, 1), seconds_left(state, trial, len(devices))
+        idle = len(table.idle)
+        return because(Reason.SPARE_DEVICES, waiting=waiting, idle=idle, to=len(devices), left=left, left_to=left_to)
+    (device,) = devices
+    if table.is_idle(device):
+        return because(Reason.FREE_DEVICE, waiting=waiting, idle=len(table.idle))
+    there = len(table.tenants[device]) + 1
+    return because(Reason.OPEN_SHARE, waiting=waiting, there=there, slots=table.slots[device])
 
 
 def _node_to_hold(state: State, gang: int) -> str | None:

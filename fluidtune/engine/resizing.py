@@ -12,12 +12,14 @@ import heapq
 from fluidtune.engine.estimates import (
     current_width,
     height,
+    iterations_left,
     knows_scaling,
     planning_load,
     scaling_overhead,
     seconds_left,
 )
 from fluidtune.engine.messages import Instruction, Resize, Suspend
+from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.speed import TRUSTED, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
@@ -43,19 +45,21 @@ def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
         if trial.kind == "plain" or not _at_rest(trial):
             continue
         staying = tuple(device for device in trial.devices if device not in leaving)
+        width = len(trial.devices)
+        why = because(Reason.LEAVING_DEVICE, width=width, leaving=width - len(staying))
         if trial.kind == "elastic" and trial.gang == 1 and staying[:1] == trial.devices[:1]:
             state.promise_devices(trial, staying)
-            out.append(Resize(name, staying))
+            out.append(Resize(name, staying, why=why))
         else:
             state.suspend(trial, now)
-            out.append(Suspend(name))
+            out.append(Suspend(name, why=why))
     return out
 
 
 def shrink_ungrowable_trials(state: State) -> list[Instruction]:
     """Takes trials that must not have several workers any more back to one."""
-    wide = [state.trials[name] for name in state.wide]
-    return [_shrink(state, trial, 1) for trial in wide if trial.growth_ended and _at_rest(trial)]
+    wide = [trial for name in state.wide if (trial := state.trials[name]).growth_ended and _at_rest(trial)]
+    return [_shrink(state, trial, 1, because(Reason.GROWTH_ENDED, width=len(trial.devices), to=1)) for trial in wide]
 
 
 def shrink_slower_trials(state: State) -> list[Instruction]:
@@ -71,7 +75,9 @@ def shrink_slower_trials(state: State) -> list[Instruction]:
             narrower |= {min(width, widest(state, trial))}
         best = min(narrower, key=lambda w: (seconds_left(state, trial, w), w), default=width)
         if change_pays(state, trial, width, best):
-            out.append(_shrink(state, trial, best))
+            seconds, seconds_to = (seconds_left(state, trial, w) / iterations_left(trial) for w in (width, best))
+            why = because(Reason.SLOWER, width=width, to=best, seconds=seconds, seconds_to=seconds_to)
+            out.append(_shrink(state, trial, best, why))
     state.check_back.clear()
     return out
 
@@ -93,7 +99,9 @@ def shrink_for_waiting(state: State, wanted: int) -> list[Instruction]:
         width = len(trial.devices)
         narrower = max(1, width - wanted)
         if _at_rest(trial) and (trial.iterations is None or shrink_pays(state, trial, width, narrower)):
-            out.append(_shrink(state, trial, narrower))
+            numbers = _times(state, trial, narrower)
+            why = because(Reason.WAITING_TRIALS, waiting=len(state.waiting), wanted=wanted, **numbers)
+            out.append(_shrink(state, trial, narrower, why))
             wanted -= width - narrower
     return out
 
@@ -122,9 +130,21 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
         width, target = len(trial.devices), targets[trial.name]
         if target > width and _may_grow(state, trial):
             devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
+            numbers = _times(state, trial, len(devices))
+            why = because(Reason.IDLE_DEVICES, idle=spare, resize=state.epsilon, **numbers)
             state.promise_devices(trial, devices)
-            out.append(Resize(trial.name, devices))
-    return out + [_shrink(state, trial, targets[trial.name]) for trial in shrinks]
+            out.append(Resize(trial.name, devices, why=why))
+    for trial in shrinks:
+        why = because(Reason.BALANCE, **_times(state, trial, targets[trial.name]))
+        out.append(_shrink(state, trial, targets[trial.name], why))
+    return out
+
+
+def _times(state: State, trial: Trial, to: int) -> dict[str, float]:
+    """The numbers of a change of width: the widths before and after, and the seconds left at each."""
+    width = len(trial.devices)
+    left, left_to = seconds_left(state, trial, width), seconds_left(state, trial, to)
+    return {"width": width, "to": to, "left": left, "left_to": left_to}
 
 
 def _targets(state: State, movers: list[Trial], heights: list[float], spare: int) -> tuple[dict[str, int], list[Trial]]:
@@ -198,9 +218,17 @@ def _suspend_sharing(state: State, idle: int, now: float) -> list[Instruction]:
     """Suspends trials that share a device and can be moved, at most one for every idle device, where it pays."""
     out: list[Instruction] = []
     for trial in worth_a_device(state, idle):
+        width, reach = current_width(state, trial), _reach_alone(state, trial, idle)
+        left, left_to = seconds_left(state, trial, width), seconds_left(state, trial, reach)
+        why = because(Reason.OWN_DEVICE, idle=idle, width=width, to=reach, left=left, left_to=left_to)
         state.suspend(trial, now)
-        out.append(Suspend(trial.name))
+        out.append(Suspend(trial.name, why=why))
     return out
+
+
+def _reach_alone(state: State, trial: Trial, idle: int) -> int:
+    """The width that a trial which shares a device may get with a device of its own, where it may also grow."""
+    return min(widest(state, trial), idle) if knows_scaling(trial) else 1
 
 
 def worth_a_device(state: State, idle: int) -> list[Trial]:
@@ -224,9 +252,7 @@ def worth_a_device(state: State, idle: int) -> list[Trial]:
         tenants = [state.trials[name] for name in devices.tenants[device]]
         if width >= 1 or device in left or any(other.status == "suspending" for other in tenants):
             continue
-        # On a device of its own it may also grow.
-        reach = min(widest(state, trial), idle) if knows_scaling(trial) else 1
-        saved = seconds_left(state, trial, width) - seconds_left(state, trial, reach)
+        saved = seconds_left(state, trial, width) - seconds_left(state, trial, _reach_alone(state, trial, idle))
         if saved > SUSPEND_FACTOR * state.epsilon:
             out.append(trial)
             left.add(device)
@@ -272,11 +298,11 @@ def _may_grow(state: State, trial: Trial) -> bool:
     return _at_rest(trial) and trial.speed.seconds(current_width(state, trial)) is not None
 
 
-def _shrink(state: State, trial: Trial, width: int) -> Resize:
+def _shrink(state: State, trial: Trial, width: int, why: Why) -> Resize:
     """The trial keeps its first worker and, up to ``width``, those of its device's model; first those nearest to it."""
     first, models = trial.devices[0], state.devices.models
     home = state.devices.node[first]
     near = sorted(trial.devices[1:], key=lambda d: (not models.alike(first, d), state.devices.node[d] != home))
     devices = (first, *near[: width - 1])
     state.promise_devices(trial, devices)
-    return Resize(trial.name, devices)
+    return Resize(trial.name, devices, why=why)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fluidtune.engine.device_table import DeviceTable
 from fluidtune.engine.messages import Release
+from fluidtune.engine.reasons import Reason, because
 from fluidtune.engine.runtime_prediction import RuntimePredictor
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.speed import GroupSpeed
@@ -184,8 +185,8 @@ class State:
         for name in self.devices.tenants[device]:
             self.trials[name].share = 1 / slots
 
-    def end_resize(self, trial: Trial, devices: tuple[int, ...]) -> list[Release]:
-        """The resize is over: the trial has ``devices`` and gives back the rest of what it held."""
+    def end_resize(self, trial: Trial, devices: tuple[int, ...], reason: Reason) -> list[Release]:
+        """The resize is over for this ``reason``: the trial has ``devices`` and gives back what else it held."""
         asked, before = trial.resizing_to, trial.devices
         rest = tuple(device for device in trial.held if device not in devices)
         for device in rest:
@@ -199,7 +200,7 @@ class State:
         if not rest:
             return []  # nothing was freed, and the trial's own next step waits for its first result
         self.reconsider = True
-        return [Release(trial.name, rest)]
+        return [Release(trial.name, rest, why=because(reason, to=len(devices)))]
 
     def update_wide(self, trial: Trial) -> None:
         """Keeps ``wide`` right after a change of the trial's kind or devices."""

@@ -36,6 +36,12 @@ def this_machine() -> str:
 
 
 _DEVICES = "list of device numbers"
+_REASON = "why, in words"
+#: Fields of events that carry a reason of the engine. Logs of earlier versions have no such fields.
+_WHY = {
+    "why": 'the reason\'s name in docs/engine.md, such as "waiting_trials"',
+    "numbers": "the numbers that decided, an object; docs/engine.md has their names",
+}
 
 #: Every event. A test holds docs/events.md equal to this. A field described with "or null" must be present, and its
 #: value may be null.
@@ -65,7 +71,7 @@ SCHEMA: dict[str, EventSchema] = {
         "The job no longer has this device. A trial that held it holds no device at all until its next `trial_started`"
         " or `resized`.",
         {"device": "device number"},
-        {"reason": "why, in words"},
+        {"reason": _REASON},
     ),
     "device_returned": EventSchema(
         "The job has given this device back, because it had no use for it or because others waited for it. The job no"
@@ -107,7 +113,10 @@ SCHEMA: dict[str, EventSchema] = {
             "kind": '"plain", "checkpointing" or "elastic"',
             "iterations": "iterations left in its budget, or null if unknown",
         },
-        {"share": "the width that the script asked for: a part of one device, or a number of devices"},
+        {
+            "share": "the width that the script asked for: a part of one device, or a number of devices",
+            "name": "the trial's name, as Tune shows it",
+        },
     ),
     "kind_found": EventSchema(
         "The trial turned out to be of this kind while it ran.",
@@ -121,6 +130,7 @@ SCHEMA: dict[str, EventSchema] = {
             "share": "its part of each device: 1, or 1/p when packed with p trials",
             "resumed": "true if it continues from a commit or checkpoint",
         },
+        {"reason": _REASON, **_WHY},
     ),
     "trial_result": EventSchema(
         "The trial has done one iteration, or several one after the other at one width, since its last `trial_result`.",
@@ -151,17 +161,22 @@ SCHEMA: dict[str, EventSchema] = {
             "trial": TRIAL,
             "devices_from": _DEVICES,
             "devices_to": _DEVICES,
-            "reason": "why, in words",
+            "reason": _REASON,
         },
+        _WHY,
     ),
     "resized": EventSchema(
         "The resize is done. From now on the trial holds exactly these devices.",
         {"trial": TRIAL, "devices": _DEVICES, "seconds": "how long the trial paused for the resize, s"},
-        {"share": "its part of each device; if absent: as before if the devices did not change, else 1"},
+        {
+            "share": "its part of each device; if absent: as before if the devices did not change, else 1",
+            "reason": "why, in words, where no `resize_started` has said it: the trial lost workers",
+            "why": 'the reason\'s name, "worker_lost", where there is a `reason`',
+        },
     ),
     "resize_failed": EventSchema(
         "The resize failed. The trial continues on these devices.",
-        {"trial": TRIAL, "devices": _DEVICES, "reason": "why, in words"},
+        {"trial": TRIAL, "devices": _DEVICES, "reason": _REASON},
     ),
     "workers_differed": EventSchema(
         "At the boundary after an iteration, something that must be equal differed between the trial's workers. They"
@@ -179,17 +194,24 @@ SCHEMA: dict[str, EventSchema] = {
     ),
     "growth_ended": EventSchema(
         "The trial's loop cannot have several workers: from now on the trial has one.",
-        {"trial": TRIAL, "reason": "why, in words"},
+        {"trial": TRIAL, "reason": _REASON},
+    ),
+    "suspend_asked": EventSchema(
+        "The trial is to leave its devices at its next commit or checkpoint, and to start again. It keeps its devices"
+        " until then.",
+        {"trial": TRIAL, "reason": _REASON},
+        _WHY,
     ),
     "trial_suspended": EventSchema(
         "The trial left its devices at a commit. It will be started again.",
         {"trial": TRIAL},
+        {"reason": _REASON},
     ),
     "trial_ended": EventSchema(
         "Tune paused or ended the trial, and its devices are free. A paused trial returns with `trial_added`, or is"
         " stopped, or failed, with another `trial_ended`.",
         {"trial": TRIAL, "ending": '"paused", "stopped" or "failed"'},
-        {"reason": "why, in words"},
+        {"reason": _REASON},
     ),
     "worker_started": EventSchema(
         "A worker process is ready.",
@@ -213,13 +235,13 @@ SCHEMA: dict[str, EventSchema] = {
         "A worker process died, but its device is still there. If the event has a `trial`, that trial holds no device"
         " until it is started again. Otherwise a trial on that device holds it until the trial's `recovered` or next"
         " `trial_started`.",
-        {"worker": "the worker's id", "device": "device number", "reason": "why, in words"},
+        {"worker": "the worker's id", "device": "device number", "reason": _REASON},
         {"trial": "the trial that the worker worked for"},
     ),
     "worker_replaced": EventSchema(
         "The worker serves no further trial, because of what a trial has left in its process (docs/workers.md) or"
         " because it did not clean up in time. A new process takes its place when its device is needed.",
-        {"worker": "the worker's id", "device": "device number", "reason": "why, in words"},
+        {"worker": "the worker's id", "device": "device number", "reason": _REASON},
     ),
     "recovered": EventSchema(
         "The trial lost a worker and continues from its last commit.",
@@ -235,7 +257,7 @@ SCHEMA: dict[str, EventSchema] = {
             "trial": TRIAL,
             "device": "device number",
             "memory": "its need, [persistent, ephemeral], as parts of a device's memory, or null if unknown",
-            "reason": "why, in words",
+            "reason": _REASON,
         },
     ),
     "run_ended": EventSchema(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.durations import iterations_in
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, record_of
 from fluidtune.report.occupancy import Replay
@@ -46,6 +47,8 @@ class LiveTrial:
     #: Seconds of its last iteration.
     seconds: float | None = None
     metric: float | None = None
+    #: Why its width or its devices changed last, or are changing: the label of the engine's reason; "" if unknown.
+    why: str = ""
 
 
 @dataclass
@@ -61,6 +64,7 @@ class LiveRun:
     samples: dict[int, EventDict] = field(default_factory=dict)
     #: Worker processes that were started, those of them that were forked and that were spares, and spares in use.
     workers: Counter[str] = field(default_factory=Counter)
+    resizes: Resizes = field(default_factory=Resizes)
     #: Iterations of the last minutes: begin and end, unix seconds, and how many they are.
     results: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=100_000))
     #: The latest news: unix seconds, and a line.
@@ -101,6 +105,7 @@ class LiveRun:
 
     def _step(self, event: EventDict) -> None:
         name, at = event["event"], float(event["t"])
+        cause = self.resizes.step(event)
         if name == "run_started":
             if self.head:
                 self._say(at, "the run goes on in another driver")
@@ -118,13 +123,15 @@ class LiveRun:
         elif name == "spare_taken":
             self.workers["taken"] += 1
         elif isinstance(event.get("trial"), str) and name != "model_measured":
-            self._trial_step(self.trials.setdefault(event["trial"], LiveTrial(event["trial"], at)), name, at, event)
+            trial = self.trials.setdefault(event["trial"], LiveTrial(event["trial"], at))
+            self._trial_step(trial, name, at, event, cause)
         if name in NEWS:
             reason = str(event.get("reason") or "").strip()
             because = f": {reason.splitlines()[0]}" if reason else ""
             self._say(at, NEWS[name].format_map({**event, "because": because}))
 
-    def _trial_step(self, trial: LiveTrial, name: str, at: float, event: EventDict) -> None:
+    def _trial_step(self, trial: LiveTrial, name: str, at: float, event: EventDict, cause: EventDict | None) -> None:
+        """``cause``: the event that says why, if this one ends a resize."""
         if name == "trial_result":
             trial.since, trial.state = at, "running"
             trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], event["metric"]
@@ -134,8 +141,12 @@ class LiveRun:
             trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
         elif name in ("trial_started", "resized", "resize_failed"):
             trial.since, trial.state = at, "running"
+            trial.why = "resize failed" if name == "resize_failed" else label_of(cause or event)
         elif name == "resize_started":
             trial.since, trial.state = at, "resizing"
+            trial.why = label_of(event)
+        elif name == "suspend_asked":
+            trial.why = label_of(event)
         elif name in ("trial_suspended", "worker_lost", "room_lacking"):
             trial.since, trial.state = at, "waiting"
         elif name == "trial_silent":

@@ -7,8 +7,8 @@ any picture looks.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict, Events, load_events
+from fluidtune.report.marks import LOSS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
 from fluidtune.report.summary import plural
 
@@ -24,22 +25,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Unix seconds -> the x coordinate of a picture.
-TimeAxis = Callable[[float], float]
 EventSource = Iterable[EventDict] | str | os.PathLike[str]
 
 #: Colours of trials. The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common
-#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `LOSS`. Judgement: the
-#: last two are added to delay the first repetition.
+#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`. Judgement:
+#: the last two are added to delay the first repetition.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
-#: Markers of lost workers and devices: Okabe and Ito's vermillion.
-LOSS = "#D55E00"
 #: A device that no trial holds.
 IDLE = "#ECEFF1"
 #: With more trials than this the legend does not list them. Judgement: twelve entries fill two rows.
 LEGEND_TRIALS = 12
 #: With more bars than this no bar gets a label. Judgement: labels would not fit, and trying takes time.
 LABELLED_INTERVALS = 600
+#: Characters in a line of the legend, and those that an entry needs beside its label. Judgement: 12 inches of 8.5
+#: points, at 0.55 of its size a character, are 184.
+LEGEND_WIDTH, LEGEND_HANDLE = 165, 8
+#: The legend has this many reasons of growing, and of shrinking. Judgement: an entry stays on one line.
+LEGEND_REASONS = 3
 #: A row of the timeline is `ROW` of its height tall and begins `MARGIN` below its top, so that rows stay apart.
 ROW, MARGIN = 0.88, 0.06
 #: Most windows of the utilisation picture. Judgement: an hour gets the 30 s of the dissertation's figure 3.2.
@@ -147,7 +149,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     colours = _colours(use)
     boxes = _boxes(use, rows)
     _draw_boxes(axes, boxes, colours, at)
-    _draw_marks(axes, events, use, rows, at)
+    reasons = draw_marks(axes, events, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, max(at(use.end), 1e-9))
@@ -158,7 +160,7 @@ def timeline_figure(events_or_path: EventSource) -> Figure:
     axes.set_title(f"{_title(events, use)}, {held_part(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
     names = _short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
-    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1)
+    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1, reasons)
     return figure
 
 
@@ -206,43 +208,6 @@ def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], a
     axes.add_collection(bars, autolim=False)
 
 
-def _draw_marks(axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: TimeAxis) -> None:
-    """A triangle where a trial grew (up) or shrank (down), a cross where a worker or device was lost."""
-    marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
-    width: dict[str, int] = {}
-    for event in events:
-        name = event["event"]
-        if name == "trial_started":
-            width[event["trial"]] = len(event["devices"])
-        elif name == "resized" and event["devices"]:
-            before, now = width.get(event["trial"], 0), len(event["devices"])
-            width[event["trial"]] = now
-            row = rows.get(event["devices"][0])
-            if row is not None:
-                marks["grown" if now >= before else "shrunk"].append((at(event["t"]), row + 0.5))
-        elif name in ("worker_lost", "device_lost"):
-            row = rows.get(event["device"])
-            if row is not None and use.start <= event["t"] <= use.end:
-                marks["lost"].append((at(event["t"]), row + 0.5))
-    many = sum(len(points) for points in marks.values()) > 150 or len(rows) > 32
-    size = 9 if many else 30
-    for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
-        if marks[name]:
-            x, y = zip(*marks[name], strict=True)
-            axes.scatter(
-                x,
-                y,
-                marker=marker,
-                s=size * (2.2 if name == "lost" else 1),
-                c=LOSS if name == "lost" else "white",
-                edgecolors="white" if name == "lost" else INK,
-                linewidths=0.4 if many else 0.8,
-                zorder=6,
-                clip_on=False,
-                gid=name,
-            )
-
-
 def _readable_on(colour: str) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
@@ -281,8 +246,22 @@ def _draw_labels(
             )
 
 
+def _columns(labels: Sequence[str]) -> int:
+    """In how many columns the legend fits the picture's width, if it is read line by line; 7 at most."""
+    for columns in range(min(len(labels), 7), 1, -1):
+        widths = [max(map(len, labels[column::columns])) + LEGEND_HANDLE for column in range(columns)]
+        if sum(widths) <= LEGEND_WIDTH:
+            return columns
+    return 1
+
+
 def _draw_legend(
-    figure: Figure, names: Mapping[str, str], colours: Mapping[str, str], axes: Axes, restored: bool
+    figure: Figure,
+    names: Mapping[str, str],
+    colours: Mapping[str, str],
+    axes: Axes,
+    restored: bool,
+    reasons: Mapping[str, Counter[str]],
 ) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -302,6 +281,8 @@ def _draw_legend(
                 "shrunk": "resize: fewer devices",
                 "lost": "worker or device lost",
             }
+            found = reasons.get(name, Counter()).most_common(LEGEND_REASONS)
+            why = ", ".join(f"{count} x {reason}" for reason, count in found)
             entries.append(
                 Line2D(
                     [],
@@ -311,13 +292,13 @@ def _draw_legend(
                     markersize=7,
                     markerfacecolor=face,
                     markeredgecolor=edge,
-                    label=label[name],
+                    label=label[name] + (f" ({why})" if why else ""),
                 )
             )
     if restored:
         entries.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="driver restored"))
     # Matplotlib fills the legend column by column, and people read it line by line: transpose the order.
-    columns = min(len(entries), 7)
+    columns = _columns([entry.get_label() for entry in entries])
     entries = [entry for column in range(columns) for entry in entries[column::columns]]
     figure.legend(handles=entries, loc="outside lower left", ncols=columns, fontsize=8.5, frameon=False)
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.distance import Bound, bound_of
 from fluidtune.report.durations import Durations
 from fluidtune.report.events import EventDict, load_events
@@ -78,6 +79,8 @@ class Summary:
     widths: dict[float, WidthFigures]
     resizes: int
     resizes_failed: int
+    #: The engine's reason, or "unknown" -> number of resizes that were done for it.
+    resize_reasons: dict[str, int]
     #: Mean pause of a resize; None when there was none.
     mean_resize_seconds: float | None
     workers_started: int
@@ -125,6 +128,9 @@ class _Tally:
     endings: dict[str, str] = field(default_factory=dict)
     #: width -> the iterations at that width.
     at_width: dict[float, Durations] = field(default_factory=lambda: defaultdict(Durations))
+    #: Label of the reason -> number of resizes that were done for it; and the resizes under way.
+    reasons: Counter[str] = field(default_factory=Counter)
+    under_way: Resizes = field(default_factory=Resizes)
     #: Seconds of each resize's pause.
     pauses: list[float] = field(default_factory=list)
     #: Processes that were forked.
@@ -135,6 +141,9 @@ class _Tally:
     def count(self, event: EventDict) -> None:
         name = event["event"]
         self.events[name] += 1
+        cause = self.under_way.step(event)
+        if name == "resized":
+            self.reasons[label_of(cause) or "unknown"] += 1
         if name == "trial_result":
             if event["seconds"] is not None and event["width"] is not None:
                 self.at_width[width_of(event["width"])].add(event)
@@ -189,6 +198,7 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         },
         resizes=tally.events["resized"],
         resizes_failed=tally.events["resize_failed"],
+        resize_reasons={label.replace(" ", "_"): count for label, count in tally.reasons.most_common()},
         mean_resize_seconds=fmean(tally.pauses) if tally.pauses else None,
         workers_started=tally.events["worker_started"],
         workers_forked=tally.forked,
@@ -267,6 +277,9 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         text = str(summary.resizes) + (f", {duration(mean)} each" if mean is not None else "")
         text += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
         rows.append(("resizes", text))
+        if set(summary.resize_reasons) - {"unknown"}:
+            reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
+            rows.append(("", f"why: {', '.join(reasons)}"))
     if summary.workers_started or summary.workers_lost:
         started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
         rows.append(("workers", f"{started}, {summary.workers_lost} lost, {summary.workers_replaced} replaced"))

@@ -171,7 +171,8 @@ class RunScreen(Screen):
             key=lambda trial: (ORDER.index(trial.state) if trial.state in ORDER else len(ORDER), trial.trial),
         )
         metric = str(self.run.head.get("metric") or "metric")
-        table = _table("trial", "state", "width", "devices", "iteration", "s each", metric, "last event", long="trial")
+        columns = ("trial", "state", "width", "devices", "iteration", "s each", metric, "last event", "why")
+        table = _table(*columns, long="trial")
         rows = rows if len(shown) <= rows else rows - 1
         for trial in shown[:rows]:
             table.add_row(*self._row(trial, now), style="yellow" if trial.state in ("silent", "failed") else None)
@@ -188,6 +189,7 @@ class RunScreen(Screen):
             "" if trial.seconds is None else f"{trial.seconds:.3g}",
             "" if trial.metric is None else f"{trial.metric:.5g}",
             f"{duration(round(seconds_since(now, trial.since)))} ago",
+            trial.why,
         ]
 
 

@@ -20,7 +20,7 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import Engine
+from fluidtune.engine import Engine, Reason, Why
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
@@ -48,6 +48,10 @@ class JobLog:
         #: Why events are lost, once some are.
         self._lost: str | None = None
         self._iteration_lines = IterationLines()
+        #: The `trial_added` to come of trials that the engine has not heard of yet, by trial, oldest first.
+        self._arrivals: dict[str, list[dict[str, Any]]] = {}
+        #: By trial that is about to leave its devices: why, in words. See `leaves`.
+        self._departures: dict[str, str] = {}
         #: Trials whose last ending in the log is a pause.
         self._paused: set[str] = set()
         #: None: there can be no log.
@@ -125,16 +129,34 @@ class JobLog:
 
     # --- what the engine hears and says
 
+    def arrives(self, trial: str, **fields: Any) -> None:
+        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine hears of it.
+
+        So it comes after what the engine hears before, such as the trial's own pause.
+        """
+        self._arrivals.setdefault(trial, []).append(fields)
+
     def events_heard(self, events: Iterable[m.Event]) -> None:
-        """Write down what the engine is about to hear of trials that leave their devices."""
+        """Write down what the engine is about to hear of trials that come, and that leave their devices."""
         for event in events:
-            if isinstance(event, m.TrialEnded):
+            if isinstance(event, m.TrialAdded):
+                if waiting := self._arrivals.get(event.trial):
+                    self.write("trial_added", trial=event.trial, **waiting.pop(0))
+            elif isinstance(event, m.TrialEnded):
                 self._ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:
-                self.write("trial_suspended", trial=event.trial)
+                self.write("trial_suspended", trial=event.trial, **self._departure(event.trial))
+
+    def leaves(self, trial: str, reason: str) -> None:
+        """The trial leaves its devices for this reason, in words. The next event that says so carries it."""
+        self._departures[trial] = reason[:REASON_LENGTH]
+
+    def _departure(self, trial: str) -> dict[str, str]:
+        reason = self._departures.pop(trial, None)
+        return {} if reason is None else {"reason": reason}
 
     def _ended(self, trial: str, ending: m.Ending) -> None:
-        self.write("trial_ended", trial=trial, ending=ending)
+        self.write("trial_ended", trial=trial, ending=ending, **self._departure(trial))
         (self._paused.add if ending == "paused" else self._paused.discard)(trial)
 
     def stopped_for_good(self, trial: str) -> None:
@@ -143,8 +165,10 @@ class JobLog:
             self._ended(trial, "stopped")
 
     def instructions_given(self, instructions: Iterable[m.Instruction]) -> None:
-        """Write down which trials the engine has just started."""
+        """Write down which trials the engine has just started, and which it wants elsewhere."""
         for instruction in instructions:
+            if isinstance(instruction, m.Suspend):
+                self.write("suspend_asked", trial=instruction.trial, **_cause(instruction.why))
             if isinstance(instruction, m.Start):
                 self._paused.discard(instruction.trial)
                 self.write(
@@ -154,6 +178,7 @@ class JobLog:
                     devices=list(self._engine.runs_on(instruction.trial)),
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
+                    **_cause(instruction.why),
                 )
         self._trials_waiting.set(self._engine.waiting_count, {"job": self._job})
         self._devices_busy.set(self._engine.held_count, {"job": self._job})
@@ -190,9 +215,18 @@ class JobLog:
         self._iterations.inc(1, {"job": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
-    def resized(self, trial: str, devices: Iterable[int], seconds: float) -> None:
-        """The trial's group has changed to these devices, which paused it for ``seconds``."""
-        self.write("resized", trial=trial, devices=list(devices), seconds=seconds)
+    def resize_started(self, trial: str, devices_from: Iterable[int], devices_to: Iterable[int], why: Why) -> None:
+        """The trial's workers begin to change to ``devices_to``."""
+        devices = {"devices_from": list(devices_from), "devices_to": list(devices_to)}
+        self.write("resize_started", trial=trial, **devices, **_cause(why))
+
+    def resized(self, trial: str, devices: Iterable[int], seconds: float, lost: str | None = None) -> None:
+        """The trial's group has changed to these devices, which paused it for ``seconds``.
+
+        ``lost``: the loss of workers that caused it, in words; None: the resize that was begun is done.
+        """
+        cause = {} if lost is None else {"reason": lost[:REASON_LENGTH], "why": Reason.WORKER_LOST.label}
+        self.write("resized", trial=trial, devices=list(devices), seconds=seconds, **cause)
         self._resizes.inc(1, {"job": self._job})
 
     def silent(self, silent: SilentTrial) -> None:
@@ -227,6 +261,11 @@ class JobLog:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
         self._losses.inc(1, {"job": self._job})
+
+
+def _cause(why: Why) -> dict[str, Any]:
+    """The fields of an event that say why the engine wanted it."""
+    return {"reason": why.words, "why": why.reason.label, "numbers": dict(why.numbers)}
 
 
 def _is_number(value: Any) -> bool:

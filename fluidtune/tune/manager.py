@@ -290,14 +290,15 @@ class FluidActorManager(ActorManager):
                 self._recovery.detach_trial(run, "its device was lost")
             run.devices, run.share, run.width = instruction.devices, instruction.share, 1
             run.suspend = False
-            run.wanted = instruction.devices
+            run.wanted, run.why = instruction.devices, instruction.why
             self._leaders.place_trial(run)
         elif isinstance(instruction, m.Resize):
             run = self._runs.of_trial(instruction.trial)
-            run.wanted = instruction.devices
+            run.wanted, run.why = instruction.devices, instruction.why
             self._resizer.begin_resize(run)
         elif isinstance(instruction, m.Suspend):
-            self._runs.of_trial(instruction.trial).suspend = True
+            run = self._runs.of_trial(instruction.trial)
+            run.suspend, run.suspended_for = True, instruction.why.words
         elif isinstance(instruction, m.Release):
             self._leave_devices(instruction.trial)
 

@@ -54,15 +54,12 @@ class Resizer:
         if run.address is None:
             return  # its leader has not said where to be found; asked again after its next iteration
         if self._job.out_of_reach(run):
-            run.suspend = True  # it goes on from its commit, where the workers of all nodes reach it
+            # It goes on from its commit, where the workers of all nodes reach it.
+            run.suspend, run.suspended_for = True, "it is to have workers on a node that its leader is not reached from"
+            self._job.log.write("suspend_asked", trial=run.id, reason=run.suspended_for)
             return
-        self._job.log.write(
-            "resize_started",
-            trial=run.id,
-            devices_from=list(run.members()),
-            devices_to=list(run.wanted),
-            reason="grow" if len(run.wanted) > run.width else "shrink",
-        )
+        assert run.why is not None
+        self._job.log.resize_started(run.id, run.members(), run.wanted, run.why)
         run.generation += 1
         generation = run.generation
         run.ready, run.awaited = set(), set(new)
@@ -225,5 +222,6 @@ class Resizer:
         self._unload_joining(run)
         run.wanted = run.devices = tuple(device for device in run.devices if device in run.members())
         run.width = len(run.devices)
-        self._job.log.resized(run.id, run.wanted, 0.0)  # what it cost the others is part of their next iteration
+        # What it cost the others is part of their next iteration.
+        self._job.log.resized(run.id, run.wanted, 0.0, lost=f"worker {lost.name} was lost")
         self._emit(m.WorkerLost(run.id, run.devices, lost.device))

@@ -23,6 +23,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.manager_parts import ManagerParts
+from fluidtune.tune.ray_calls import failure
 from fluidtune.tune.resizer import Resizer
 from fluidtune.tune.trial_recovery import TrialRecovery
 from fluidtune.tune.trial_run import Task, TrialRun
@@ -165,6 +166,7 @@ class TrialLeaders:
             run.delivered, run.number = value, task.args[0].metrics.get(TRAINING_ITERATION, value)
         self.issue_next_task(run)
         if isinstance(value, Exception):
+            self._job.log.leaves(run.id, f"it failed: {failure(value)}")
             self._callbacks.tell_error(run.tracked, task, value)
             return
         keep = None
@@ -235,7 +237,9 @@ class TrialLeaders:
     def _move_trial(self, run: TrialRun) -> None:
         """Take the trial off its device at its own checkpoint or commit; the engine says where it goes on."""
         run.suspend = run.live = False
-        run.loss = "moved to another device"
+        run.loss = "moved to another device" + (f": {run.suspended_for}" if run.suspended_for else "")
+        run.suspended_for = ""
+        self._job.log.leaves(run.id, run.loss)
 
         def on_unloaded() -> None:
             # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
@@ -263,7 +267,7 @@ class TrialLeaders:
         can_save = self._job.trials.can_save
         movable = run.live and (run.movable or self._job.commits_when_unloaded(run) or can_save(run.trial))
         if lack.between and movable:
-            run.suspend, run.tasks[0].issued = True, False
+            run.suspend, run.suspended_for, run.tasks[0].issued = True, lack.reason, False
             self.issue_next_task(run)
         else:
             self._recovery.recover_trial(run, lack.reason)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.tune.manager_parts import ManagerParts
-from fluidtune.tune.ray_calls import first_line
+from fluidtune.tune.ray_calls import failure, first_line
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S
 
@@ -46,6 +46,7 @@ class TrialRecovery:
         if run not in self._runs:
             return
         self.detach_trial(run, reason)
+        self._job.log.leaves(run.id, reason)
         self._dispatch.poll_devices(force=True)
         self._emit(m.WorkerLost(run.id, device=died, alive=alive))
 
@@ -66,6 +67,7 @@ class TrialRecovery:
         tasks = list(run.tasks)
         self.forget_trial(run)
         self.unload_workers(run, CLEAN_BROKEN_S)
+        self._job.log.leaves(run.id, f"it failed: {failure(error)}")
         self._emit(m.TrialEnded(run.id, "failed"))
         self._callbacks.tell_failed(run.tracked, tasks, error)
 

@@ -134,8 +134,8 @@ class TrialRegistry:
         left = run.iterations_to(member.target)
         kind = self.kind_of(trial)
         share = self.share_of(trial)
-        log.write(
-            "trial_added", trial=trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share)
+        log.arrives(
+            trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share), name=str(trial)
         )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))

@@ -13,6 +13,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.elastic.random_streams import Streams
 from fluidtune.elastic.signing import new_secret
+from fluidtune.engine import Why
 from fluidtune.engine.messages import Kind
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
@@ -66,6 +67,8 @@ class TrialRun:
     share: float = 1.0
     #: Devices of its workers when the resize under way is done; without a resize, equal to ``devices``.
     wanted: tuple[int, ...] = ()
+    #: Why the engine has chosen ``wanted``. Set once it has had a place.
+    why: Why | None = None
     #: How many workers take part at the moment.
     width: int = 1
     leader: PooledWorker | None = None
@@ -111,6 +114,8 @@ class TrialRun:
     loss: str = ""
     #: The engine wants it on another device; it goes at its next own checkpoint.
     suspend: bool = False
+    #: Why it is to go, in words.
+    suspended_for: str = ""
     #: It ran out of its GPU's memory, of which others held some. The next time the lack is its own.
     squeezed: bool = False
     #: Tune let go of it because it failed.

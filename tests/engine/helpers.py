@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Instruction, Result, TrialAdded
+from fluidtune.engine import (
+    DeviceGained,
+    Engine,
+    GroupAnnounced,
+    Instruction,
+    Release,
+    Resize,
+    Result,
+    Resume,
+    Start,
+    Suspend,
+    TrialAdded,
+)
 from fluidtune.engine.messages import Event
+from fluidtune.engine.reasons import Reason, because
 
 
 class Bench:
@@ -34,3 +47,26 @@ def elastic(trial: str, iterations: float | None = 100, group: str = "g") -> Tri
 
 def plain(trial: str, iterations: float | None = 100, share: float = 1.0, group: str = "g") -> TrialAdded:
     return TrialAdded(trial, group, "plain", iterations, share)
+
+
+# Instructions as tests expect them: two are equal whatever their reasons, which tests/engine/test_reasons.py looks at.
+
+
+def start(trial: str, devices: tuple[int, ...], share: float) -> Start:
+    return Start(trial, devices, share, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+
+
+def resume(trial: str, devices: tuple[int, ...], share: float) -> Resume:
+    return Resume(trial, devices, share, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+
+
+def resize(trial: str, devices: tuple[int, ...]) -> Resize:
+    return Resize(trial, devices, why=because(Reason.GROWTH_ENDED, width=2, to=1))
+
+
+def suspend(trial: str) -> Suspend:
+    return Suspend(trial, why=because(Reason.LEAVING_DEVICE, width=1, leaving=1))
+
+
+def release(trial: str, devices: tuple[int, ...]) -> Release:
+    return Release(trial, devices, why=because(Reason.TRIAL_LEFT))

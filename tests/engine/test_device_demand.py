@@ -17,11 +17,11 @@ from fluidtune.engine import (
     Resize,
     Resized,
     Result,
-    Suspend,
     TrialAdded,
     TrialEnded,
     with_arrivals,
 )
+from tests.engine.helpers import resize, suspend
 
 
 def engine_with(devices: int, *trials: TrialAdded, **group: Any) -> Engine:
@@ -124,7 +124,7 @@ def test_max_workers_limits_growth() -> None:
     engine.handle(DeviceGained(0), GroupAnnounced("g"), *added("a", kind="elastic"), now=0.0)
     measured(engine, "a")
     out = engine.handle(DeviceGained(1), now=1.0)
-    assert out == [Resize("a", (0, 1))]
+    assert out == [resize("a", (0, 1))]
     engine.handle(Resized("a", (0, 1), 0.1), now=1.0)
     measured(engine, "a", 5.0, 2.0)
     assert engine.demand(8).growing == 0
@@ -151,7 +151,7 @@ def test_a_trial_that_is_on_its_way_to_an_idle_device_has_a_claim_to_it() -> Non
     measured(engine, "a", 20.0, 0.5)
     measured(engine, "b", 20.0, 0.5)
     assert engine.demand(8).claimed == 0
-    assert engine.handle(DeviceGained(1), now=2.0) == [Suspend("a")]
+    assert engine.handle(DeviceGained(1), now=2.0) == [suspend("a")]
     assert engine.is_free(1) and engine.demand(8) == DeviceDemand(claimed=1)
     assert with_arrivals(engine.demand(8), [1.0]).claimed == 1
     engine.handle(TrialEnded("a", "paused"), *added("a", kind="checkpointing"), now=9.0)

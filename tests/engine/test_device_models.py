@@ -18,11 +18,10 @@ from fluidtune.engine import (
     Resize,
     Resized,
     Result,
-    Start,
     TrialEnded,
 )
 from fluidtune.engine.device_models import DeviceModels
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, plain, resize, start
 
 FAST, SLOW = "H100", "L4"
 
@@ -35,7 +34,7 @@ def told(models: str) -> list[ModelFound]:
 def alone(devices: int, events: list[ModelFound], **settings: int) -> Bench:
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
-    assert bench(*events, plain("a", 1000)) == [Start("a", (0,), 1.0)]
+    assert bench(*events, plain("a", 1000)) == [start("a", (0,), 1.0)]
     assert bench(KindFound("a", "elastic")) == []
     return bench
 
@@ -43,16 +42,16 @@ def alone(devices: int, events: list[ModelFound], **settings: int) -> Bench:
 @pytest.mark.parametrize("models", ["FSFSFF", "FSFS??", "?SFS??"])
 def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
     bench = alone(6, told(models))
-    assert bench(ModelFound(0, FAST), Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
+    assert bench(ModelFound(0, FAST), Result("a", 1.0, 1)) == [resize("a", (0, 2))]
     bench(Resized("a", (0, 2), 0.1))
     (wider,) = bench.results("a", 0.5, 3, width=2)
     # A device whose model nobody knows may be alike. Idle devices are of no use to anybody else.
-    assert wider == Resize("a", (0, 2, 4, 5, 1, 3))
+    assert wider == resize("a", (0, 2, 4, 5, 1, 3))
 
 
 def test_a_trial_grows_within_its_model_before_it_grows_within_its_node() -> None:
     bench = alone(4, told("FSSF"), per_node=2)
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 3))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 3))]
 
 
 def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
@@ -63,16 +62,16 @@ def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
     bench(Resized("a", wider.devices, 0.1), *(Result("a", 0.3, 4) for _ in range(3)))
     assert wider.devices == (0, 3, 1, 2)
     out = bench(plain("b"), plain("c"))
-    assert out == [Resize("a", (0, 3))]
+    assert out == [resize("a", (0, 3))]
 
 
 def test_a_trial_over_several_devices_of_one_node_gets_them_of_one_model_if_it_can() -> None:
     for models, devices in (("FSFS", (0, 2)), ("SFFS", (0, 3)), ("FSSS", (1, 2)), ("????", (0, 1))):
         bench = Bench(4)
-        assert bench(*told(models), plain("a", share=2.0)) == [Start("a", devices, 1.0)], models
+        assert bench(*told(models), plain("a", share=2.0)) == [start("a", devices, 1.0)], models
     bench = Bench(2)
     # As under stock: it would wait for ever.
-    assert bench(*told("FS"), plain("a", share=2.0)) == [Start("a", (0, 1), 1.0)]
+    assert bench(*told("FS"), plain("a", share=2.0)) == [start("a", (0, 1), 1.0)]
 
 
 def test_a_lost_device_comes_back_with_another_model() -> None:

@@ -9,18 +9,15 @@ from fluidtune.engine import (
     Engine,
     EngineError,
     GroupAnnounced,
-    Release,
-    Resize,
     Resized,
     ResizeFailed,
     Result,
     Resume,
-    Start,
     TrialAdded,
     TrialEnded,
     WorkerLost,
 )
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start
 
 
 @pytest.mark.parametrize(
@@ -73,16 +70,16 @@ def test_what_follows_from_events_before_a_refused_one_is_not_lost():
     bench(plain("a"), plain("b"))
     with pytest.raises(EngineError):
         bench(TrialEnded("a", "stopped"), Result("x", 1.0, 1), TrialEnded("b", "stopped"))
-    assert bench() == [Release("a", (0,)), Start("b", (0,), 1.0)]
+    assert bench() == [release("a", (0,)), start("b", (0,), 1.0)]
 
 
 def test_late_answers_are_ignored():
     bench = Bench(2)
-    assert bench(elastic("a")) == [Start("a", (0, 1), 1.0)]
-    assert bench(WorkerLost("a")) == [Release("a", (0, 1)), Resume("a", (0, 1), 1.0)]
-    assert bench(ResizeFailed("a", (0,))) == [Release("a", (1,))]
+    assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
+    assert bench(WorkerLost("a")) == [release("a", (0, 1)), resume("a", (0, 1), 1.0)]
+    assert bench(ResizeFailed("a", (0,))) == [release("a", (1,))]
     assert bench(Resized("a", (0, 1), 0.1)) == []  # an answer to the first start
-    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,))]
+    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,))]
     late = [Result("a", 1.0, 1), Resized("a", (0,), 0.1), ResizeFailed("a", (0,)), WorkerLost("a")]
     assert bench(*late, TrialEnded("a", "stopped")) == []
     assert bench.engine.trial("a").done == 0
@@ -93,10 +90,10 @@ def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
     bench = Bench(3)
     bench(elastic("a"))
     bench(Resized("a", (0, 1, 2), 0.1))
-    assert bench(WorkerLost("a", left=(0, 2), device=1)) == [Release("a", (1,))]
+    assert bench(WorkerLost("a", left=(0, 2), device=1)) == [release("a", (1,))]
     assert bench.engine.trial("a").status == "running"
     assert bench.engine.trial("a").devices == (0, 2)
-    assert Resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
+    assert resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
 
 
 def test_a_trial_that_lost_its_first_worker_resumes_where_another_worker_is_warm():
@@ -244,10 +241,10 @@ def test_the_same_events_give_the_same_instructions():
 def test_a_group_may_change_its_concurrency():
     bench = Bench(2)
     bench(GroupAnnounced("n", False, 1), plain("a", group="n"), plain("b", group="n"))
-    assert bench(GroupAnnounced("n", False, 2)) == [Start("b", (1,), 1.0)]
+    assert bench(GroupAnnounced("n", False, 2)) == [start("b", (1,), 1.0)]
 
 
 def test_a_trial_that_waits_for_concurrency_leaves_idle_devices_to_growth():
     bench = Bench(2)
     bench(GroupAnnounced("n", False, 1), elastic("a", 50, "n"), elastic("b", 50, "n"))
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]

@@ -7,23 +7,19 @@ from fluidtune.engine import (
     DeviceLost,
     EngineError,
     KindFound,
-    Resize,
     Resized,
     Result,
-    Resume,
-    Start,
-    Suspend,
     TrialAdded,
     TrialEnded,
 )
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, plain, resize, resume, start, suspend
 
 
 def test_nothing_starts_on_a_leaving_device():
     bench = Bench(2)
     bench(DeviceLeaving(0))
     assert bench.engine.idle_devices == (1,)
-    assert bench(plain("a"), plain("b")) == [Start("a", (1,), 1.0)]
+    assert bench(plain("a"), plain("b")) == [start("a", (1,), 1.0)]
     assert bench.engine.waiting == ("b",)
     assert bench(DeviceLost(0)) == []
 
@@ -31,9 +27,9 @@ def test_nothing_starts_on_a_leaving_device():
 def test_a_trial_with_checkpoints_is_moved():
     bench = Bench(2)
     bench(TrialAdded("a", "g", "checkpointing", 100))
-    assert bench(DeviceLeaving(0)) == [Suspend("a")]
+    assert bench(DeviceLeaving(0)) == [suspend("a")]
     bench(TrialEnded("a", "paused"))
-    assert bench(TrialAdded("a", "g", "checkpointing", 99)) == [Resume("a", (1,), 1.0)]
+    assert bench(TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
     assert bench.engine.devices == {0: (), 1: ("a",)}
 
 
@@ -44,10 +40,10 @@ def test_a_wide_trial_shrinks_when_its_first_worker_stays():
     bench(Resized("a", (0, 1), 0.1))
     bench.results("a", 5.0, 3, width=2)
     bench(Resized("a", (0, 1, 2), 0.1))
-    assert bench(DeviceLeaving(1)) == [Resize("a", (0, 2))]
+    assert bench(DeviceLeaving(1)) == [resize("a", (0, 2))]
     bench(Resized("a", (0, 2), 0.1))
     assert bench.engine.devices == {0: ("a",), 1: (), 2: ("a",)}
-    assert bench(DeviceLeaving(0)) == [Suspend("a")]
+    assert bench(DeviceLeaving(0)) == [suspend("a")]
 
 
 def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
@@ -55,14 +51,14 @@ def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
     bench(plain("a"))
     assert bench(DeviceLeaving(0)) == []
     assert bench(Result("a", 1.0, 1)) == []
-    assert bench(KindFound("a", "checkpointing")) == [Suspend("a")]
+    assert bench(KindFound("a", "checkpointing")) == [suspend("a")]
 
 
 def test_a_plain_trial_still_there_when_the_device_is_lost_starts_again():
     bench = Bench(2)
     bench(plain("a"))
     bench(DeviceLeaving(0))
-    assert bench(DeviceLost(0)) == [Resume("a", (1,), 1.0)]
+    assert bench(DeviceLost(0)) == [resume("a", (1,), 1.0)]
 
 
 @pytest.mark.parametrize("device", [0, 7])

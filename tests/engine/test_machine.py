@@ -6,6 +6,7 @@ carry out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from fluidtune.engine import (
     Instruction,
     KindFound,
     ModelFound,
+    Reason,
     Release,
     Resize,
     Resized,
@@ -36,6 +38,7 @@ from fluidtune.engine import (
     TrialEnded,
     WorkerLost,
 )
+from fluidtune.engine.reasons import NUMBERS
 
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 2.0, 3.0])
 KINDS = st.sampled_from(["plain", "checkpointing", "elastic", "elastic"])
@@ -87,6 +90,21 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(devices):
             self.gain(len(self.nodes) // 3)
 
+    def check_reason(self, instruction: Instruction, trial: Shadow):
+        """The numbers that are said to have decided are those of the model, as far as it has them."""
+        numbers = dict(instruction.why.numbers)
+        assert instruction.why.words and set(numbers) <= set(NUMBERS)
+        assert all(number >= 0 for name, number in numbers.items() if name != "benefit"), instruction
+        assert all(math.isfinite(number) for name, number in numbers.items() if name != "left"), instruction
+        if "waiting" in numbers and isinstance(instruction, Start):
+            assert numbers["waiting"] >= 1, instruction
+        if isinstance(instruction, Resize):
+            assert numbers["width"] == len(trial.on), instruction
+            assert numbers.get("to", len(instruction.devices)) == len(instruction.devices), instruction
+            grows = len(instruction.devices) > len(trial.on)
+            assert grows == (instruction.why.reason is Reason.IDLE_DEVICES), instruction
+            assert not grows or numbers["left_to"] + numbers["resize"] < numbers["left"], instruction
+
     # The shell's side
 
     def send(self, *events):
@@ -100,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def carry_out(self, instruction: Instruction):
         trial = self.trials[instruction.trial]
+        self.check_reason(instruction, trial)
         if isinstance(instruction, Release):
             assert set(instruction.devices) <= set(trial.held), instruction
             assert not set(instruction.devices) & set(trial.on), f"{instruction} while it runs there"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.engine import EngineError, Instruction, NeedFound, Result, Resume, Start, Suspend, TrialEnded, WorkerLost
-from tests.engine.helpers import Bench, elastic, plain
+from fluidtune.engine import EngineError, Instruction, NeedFound, Result, Start, Suspend, TrialEnded, WorkerLost
+from tests.engine.helpers import Bench, elastic, plain, resume, start
 
 
 class Device:
@@ -109,7 +109,7 @@ def test_a_trial_that_ran_out_of_memory_beside_others_has_a_device_of_its_own_ne
     assert ran_out not in devices.bench.engine.tenants(0)
     while others := [name for name in devices.bench.engine.tenants(0) if name != ran_out]:
         started = devices.bench(TrialEnded(others[0], "stopped"))
-    assert Resume(ran_out, (0,), 1.0) in started and devices.most() == 1
+    assert resume(ran_out, (0,), 1.0) in started and devices.most() == 1
 
 
 def test_a_trial_that_needs_a_whole_devices_memory_is_planned_alone():
@@ -117,7 +117,7 @@ def test_a_trial_that_needs_a_whole_devices_memory_is_planned_alone():
     bench(elastic("a", 40))
     bench(Result("a", 1.0, 1, 0.97))
     assert bench(elastic("b", 40)) == []
-    assert bench(TrialEnded("a", "stopped"))[1:] == [Start("b", (0,), 1.0)]
+    assert bench(TrialEnded("a", "stopped"))[1:] == [start("b", (0,), 1.0)]
 
 
 def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
@@ -133,8 +133,8 @@ def test_trials_of_one_iteration_that_start_together_show_that_packing_pays():
     bench = Bench(2, max_packing=None)
     bench(*[elastic(f"t{k}", 1) for k in range(12)])
     assert bench(Result("t0", 1.0, 1, 0.1), TrialEnded("t0", "stopped"))[1:] == [
-        Start("t2", (0,), 1.0),
-        Start("t3", (0,), 0.5),
+        start("t2", (0,), 1.0),
+        start("t3", (0,), 0.5),
     ]
     for one, two in (("t2", "t3"), ("t5", "t6")):
         bench(Result(one, 1.05, 0.5, 0.1), TrialEnded(one, "stopped"), Result(two, 1.05, 0.5, 0.1))

@@ -7,55 +7,53 @@ from fluidtune.engine import (
     DeviceLost,
     Engine,
     GroupAnnounced,
-    Release,
     Resized,
     Result,
-    Resume,
     Start,
     TrialAdded,
     TrialEnded,
     WorkerLost,
 )
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, plain, release, resume, start
 
 
 def test_figure_3_5_five_devices_widths_3_1_and_two_halves():
     bench = Bench(5, max_packing=2)
     out = bench(elastic("a", 4), elastic("b", 4), elastic("c", 12), elastic("d", 30))
     assert out == [
-        Start("d", (0, 1, 2), 1.0),
-        Start("c", (3,), 1.0),
-        Start("a", (4,), 0.5),
-        Start("b", (4,), 0.5),
+        start("d", (0, 1, 2), 1.0),
+        start("c", (3,), 1.0),
+        start("a", (4,), 0.5),
+        start("b", (4,), 0.5),
     ]
 
 
 def test_a_synchronous_group_starts_largest_first_and_ties_in_order_added():
     bench = Bench(2)
     out = bench(plain("s", 5), plain("l", 9), plain("m1", 7), plain("m2", 7))
-    assert out == [Start("l", (0,), 1.0), Start("m1", (1,), 1.0)]
+    assert out == [start("l", (0,), 1.0), start("m1", (1,), 1.0)]
     assert bench.engine.waiting == ("m2", "s")
-    assert bench(TrialEnded("l", "stopped")) == [Release("l", (0,)), Start("m2", (0,), 1.0)]
+    assert bench(TrialEnded("l", "stopped")) == [release("l", (0,)), start("m2", (0,), 1.0)]
 
 
 def test_an_asynchronous_group_is_served_in_order_of_arrival_one_trial_per_device():
     bench = Bench(2, synchronous=False)
     out = bench(plain("s", 5), plain("l", 9), plain("m", 7))
-    assert out == [Start("s", (0,), 1.0), Start("l", (1,), 1.0)]
+    assert out == [start("s", (0,), 1.0), start("l", (1,), 1.0)]
     assert bench.engine.waiting == ("m",)
 
 
 def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs():
     bench = Bench(2)
     bench(GroupAnnounced("few", False, concurrency=1))
-    assert bench(plain("a", group="few"), plain("b", group="few")) == [Start("a", (0,), 1.0)]
-    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("b", (0,), 1.0)]
+    assert bench(plain("a", group="few"), plain("b", group="few")) == [start("a", (0,), 1.0)]
+    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,)), start("b", (0,), 1.0)]
     bench = Bench(2, concurrent_packing=2)
     bench(GroupAnnounced("many", False, concurrency=3))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [
-        Start("a", (0,), 0.5),
-        Start("b", (1,), 0.5),
-        Start("c", (0,), 0.5),
+        start("a", (0,), 0.5),
+        start("b", (1,), 0.5),
+        start("c", (0,), 0.5),
     ]
 
 
@@ -63,15 +61,15 @@ def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs
 def test_a_generous_concurrency_does_not_pack_by_itself(packing):
     bench = Bench(2, max_packing=packing)
     bench(GroupAnnounced("many", False, concurrency=16))
-    assert bench(*[plain(name, group="many") for name in "abcd"]) == [Start("a", (0,), 1.0), Start("b", (1,), 1.0)]
+    assert bench(*[plain(name, group="many") for name in "abcd"]) == [start("a", (0,), 1.0), start("b", (1,), 1.0)]
 
 
 def test_concurrency_does_not_exceed_a_given_packing_limit():
     bench = Bench(1, max_packing=2)
     bench(GroupAnnounced("many", False, concurrency=4))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [
-        Start("a", (0,), 0.5),
-        Start("b", (0,), 0.5),
+        start("a", (0,), 0.5),
+        start("b", (0,), 0.5),
     ]
 
 
@@ -79,34 +77,34 @@ def test_a_share_below_one_packs_without_max_packing_unless_a_device_is_idle():
     bench = Bench(2)
     out = bench(*[plain(name, share=0.5) for name in "abcde"])
     assert out == [
-        Start("a", (0,), 0.5),
-        Start("b", (1,), 0.5),
-        Start("c", (0,), 0.5),
-        Start("d", (1,), 0.5),
+        start("a", (0,), 0.5),
+        start("b", (1,), 0.5),
+        start("c", (0,), 0.5),
+        start("d", (1,), 0.5),
     ]
     assert bench.engine.waiting == ("e",)
-    assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [Start(name, (0,), 1 / 3) for name in "abc"]
+    assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [start(name, (0,), 1 / 3) for name in "abc"]
 
 
 def test_plain_trials_start_on_one_device_however_tall():
-    assert Bench(4)(plain("a", 1000), plain("b", 1)) == [Start("a", (0,), 1.0), Start("b", (1,), 1.0)]
+    assert Bench(4)(plain("a", 1000), plain("b", 1)) == [start("a", (0,), 1.0), start("b", (1,), 1.0)]
 
 
 def test_trials_that_cannot_be_packed_do_not_join_a_packed_device():
     bench = Bench(1)
-    assert bench(plain("half", share=0.5)) == [Start("half", (0,), 0.5)]
+    assert bench(plain("half", share=0.5)) == [start("half", (0,), 0.5)]
     assert bench(plain("whole")) == []
-    assert bench(TrialEnded("half", "stopped")) == [Release("half", (0,)), Start("whole", (0,), 1.0)]
+    assert bench(TrialEnded("half", "stopped")) == [release("half", (0,)), start("whole", (0,), 1.0)]
 
 
 def test_wide_start_stays_on_one_node_and_leaves_one_device_for_everyone():
     bench = Bench(6, per_node=4)
     out = bench(elastic("big", 60), elastic("s1", 1), elastic("s2", 1))
-    assert out == [Start("big", (0, 1, 2, 3), 1.0), Start("s1", (4,), 1.0), Start("s2", (5,), 1.0)]
+    assert out == [start("big", (0, 1, 2, 3), 1.0), start("s1", (4,), 1.0), start("s2", (5,), 1.0)]
 
 
 def test_wide_start_respects_max_workers():
-    assert Bench(4, max_workers=2)(elastic("a")) == [Start("a", (0, 1), 1.0)]
+    assert Bench(4, max_workers=2)(elastic("a")) == [start("a", (0, 1), 1.0)]
 
 
 def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
@@ -114,28 +112,28 @@ def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
     bench(plain("a", 9), plain("b", 8), plain("c", 7))
     # One device is idle. The next trial needs two of one node, so that node1 is held for it and the others wait.
     assert bench(plain("gang", 100, share=2), plain("d", 6)) == []
-    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("d", (0,), 1.0)]
-    assert bench(TrialEnded("c", "stopped")) == [Release("c", (2,)), Start("gang", (2, 3), 1.0)]
-    assert bench(TrialEnded("gang", "stopped")) == [Release("gang", (2, 3))]
+    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,)), start("d", (0,), 1.0)]
+    assert bench(TrialEnded("c", "stopped")) == [release("c", (2,)), start("gang", (2, 3), 1.0)]
+    assert bench(TrialEnded("gang", "stopped")) == [release("gang", (2, 3))]
 
 
 def test_a_trial_larger_than_any_node_waits_and_holds_nothing_back():
     bench = Bench(2, per_node=1)
-    assert bench(plain("gang", 100, share=2), plain("a", 1)) == [Start("a", (0,), 1.0)]
-    assert bench(elastic("b", 50)) == [Start("b", (1,), 1.0)]
+    assert bench(plain("gang", 100, share=2), plain("a", 1)) == [start("a", (0,), 1.0)]
+    assert bench(elastic("b", 50)) == [start("b", (1,), 1.0)]
     assert bench(DeviceGained(7, "node0")) == []
-    assert bench(TrialEnded("a", "stopped")) == [Release("a", (0,)), Start("gang", (0, 7), 1.0)]
+    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,)), start("gang", (0, 7), 1.0)]
 
 
 def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
     bench = Bench(1)
     bench(plain("a", 10), plain("b", 99))
-    assert bench(WorkerLost("b")) == [Release("b", (0,)), Resume("b", (0,), 1.0)]
+    assert bench(WorkerLost("b")) == [release("b", (0,)), resume("b", (0,), 1.0)]
     bench(TrialEnded("b", "stopped"), plain("c", 1000))
     assert bench.engine.running == ("c",)
     assert bench.engine.waiting == ("a",)
     # The trial that lost its worker goes before the taller one.
-    assert bench(plain("d", 5000), WorkerLost("c")) == [Release("c", (0,)), Resume("c", (0,), 1.0)]
+    assert bench(plain("d", 5000), WorkerLost("c")) == [release("c", (0,)), resume("c", (0,), 1.0)]
 
 
 def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
@@ -144,23 +142,23 @@ def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
     assert bench.engine.running == ("c", "a")
     assert bench(DeviceLost(0)) == []
     assert bench.engine.waiting == ("c", "b")
-    assert bench(TrialEnded("a", "stopped")) == [Release("a", (1,)), Resume("c", (1,), 1.0)]
+    assert bench(TrialEnded("a", "stopped")) == [release("a", (1,)), resume("c", (1,), 1.0)]
     assert set(bench.engine.devices) == {1}
 
 
 def test_a_wide_trial_that_lost_a_device_gives_back_the_others():
     bench = Bench(2)
-    assert bench(elastic("a")) == [Start("a", (0, 1), 1.0)]
+    assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
     assert bench(Resized("a", (0, 1), 0.1)) == []
-    assert bench(DeviceLost(0)) == [Release("a", (1,)), Resume("a", (1,), 1.0)]
+    assert bench(DeviceLost(0)) == [release("a", (1,)), resume("a", (1,), 1.0)]
 
 
 def test_a_paused_trial_that_is_added_again_resumes_with_what_was_found():
     bench = Bench(1)
     bench(elastic("a", 5))
     bench(Result("a", 2.0, 1))
-    assert bench(TrialEnded("a", "paused")) == [Release("a", (0,))]
-    assert bench(TrialAdded("a", "g", "plain", 3)) == [Resume("a", (0,), 1.0)]
+    assert bench(TrialEnded("a", "paused")) == [release("a", (0,))]
+    assert bench(TrialAdded("a", "g", "plain", 3)) == [resume("a", (0,), 1.0)]
     view = bench.engine.trial("a")
     assert (view.kind, view.iterations, view.height, view.done) == ("elastic", 3, 6.0, 1)
 
@@ -190,9 +188,9 @@ def test_wide_starts_leave_one_device_for_each_of_their_group():
     bench(GroupAnnounced("other"), plain("x", 1, group="other"), plain("y", 1, group="other"))
     # StaticFluid on six devices gives widths 2, 2, 1, but only four devices are idle.
     assert bench(elastic("a", 40), elastic("b", 39), elastic("c", 21)) == [
-        Start("a", (2, 3), 1.0),
-        Start("b", (4,), 1.0),
-        Start("c", (5,), 1.0),
+        start("a", (2, 3), 1.0),
+        start("b", (4,), 1.0),
+        start("c", (5,), 1.0),
     ]
 
 
@@ -203,7 +201,7 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     bench(TrialEnded("w", "stopped"))
     assert bench.engine.devices == {0: ("x",), 1: (), 2: ("z",), 3: ()}
     assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
-    assert bench(TrialEnded("z", "stopped")) == [Release("z", (2,)), Start("gang", (2, 3), 1.0)]
+    assert bench(TrialEnded("z", "stopped")) == [release("z", (2,)), start("gang", (2, 3), 1.0)]
 
 
 def test_the_trial_with_the_longest_path_goes_first() -> None:

@@ -8,32 +8,28 @@ from fluidtune.engine import (
     GroupAnnounced,
     GrowthEnded,
     KindFound,
-    Release,
-    Resize,
     Resized,
     ResizeFailed,
     Result,
-    Resume,
-    Start,
     Suspend,
     TrialAdded,
     TrialEnded,
     WorkerLost,
 )
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start, suspend
 
 
 def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
-    assert bench(plain("a", iterations)) == [Start("a", (0,), 1.0)]
+    assert bench(plain("a", iterations)) == [start("a", (0,), 1.0)]
     assert bench(KindFound("a", "elastic")) == []
     return bench
 
 
 def test_a_trial_grows_after_its_first_result_and_not_before():
     bench = alone(2)
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
     assert bench.engine.idle_devices == ()
     assert bench.engine.trial("a").devices == (0,)
     assert bench(Resized("a", (0, 1), 0.5)) == []
@@ -43,10 +39,10 @@ def test_a_trial_grows_after_its_first_result_and_not_before():
 
 def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     bench = alone(8)
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
     assert bench(Resized("a", (0, 1), 0.1)) == []
     assert bench.results("a", 0.61, 2, width=2) == []
-    assert bench(Result("a", 0.61, 2)) == [Resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
+    assert bench(Result("a", 0.61, 2)) == [resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
 
 
 def test_a_trial_that_is_plain_or_has_little_left_does_not_grow():
@@ -54,34 +50,34 @@ def test_a_trial_that_is_plain_or_has_little_left_does_not_grow():
     assert alone(resize_seconds=60).results("a", 1.0, 5) == []
     bench = alone()
     assert bench(KindFound("a", "plain"), Result("a", 1.0, 1)) == []
-    assert bench(KindFound("a", "elastic")) == [Resize("a", (0, 1))]
+    assert bench(KindFound("a", "elastic")) == [resize("a", (0, 1))]
 
 
 def test_a_trial_whose_growth_has_ended_goes_back_to_one_worker_and_stays_there():
     bench = alone(4)
     bench(Result("a", 1.0, 1))
     assert bench(GrowthEnded("a")) == []  # it is being resized
-    assert bench(Resized("a", (0, 1), 0.1)) == [Resize("a", (0,))]
-    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,))]
+    assert bench(Resized("a", (0, 1), 0.1)) == [resize("a", (0,))]
+    assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,))]
     assert bench.results("a", 1.0, 5) == []
     bench(WorkerLost("a"))
     assert bench.results("a", 1.0, 5) == []
     bench(TrialEnded("a", "paused"))
-    assert bench(elastic("a", 50)) == [Resume("a", (0,), 1.0)]
+    assert bench(elastic("a", 50)) == [resume("a", (0,), 1.0)]
 
 
 def test_a_new_budget_is_a_reason_to_grow():
     bench = alone(iterations=2)
     assert bench(Result("a", 1.0, 1)) == []
-    assert bench(BudgetChanged("a", 50)) == [Resize("a", (0, 1))]
+    assert bench(BudgetChanged("a", 50)) == [resize("a", (0, 1))]
 
 
 def test_a_freed_device_goes_to_a_waiting_trial_else_to_growth():
     bench = Bench(2)
     bench(elastic("a", 50), elastic("b", 40), elastic("c", 30))
     assert bench(Result("a", 1.0, 1), Result("b", 1.0, 1)) == []
-    assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,)), Start("c", (1,), 1.0)]
-    assert bench(TrialEnded("c", "stopped")) == [Release("c", (1,)), Resize("a", (0, 1))]
+    assert bench(TrialEnded("b", "stopped")) == [release("b", (1,)), start("c", (1,), 1.0)]
+    assert bench(TrialEnded("c", "stopped")) == [release("c", (1,)), resize("a", (0, 1))]
 
 
 def test_growth_prefers_its_own_node():
@@ -90,9 +86,9 @@ def test_growth_prefers_its_own_node():
     assert bench.engine.devices == {0: ("a",), 1: ("b",), 2: ()}
     bench(DeviceGained(3, "y"))
     bench(KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3))]
+    assert bench(Result("b", 1.0, 1)) == [resize("b", (1, 3))]
     bench(Resized("b", (1, 3), 0.1))
-    assert bench.results("b", 0.5, 3, 2) == [Resize("b", (1, 3, 2))]
+    assert bench.results("b", 0.5, 3, 2) == [resize("b", (1, 3, 2))]
 
 
 def test_leftovers_of_the_floor_are_handed_out():
@@ -101,39 +97,39 @@ def test_leftovers_of_the_floor_are_handed_out():
     bench(plain("a", 100), plain("b", 100))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
     assert bench(Result("a", 1.0, 1)) == []  # b is the tallest now and may grow after its first result
-    assert bench(Result("b", 1.0, 1)) == [Resize("a", (0, 2))]
+    assert bench(Result("b", 1.0, 1)) == [resize("a", (0, 2))]
 
 
 def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     bench = Bench(4)
     bench(plain("a"), plain("b"))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
-    assert bench(Result("b", 1.0, 1)) == [Resize("b", (1, 3))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 2))]
+    assert bench(Result("b", 1.0, 1)) == [resize("b", (1, 3))]
 
 
 def test_a_trial_has_one_resize_at_a_time():
     bench = alone(2)
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
     assert bench(DeviceGained(2, "node0"), DeviceGained(3, "node0"), Result("a", 1.0, 1)) == []
     assert bench(Resized("a", (0, 1), 0.1)) == []  # its speed at width 2 is not measured yet
-    assert bench.results("a", 0.5, 3, width=2) == [Resize("a", (0, 1, 2, 3))]
+    assert bench.results("a", 0.5, 3, width=2) == [resize("a", (0, 1, 2, 3))]
 
 
 def test_a_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
     bench = Bench(3)
-    assert bench(elastic("a")) == [Start("a", (0, 1, 2), 1.0)]
-    assert bench(Resized("a", (0, 2), 0.1)) == [Release("a", (1,))]
+    assert bench(elastic("a")) == [start("a", (0, 1, 2), 1.0)]
+    assert bench(Resized("a", (0, 2), 0.1)) == [release("a", (1,))]
     assert bench.results("a", 0.5, 2, width=2) == []
-    assert bench(Result("a", 0.5, 2)) == [Resize("a", (0, 2, 1))]
+    assert bench(Result("a", 0.5, 2)) == [resize("a", (0, 2, 1))]
 
 
 def test_a_failed_resize_is_tried_again_after_three_results():
     bench = alone(2)
     bench(Result("a", 1.0, 1))
-    assert bench(ResizeFailed("a", (0,))) == [Release("a", (1,))]
+    assert bench(ResizeFailed("a", (0,))) == [release("a", (1,))]
     assert bench.results("a", 1.0, 2) == []
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
 
 
 def test_a_trial_that_is_slower_shrinks_back_to_its_best_width():
@@ -142,8 +138,8 @@ def test_a_trial_that_is_slower_shrinks_back_to_its_best_width():
     bench(Resized("a", (0, 1), 0.1))
     assert bench(Result("a", 9.0, 2)) == []  # warm-up
     assert bench(Result("a", 1.5, 2)) == []
-    assert bench(Result("a", 1.5, 2)) == [Resize("a", (0,))]
-    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,))]
+    assert bench(Result("a", 1.5, 2)) == [resize("a", (0,))]
+    assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,))]
     assert bench.results("a", 1.0, 10) == []
 
 
@@ -170,15 +166,15 @@ def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_
     bench(TrialEnded("a", "stopped"))
     bench(plain("b"))
     bench(KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1)) == [Resize("b", (0, 1))]
+    assert bench(Result("b", 1.0, 1)) == [resize("b", (0, 1))]
     bench(Resized("b", (0, 1), 0.1))
-    assert bench.results("b", 2.0, 3, width=2) == [Resize("b", (0,))]
+    assert bench.results("b", 2.0, 3, width=2) == [resize("b", (0,))]
     bench(Resized("b", (0,), 0.1))
     bench(TrialEnded("b", "stopped"), plain("c"))
     assert bench(KindFound("c", "elastic"), Result("c", 1.0, 1)) == []
     # The next rung is another group of the same job and knows the same.
     bench(TrialEnded("c", "stopped"), GroupAnnounced("rung2"))
-    assert bench(TrialAdded("d", "rung2", "elastic", 100)) == [Start("d", (0,), 1.0)]
+    assert bench(TrialAdded("d", "rung2", "elastic", 100)) == [start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
     assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
     speed = bench.engine._state.groups["g"].speed
@@ -194,7 +190,7 @@ def test_the_scaling_limit_follows_the_measured_beta():
     assert bench.engine.group_overheads("g")[1] == pytest.approx(1.3)
     bench(TrialEnded("a", "stopped"))
     bench.engine._state.max_workers = None
-    assert bench(elastic("b", 1000)) == [Start("b", (0, 1, 2, 3), 1.0)]
+    assert bench(elastic("b", 1000)) == [start("b", (0, 1, 2, 3), 1.0)]
 
 
 def wide_trial(iterations: float | None) -> Bench:
@@ -213,37 +209,37 @@ def test_a_waiting_trial_shrinks_a_wide_one_only_where_that_pays():
     bench.results("a", 0.5, 6, width=4)  # half of the devices' time is lost
     assert bench.engine.trial("a").resizing_to == (0, 1, 2)
     assert bench(plain("c"), plain("d"), plain("e")) == []
-    assert bench(Resized("a", (0, 1, 2), 0.1))[:2] == [Release("a", (3,)), Start("b", (3,), 1.0)]
+    assert bench(Resized("a", (0, 1, 2), 0.1))[:2] == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
 def test_a_wide_trial_without_a_known_end_makes_room():
     bench = wide_trial(None)
     bench.results("a", 0.25, 3, width=4)
-    assert bench(plain("b", 5)) == [Resize("a", (0, 1, 2))]
-    assert bench(Resized("a", (0, 1, 2), 0.1)) == [Release("a", (3,)), Start("b", (3,), 1.0)]
+    assert bench(plain("b", 5)) == [resize("a", (0, 1, 2))]
+    assert bench(Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
 def test_a_wide_start_may_be_partial_or_fail():
     bench = Bench(4)
-    assert bench(elastic("a")) == [Start("a", (0, 1, 2, 3), 1.0)]
+    assert bench(elastic("a")) == [start("a", (0, 1, 2, 3), 1.0)]
     assert bench.engine.trial("a").devices == (0,)
-    assert bench(ResizeFailed("a", (0,))) == [Release("a", (1, 2, 3))]
+    assert bench(ResizeFailed("a", (0,))) == [release("a", (1, 2, 3))]
     assert bench.results("a", 1.0, 2) == []
-    assert bench(Result("a", 1.0, 1)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
 
 
 def test_dynamic_fluid_takes_from_one_to_give_to_another():
     """a scales badly and holds 3 of 4 devices, and b is as tall. When b lacks devices, a shrinks."""
     bench = Bench(4)
-    assert bench(elastic("a", 1000), plain("z", 1)) == [Start("a", (0, 1, 2), 1.0), Start("z", (3,), 1.0)]
+    assert bench(elastic("a", 1000), plain("z", 1)) == [start("a", (0, 1, 2), 1.0), start("z", (3,), 1.0)]
     bench.results("a", 1.0, 1)
     bench(Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
     bench(TrialEnded("z", "stopped"), plain("b", 4000))
     out = bench(KindFound("b", "elastic"), Result("b", 1.0, 1), DeviceGained(9, "node0"))
-    assert out == [Resize("b", (3, 9)), Resize("a", (0,))]
-    assert bench(Resized("b", (3, 9), 0.1), Resized("a", (0,), 0.1)) == [Release("a", (1, 2))]
-    assert bench(Result("b", 0.6, 2)) == [Resize("b", (3, 9, 1, 2))]
+    assert out == [resize("b", (3, 9)), resize("a", (0,))]
+    assert bench(Resized("b", (3, 9), 0.1), Resized("a", (0,), 0.1)) == [release("a", (1, 2))]
+    assert bench(Result("b", 0.6, 2)) == [resize("b", (3, 9, 1, 2))]
 
 
 def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
@@ -252,9 +248,9 @@ def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     assert bench.engine.devices == {0: ("a", "c"), 1: ("b", "d")}
     bench(Result("c", 1.0, 0.5), Result("a", 1.0, 0.5))
     assert bench(TrialEnded("b", "stopped"), TrialEnded("d", "stopped"), TrialEnded("c", "stopped"))[-1] == (
-        Release("c", (0,))
+        release("c", (0,))
     )
-    assert bench(Result("a", 0.5, 0.5)) == [Resize("a", (0, 1))]
+    assert bench(Result("a", 0.5, 0.5)) == [resize("a", (0, 1))]
     assert bench.engine.trial("a").seconds == {0.5: 1.0, 1: 0.5}
     assert bench.engine.trial("a").share == 1.0
 
@@ -266,12 +262,12 @@ def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
         bench.results(name, 3.0, 3, width=0.5)
     bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
     assert bench(Result("d", 1.0, 1)) == []  # no idle device yet
-    assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,)), Suspend("a")]
+    assert bench(TrialEnded("d", "stopped")) == [release("d", (1,)), suspend("a")]
     assert bench.engine.trial("a").status == "suspending"
     assert bench(Result("c", 3.0, 0.5), KindFound("c", "elastic"), Result("c", 3.0, 0.5)) == []
     assert bench(Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
     moved = TrialEnded("a", "paused"), TrialAdded("a", "g", "checkpointing", 47)
-    assert bench(*moved) == [Release("a", (0,)), Resume("a", (1,), 1.0)]
+    assert bench(*moved) == [release("a", (0,)), resume("a", (1,), 1.0)]
     assert bench.results("c", 1.0, 4) == []
 
 
@@ -284,8 +280,8 @@ def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
     bench.results("d", 1.0, 2)
     bench(TrialEnded("d", "stopped"))
     assert bench.engine.trial("a").status == "suspending"
-    assert bench(TrialEnded("a", "paused")) == [Release("a", (0,))]
-    assert bench.results("c", 1.0, 3) == [Resize("c", (0, 1))]
+    assert bench(TrialEnded("a", "paused")) == [release("a", (0,))]
+    assert bench.results("c", 1.0, 3) == [resize("c", (0, 1))]
 
 
 def test_one_iteration_is_not_worth_a_suspension():
@@ -293,8 +289,8 @@ def test_one_iteration_is_not_worth_a_suspension():
     bench(*[TrialAdded(name, "g", "checkpointing", 4) for name in "abcd"])
     for name in "abcd":
         bench.results(name, 9.0, 3, width=0.5)
-    assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,))]
-    assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,))]
+    assert bench(TrialEnded("b", "stopped")) == [release("b", (1,))]
+    assert bench(TrialEnded("d", "stopped")) == [release("d", (1,))]
 
 
 def test_nothing_is_suspended_where_packing_costs_little():
@@ -304,7 +300,7 @@ def test_nothing_is_suspended_where_packing_costs_little():
         bench.results(name, 1.01, 3, width=0.5)
     bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
     bench(Result("d", 1.0, 1))
-    assert bench(TrialEnded("d", "stopped")) == [Release("d", (1,))]
+    assert bench(TrialEnded("d", "stopped")) == [release("d", (1,))]
 
 
 def test_a_packed_trial_is_moved_where_it_may_then_grow():
@@ -329,27 +325,27 @@ def test_nothing_grows_while_devices_are_held_back():
     assert bench.engine.devices == {0: ("a",), 1: (), 2: ("x",), 3: ("x",)}
     assert bench(plain("y", share=2), KindFound("a", "elastic"), Result("a", 1.0, 1)) == []
     assert bench(TrialEnded("x", "stopped")) == [
-        Release("x", (2, 3)),
-        Start("y", (2, 3), 1.0),
-        Resize("a", (0, 1)),
+        release("x", (2, 3)),
+        start("y", (2, 3), 1.0),
+        resize("a", (0, 1)),
     ]
 
 
 def test_one_waiting_trial_shrinks_one_wide_trial():
     bench = Bench(4)
-    assert bench(elastic("a"), elastic("b")) == [Start("a", (0, 1), 1.0), Start("b", (2, 3), 1.0)]
+    assert bench(elastic("a"), elastic("b")) == [start("a", (0, 1), 1.0), start("b", (2, 3), 1.0)]
     bench(Resized("a", (0, 1), 0.1), Resized("b", (2, 3), 0.1))
-    assert bench(plain("c")) == [Resize("a", (0,))]
+    assert bench(plain("c")) == [resize("a", (0,))]
     assert bench(Result("b", 1.0, 2), Result("a", 1.0, 2)) == []
-    assert bench(Resized("a", (0,), 0.1)) == [Release("a", (1,)), Start("c", (1,), 1.0)]
+    assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,)), start("c", (1,), 1.0)]
 
 
 def test_a_device_that_one_trial_could_not_get_goes_to_another():
     bench = Bench(3)
     bench(plain("a", 1000), plain("b", 500))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1), Result("a", 1.0, 1)) == [Resize("a", (0, 2))]
-    assert bench(ResizeFailed("a", (0,))) == [Release("a", (2,)), Resize("b", (1, 2))]
+    assert bench(Result("b", 1.0, 1), Result("a", 1.0, 1)) == [resize("a", (0, 2))]
+    assert bench(ResizeFailed("a", (0,))) == [release("a", (2,)), resize("b", (1, 2))]
 
 
 def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
@@ -361,7 +357,7 @@ def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
     bench.results("a", 10.0, 4)
     assert bench.engine.trial("a").height == 160.0, "four results are the majority of the last seven"
     assert bench.engine.trial("b").height == 4.0, "its neighbour is not taken for slow"
-    assert bench(TrialEnded("b", "stopped")) == [Release("b", (1,)), Resize("a", (0, 1))]
+    assert bench(TrialEnded("b", "stopped")) == [release("b", (1,)), resize("a", (0, 1))]
 
 
 def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_known():
@@ -382,7 +378,7 @@ def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_know
 def test_with_an_unknown_budget_growing_is_considered_again_as_the_trial_goes_on():
     bench = alone(2, None)
     assert bench.results("a", 0.1, 3) == [], "as many again are 0.3 s, of which a resize takes 0.2"
-    assert bench.results("a", 0.1, 13) == [Resize("a", (0, 1))]
+    assert bench.results("a", 0.1, 13) == [resize("a", (0, 1))]
 
 
 def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_second_of_their_iterations():

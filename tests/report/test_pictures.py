@@ -15,6 +15,7 @@ from fluidtune.report.events import EventLog, EventLogError
 from fluidtune.report.occupancy import Interval, held_part, occupancy_of
 from fluidtune.report.pictures import (
     _colours,
+    _columns,
     _short_names,
     _slots,
     timeline_figure,
@@ -111,6 +112,39 @@ def test_marks_title_labels_and_legend():
     (legend,) = figure.legends
     texts = {text.get_text() for text in legend.get_texts()}
     assert {"trial 0", "trial 1", "trial 2", "idle", "worker or device lost"} <= texts
+
+
+def with_reasons() -> list:
+    def change(t: float, before: list[int], after: list[int], why: str) -> dict:
+        fields = {"devices_from": before, "devices_to": after, "reason": "words", "why": why, "numbers": {}}
+        return ev(t, "resize_started", trial="t_02", **fields)
+
+    events = small()
+    places = [place for place, event in enumerate(events) if event["event"] == "resized"]
+    events.insert(places[1], change(7, [1, 0], [1], "waiting_trials"))
+    events.insert(places[0], change(5, [1], [1, 0], "idle_devices"))
+    return events
+
+
+def test_a_change_of_width_has_its_reason_in_words_and_the_legend_counts_them():
+    figure = timeline_figure(with_reasons())
+    (axes,) = figure.axes
+    written = {text.get_text(): text.xy for text in axes.texts if text.get_gid() == "why"}
+    assert written == {"idle devices": (5, 1.5), "waiting trials": (7, 1.5)}
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"resize: more devices (1 x idle devices)", "resize: fewer devices (1 x waiting trials)"} <= texts
+    (old,) = timeline_figure(small()).axes
+    assert not [text for text in old.texts if text.get_gid() == "why"]
+
+
+def test_many_changes_of_width_have_their_reasons_in_the_legend_alone():
+    events = with_reasons()
+    first = next(place for place, event in enumerate(events) if event["event"] == "resize_started")
+    events = [*events[:first], *(events[first : first + 4] * 30), *events[first + 4 :]]
+    figure = timeline_figure(events)
+    assert not [text for text in figure.axes[0].texts if text.get_gid() == "why"]
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"resize: more devices (30 x idle devices)", "resize: fewer devices (30 x waiting trials)"} <= texts
 
 
 def test_many_trials_are_not_in_the_legend_and_long_runs_have_other_units():
@@ -313,3 +347,17 @@ print(sorted({"matplotlib", "ray", "torch", "rich"} & set(sys.modules)))
 def test_importing_the_report_brings_neither_matplotlib_nor_ray_nor_torch():
     out = subprocess.run([sys.executable, "-c", IMPORT], cwd=REPO, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_reasons_that_would_cover_each_other_are_in_the_legend_alone():
+    events = with_reasons()
+    first = next(place for place, event in enumerate(events) if event["event"] == "resize_started")
+    close = [{**event, "t": event["t"] + 0.1} for event in events[first : first + 4]]
+    figure = timeline_figure([*events[: first + 4], *close, *events[first + 4 :]])
+    written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "why"]
+    assert written == ["idle devices", "waiting trials"]
+    assert "resize: more devices (2 x idle devices)" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_a_legend_with_long_labels_has_fewer_columns():
+    assert (_columns(["short"] * 9), _columns(["a" * 60] * 9), _columns(["a" * 200]), _columns([])) == (7, 2, 1, 1)

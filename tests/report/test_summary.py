@@ -72,6 +72,25 @@ def test_the_figures():
     assert (summary.best_trial, summary.best_metric) == ("c", 0.5)
 
 
+def test_resizes_are_counted_by_their_reasons():
+    def changes(t: float, why: str, *devices: int) -> list:
+        begun = {"devices_from": [0], "devices_to": list(devices), "reason": "words", "why": why, "numbers": {}}
+        return [ev(t, "resize_started", trial="a", **begun), resized(t + 1, "a", *devices)]
+
+    events = [begin(0, 2), group(0), added(0, "a"), started(1, "a", 0)]
+    events += [*changes(2, "idle_devices", 0, 1), *changes(4, "waiting_trials", 0), *changes(6, "idle_devices", 0, 1)]
+    events += [{**resized(8, "a", 0), "reason": "a worker was lost", "why": "worker_lost"}, resized(9, "a", 0, 1)]
+    summary = summarise([*events, over(10)])
+    assert summary.resize_reasons == {"idle_devices": 2, "waiting_trials": 1, "worker_lost": 1, "unknown": 1}
+    out = io.StringIO()
+    Console(file=out, width=120).print(render(summary))
+    assert "why: 2 x idle devices, 1 x waiting trials, 1 x worker lost, 1 x unknown" in out.getvalue()
+    old = summarise(by_hand())
+    assert old.resize_reasons == {"unknown": 1}
+    Console(file=(out := io.StringIO()), width=120).print(render(old))
+    assert "why" not in out.getvalue()
+
+
 def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
     summary = summarise(by_hand()[:15])
     assert (summary.finished, summary.wall_seconds) == (False, 6)

@@ -18,7 +18,7 @@ from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.live import LiveRun, LogTail, newest_log
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.summary import summarise
-from tests.report.makers import added, begin, ended, ev, group, over, random_run, result, started
+from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
 from tests.report.test_summary import by_hand
 
 
@@ -63,6 +63,30 @@ def test_the_best_trial_is_that_of_the_last_results_as_in_the_report() -> None:
     events += [result(3, "b", 1, 1.0, 1.0, 0.5)]
     found = summarise(events)
     assert (found.best_trial, found.best_metric) == screen_of(events).run.best == ("b", 0.5)
+
+
+def test_the_reason_of_a_trials_last_change_is_shown() -> None:
+    def last(events: list[EventDict]) -> str:
+        return text_of(screen_of(events).draw(100.0, 40)).rstrip().splitlines()[-1].partition("ago")[2].strip()
+
+    def change(t: float, why: str, *devices: int) -> EventDict:
+        fields = {"devices_from": [0], "devices_to": list(devices), "reason": "words", "why": why, "numbers": {}}
+        return ev(t, "resize_started", trial="a", **fields)
+
+    events = [begin(0, 2), group(0), added(0, "a"), {**started(1, "a", 0), "why": "free_device"}]
+    assert last(events) == "free device"
+    events.append(change(2, "idle_devices", 0, 1))
+    assert last(events) == "idle devices"
+    events += [resized(3, "a", 0, 1), result(4, "a", 1, 1.0, 2.0)]
+    assert last(events) == "idle devices"
+    events += [change(5, "waiting_trials", 0), ev(6, "resize_failed", trial="a", devices=[0, 1], reason="x")]
+    assert "resize failed" in text_of(screen_of(events).draw(100.0, 40))
+    events += [{**resized(7, "a", 0), "reason": "a worker was lost", "why": "worker_lost"}, added(8, "b")]
+    assert "worker lost" in text_of(screen_of(events).draw(100.0, 40))
+    events.append(ev(9, "suspend_asked", trial="a", reason="words", why="own_device", numbers={}))
+    assert "own device" in text_of(screen_of(events).draw(100.0, 40))
+    old = [begin(0, 2), group(0), added(0, "a"), started(1, "a", 0), resized(3, "a", 0, 1)]
+    assert last(old) == ""
 
 
 def test_spare_processes_are_counted() -> None:

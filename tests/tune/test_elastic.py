@@ -15,7 +15,9 @@ from ray.tune.schedulers import HyperBandScheduler
 import fluidtune
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.story import story_of
 from fluidtune.tune import tuning_job
+from tests.engine.helpers import resize, start
 from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
 from tests.tune.running import fit
@@ -59,12 +61,12 @@ class Restless:
                 self._devices.add(event.device)
             elif isinstance(event, m.TrialAdded):
                 self._trial, self._held = event.trial, (0,)
-                out.append(m.Start(event.trial, self._held, 1.0))
+                out.append(start(event.trial, self._held, 1.0))
             elif isinstance(event, m.Resized):
                 self._resizing, self._held = False, event.devices
             elif isinstance(event, m.Result) and not self._resizing and self._random.random() < 0.7:
                 self._resizing = True
-                out.append(m.Resize(event.trial, (0, 1) if self._held == (0,) else (0,)))
+                out.append(resize(event.trial, (0, 1) if self._held == (0,) else (0,)))
         return out
 
 
@@ -254,3 +256,8 @@ def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, mo
     assert [e["verdict"] for e in events() if e["event"] == "growth_checked"] == ["same", "differs"]
     first, second = ended.values()
     assert "drop_last=True" in first and "off by" in second
+    # The second trial never grew, and `fluidtune why` says why.
+    story = story_of(events(), list(ended)[1]).lines()
+    assert story[-1] == f"It never grew: its loop cannot have several workers: {second}."
+    assert any("a step divided among two workers gave other gradients: " in line for line in story), story
+    assert any("must have one worker from now on: " in line for line in story), story

@@ -8,11 +8,12 @@ import pytest
 
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Resize, Resized, Result, TrialAdded
+from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Resized, Result, TrialAdded
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune import leased_devices
+from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
@@ -393,7 +394,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     told = engine.handle(DeviceGained(1), now=clock.now)
     assert asked(0, 1) == 8
     came = clock.now
-    assert Resize("a", (0, 1)) in told + results(1, 1.0)
+    assert resize("a", (0, 1)) in told + results(1, 1.0)
     clock.now += 6.0
     engine.handle(Resized("a", (0, 1), 0.5), now=clock.now)
     results(1, 2.0)

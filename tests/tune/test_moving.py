@@ -14,6 +14,7 @@ from ray import tune
 
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.story import story_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.core]
 
@@ -70,3 +71,20 @@ def test_a_packed_trial_moves_at_its_own_checkpoint(tmp_path: Path) -> None:
             value = 0.9 * value + x
             assert seen == pytest.approx(value)
         assert len(set(rows["gpu"])) == (2 if moves[0]["trial"] in result.path else 1)
+    tells_of_its_move(story_of(events, moves[0]["trial"]).lines())
+
+
+def tells_of_its_move(story: list[str]) -> None:
+    """The trial was packed, was asked to leave when a device was idle, and moved at its own checkpoint."""
+    words = "1 device idle; "
+    lines = iter(story)
+    for parts in (
+        ("started on device", "at a share of 0.5"),
+        ("was asked to leave its device", words, "left on 1 device of its own instead of", "at its share of 0.5"),
+        ("left its devices: moved to another device: ", words),
+        ("waits again",),
+        ("moved and went on on device", "1 device idle, 1 trial waiting"),
+        ("goes on from iteration", "moved to another device: ", words),
+        ("It never grew: it is checkpointing",),
+    ):
+        assert any(all(part in line for part in parts) for line in lines), (parts, story)

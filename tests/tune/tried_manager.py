@@ -71,6 +71,9 @@ class Pool:
     def is_alive(self, worker: PooledWorker) -> bool:
         return True
 
+    def return_worker(self, worker: PooledWorker) -> None:
+        pass
+
     def discard_worker(self, worker: PooledWorker) -> None:
         pass
 

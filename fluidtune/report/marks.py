@@ -1,0 +1,106 @@
+"""The marks of the timeline: where a trial grew or shrank and why, and where a worker or a device was lost.
+
+Decides which events have a mark, and which marks have their reason in words. Bars and legend are in pictures.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fluidtune.report.causes import Resizes, label_of
+from fluidtune.report.drawing import INK
+from fluidtune.report.events import Events
+from fluidtune.report.occupancy import Occupancy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Unix seconds -> the x coordinate of a picture.
+TimeAxis = Callable[[float], float]
+
+#: Markers of lost workers and devices: Okabe and Ito's vermillion (Color Universal Design, 2008).
+LOSS = "#D55E00"
+#: With more resizes than this no triangle gets its reason in words. Judgement: they would cover each other.
+LABELLED_RESIZES = 40
+#: The least distance of two reasons in words, as a part of the picture's width. Judgement: "waiting trials" is as long.
+LABEL_GAP = 0.06
+
+
+def draw_marks(
+    axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: TimeAxis
+) -> dict[str, Counter[str]]:
+    """A triangle where a trial grew (up) or shrank (down), and why; a cross where a worker or device was lost.
+
+    Returns for both kinds of triangles how many resizes there were for each reason.
+    """
+    marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
+    reasons: list[tuple[float, float, str, bool]] = []
+    counts: dict[str, Counter[str]] = {"grown": Counter(), "shrunk": Counter()}
+    width: dict[str, int] = {}
+    resizes = Resizes()
+    for event in events:
+        name = event["event"]
+        cause = resizes.step(event)
+        if name == "trial_started":
+            width[event["trial"]] = len(event["devices"])
+        elif name == "resized" and event["devices"]:
+            before, now = width.get(event["trial"], 0), len(event["devices"])
+            width[event["trial"]] = now
+            row = rows.get(event["devices"][0])
+            if row is not None:
+                kind = "grown" if now >= before else "shrunk"
+                marks[kind].append((at(event["t"]), row + 0.5))
+                reasons.append((at(event["t"]), row + 0.5, label_of(cause), now >= before))
+                counts[kind].update(filter(None, [label_of(cause)]))
+        elif name in ("worker_lost", "device_lost"):
+            row = rows.get(event["device"])
+            if row is not None and use.start <= event["t"] <= use.end:
+                marks["lost"].append((at(event["t"]), row + 0.5))
+    many = sum(len(points) for points in marks.values()) > 150 or len(rows) > 32
+    size = 9 if many else 30
+    if len(reasons) <= LABELLED_RESIZES:
+        _write_reasons(axes, reasons, max(at(use.end), 1e-9))
+    for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
+        if marks[name]:
+            x, y = zip(*marks[name], strict=True)
+            axes.scatter(
+                x,
+                y,
+                marker=marker,
+                s=size * (2.2 if name == "lost" else 1),
+                c=LOSS if name == "lost" else "white",
+                edgecolors="white" if name == "lost" else INK,
+                linewidths=0.4 if many else 0.8,
+                zorder=6,
+                clip_on=False,
+                gid=name,
+            )
+    return counts
+
+
+def _write_reasons(axes: Axes, reasons: Sequence[tuple[float, float, str, bool]], span: float) -> None:
+    """Write the reason of each resize below its triangle: of a growth to the left, else to the right.
+
+    ``reasons``: x, y, the label, and whether it is a growth. ``span``: the length of the x axis. Where a label would
+    cover the one before, only the legend has the reason.
+    """
+    last: dict[tuple[float, bool], float] = {}
+    for x, y, label, grows in reasons:
+        if not label or x - last.get((y, grows), -span) < LABEL_GAP * span:
+            continue
+        last[y, grows] = x
+        axes.annotate(
+            label,
+            (x, y),
+            xytext=(-4 if grows else 4, -5),
+            textcoords="offset points",
+            fontsize=5.5,
+            color=INK,
+            ha="right" if grows and x > LABEL_GAP * span else "left",
+            va="top",
+            bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+            zorder=6,
+            gid="why",
+        )

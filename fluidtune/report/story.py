@@ -1,0 +1,318 @@
+"""`fluidtune why`: one trial's story in sentences, from the event log alone.
+
+Decides what of a trial is told, in which words, and what is summed up. Which trial is meant is decided in
+trial_lookup.py, and which trial held which device in occupancy.py. Reasons are the log's own words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fluidtune.report.causes import Resizes, label_of, words_of
+from fluidtune.report.events import EventDict
+from fluidtune.report.growth_story import GrowthFacts
+from fluidtune.report.occupancy import Replay
+from fluidtune.report.summary import duration, plural
+
+#: A story of at most this many entries is told whole. Judgement: it fits a terminal.
+TOLD_WHOLE = 40
+#: In a longer one, of entries that are alike the first ones are told, this many, and the last one. Judgement: what
+#: alternates shows in its second time, and the third says that it goes on.
+TOLD_FIRST = 3
+#: Events that come often, and after which each trial has the devices that it had before.
+OFTEN = ("trial_result", "device_sample")
+#: What is said where the log has no reason.
+NO_REASON = "the log does not say why"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that happened to the trial, at ``at`` (unix seconds), after ``iteration``.
+
+    ``kind``: two entries of one kind are alike. ``width``: the trial's width in devices from now on; None if the entry
+    does not change it.
+    """
+
+    at: float
+    iteration: int
+    text: str
+    kind: str
+    width: float | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that happened to one trial, oldest first. ``head`` and ``end`` are sentences about the whole."""
+
+    began: float
+    head: str
+    entries: tuple[Entry, ...]
+    end: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The story for people, at most a line for each entry.
+
+        A story of more than `TOLD_WHOLE` entries has of each kind the first `TOLD_FIRST` and the last one. One line
+        stands for all the others between two entries that are told: it counts them by kind and names their widths.
+        """
+        told: list[tuple[float, int, str]] = []
+        for stretch in _stretches(self.entries):
+            first = stretch[0]
+            text = first.text if len(stretch) == 1 else _summed_up(stretch, self.began)
+            told.append((first.at, first.iteration, text))
+        times = [duration(max(0.0, at - self.began)) for at, _, _ in told]
+        wide = max(map(len, times), default=0)
+        rows = [
+            f"{when:>{wide}}  " + (f"[{iteration}] " if iteration else "") + text
+            for when, (_, iteration, text) in zip(times, told, strict=True)
+        ]
+        return [self.head, *rows, *self.end]
+
+
+def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
+    """The entries, each alone if it is told, and those between two that are told together."""
+    if len(entries) <= TOLD_WHOLE:
+        yield from ([entry] for entry in entries)
+        return
+    last = {entry.kind: place for place, entry in enumerate(entries)}
+    seen: Counter[str] = Counter()
+    silent: list[Entry] = []
+    for place, entry in enumerate(entries):
+        seen[entry.kind] += 1
+        if seen[entry.kind] > TOLD_FIRST and place != last[entry.kind]:
+            silent.append(entry)
+            continue
+        if silent:
+            yield silent
+            silent = []
+        yield [entry]
+
+
+def _summed_up(stretch: Sequence[Entry], began: float) -> str:
+    """One sentence for several entries of which the story has told the like. ``began``: unix seconds of its start."""
+    kinds = Counter(entry.kind for entry in stretch)
+    counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    until = duration(max(0.0, stretch[-1].at - began))
+    text = f"{len(stretch)} events like those before, until {until}: {counts}"
+    widths = sorted({entry.width for entry in stretch if entry.width is not None})
+    return text + (f"; widths {', '.join(f'{width:.3g}' for width in widths)}" if widths else "")
+
+
+def story_of(events: Iterable[EventDict], trial: str) -> Story:
+    """The story of ``trial``, by its id. Without an event of the trial it has no entries."""
+    teller = _Teller(trial)
+    for event in events:
+        teller.hear(event)
+    return teller.story()
+
+
+def _devices(devices: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, devices))
+    return f"device {numbers}" if len(devices) == 1 else f"{len(devices)} devices ({numbers})"
+
+
+def _because(event: EventDict | None) -> str:
+    return f": {words_of(event) or NO_REASON}"
+
+
+def _with(event: EventDict) -> str:
+    """The event's reason behind a colon; nothing if it has none."""
+    words = words_of(event)
+    return f": {words}" if words else ""
+
+
+class _Teller:
+    """Hears all events of a run, and notes what happens to one trial."""
+
+    def __init__(self, trial: str) -> None:
+        self._trial = trial
+        self._use = Replay()
+        self._resizes = Resizes()
+        self._growth = GrowthFacts(trial)
+        self._entries: list[Entry] = []
+        self._began: float | None = None
+        self._at, self._iteration, self._iterations = 0.0, 0, 0
+        self._run, self._name, self._kind = "", "", ""
+        self._state = "never ran"
+        #: Its width now, or when it last had devices, and these.
+        self._width = 0.0
+        self._last: tuple[int, ...] = ()
+
+    def hear(self, event: EventDict) -> None:
+        """Take in the next event of the log."""
+        name = event["event"]
+        self._at = max(self._at, float(event["t"]))
+        if self._began is None:
+            self._began = self._at
+        if name in OFTEN:
+            self._use.step(event)
+            self._growth.hear(event, self._use, None)
+            if name == "trial_result" and event["trial"] == self._trial:
+                self._iteration = int(event["iteration"])
+                self._iterations += int(event.get("iterations") or 1)
+            return
+        before, neighbours = self._held(), self._neighbours()
+        if before:
+            self._width = self._use.held[self._trial][1] * len(before)
+        cause, begun = self._resizes.step(event), self._resizes.under_way(self._trial)
+        self._use.step(event)
+        own = event.get("trial") == self._trial
+        if own:
+            tell: Callable[..., None] | None = getattr(self, f"_on_{name}", None)
+            if tell is not None:
+                tell(event, before, cause)
+        elif name == "run_started":
+            self._driver(event)
+        elif name in ("worker_lost", "device_lost", "device_returned") and event["device"] in before:
+            self._lost(event)
+        if not own and self._held() and self._held() == before:
+            self._tell_neighbours(event, neighbours)
+        self._growth.hear(event, self._use, begun)
+
+    def story(self) -> Story:
+        """What was heard so far."""
+        named = f" ({self._name})" if self._name and self._name != self._trial else ""
+        run = f" of {self._run}" if self._run else ""
+        kind = f"{self._kind}, " if self._kind else ""
+        count = plural(self._iterations, "iteration") + " reported"
+        state = self._state + (" at the end of the log" if self._state in ("runs", "waits") else "")
+        head = f"trial {self._trial}{named}{run}: {kind}{count}, {state}"
+        end = [self._growth.sentence()] if self._entries else []
+        return Story(self._began or 0.0, head, tuple(self._entries), tuple(filter(None, end)))
+
+    # --- what is known of the moment
+
+    def _held(self) -> tuple[int, ...]:
+        return self._use.held.get(self._trial, ((), 0.0, 0.0))[0]
+
+    def _neighbours(self) -> list[str]:
+        """The other trials on its device, where it has one."""
+        held = self._held()
+        return [other for other in self._use.holders(held[0]) if other != self._trial] if len(held) == 1 else []
+
+    def _tell(self, kind: str, text: str, width: float | None = None) -> None:
+        self._entries.append(Entry(self._at, self._iteration, text, kind, width))
+
+    def _tell_neighbours(self, event: EventDict, before: list[str]) -> None:
+        now = self._neighbours()
+        count = f"which {plural(len(now) + 1, 'trial')} {'have' if now else 'has'} now"
+        for other in now:
+            if other not in before:
+                self._tell("another trial came", f"trial {other} came to its device, {count}{_with(event)}")
+        for other in before:
+            if other not in now:
+                self._tell("another trial left", f"trial {other} left its device, {count}")
+
+    # --- what happens to its devices, and to the run
+
+    def _driver(self, event: EventDict) -> None:
+        self._run = str(event.get("run") or "")
+        if self._entries:
+            self._tell("driver restarted", "the run goes on in another driver, with no trial on a device")
+
+    def _lost(self, event: EventDict) -> None:
+        what = {
+            "worker_lost": f"its worker on device {event['device']} died",
+            "device_lost": f"it lost device {event['device']}",
+            "device_returned": f"it had to give up device {event['device']}",
+        }[event["event"]]
+        self._tell(event["event"].replace("_", " "), what + _with(event))
+
+    # --- its own events: (event, the devices before, the event that says why a resize was done)
+
+    def _on_trial_added(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._name = str(event.get("name") or self._name)
+        self._kind = str(event["kind"])
+        left = event["iterations"]
+        todo = "an unknown number of iterations" if left is None else plural(round(left), "iteration")
+        again = "waits again" if self._entries else f"added to group {event['group']}, waits"
+        self._tell("waits", f"{again} with {todo} to do")
+        self._state = "waits"
+
+    def _on_kind_found(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._kind = str(event["kind"])
+        self._tell("kind found", f"turned out to be {self._kind}")
+
+    def _on_trial_started(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        devices, share = tuple(event["devices"]), float(event["share"])
+        moved = self._last and devices[:1] != self._last[:1]
+        verb = ("moved and went on" if moved else "went on") if event["resumed"] else "started"
+        part = "" if share >= 1 else f", at a share of {share:.3g}"
+        self._note_width(devices, share)
+        text = f"{verb} on {_devices(devices)}{part}{_because(event)}"
+        self._tell(self._kind_of(verb, event), text, self._width)
+        self._state = "runs"
+
+    def _note_width(self, devices: Sequence[int], share: float) -> None:
+        self._width, self._last = len(devices) * share, tuple(devices)
+
+    def _on_trial_silent(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._tell("silent", f"did not report for {duration(float(event['seconds']))}")
+
+    def _on_resized(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
+        devices = tuple(event["devices"])
+        _, share, _ = self._use.held.get(self._trial, ((), 1.0, 0.0))
+        width, was = len(devices) * share, self._width
+        verb = "grew" if width > was else "shrank" if width < was else "changed devices"
+        change = f"from width {was:.3g} to {width:.3g}" if width != was else f"at width {width:.3g}"
+        pause = f", with a pause of {duration(float(event['seconds']))}" if event["seconds"] else ""
+        self._note_width(devices, share)
+        self._tell(self._kind_of(verb, cause), f"{verb} {change}, {_devices(devices)}{pause}{_because(cause)}", width)
+
+    @staticmethod
+    def _kind_of(verb: str, cause: EventDict | None) -> str:
+        label = label_of(cause)
+        return f"{verb} ({label})" if label else verb
+
+    def _on_resize_failed(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
+        devices = tuple(event["devices"])
+        wanted = f" to {_devices(cause['devices_to'])}, wanted because{_because(cause)}," if cause is not None else ""
+        stays = f"it stays on {_devices(devices)}" if devices else "it has no device"
+        width = None
+        if devices and devices != before:
+            _, share, _ = self._use.held.get(self._trial, ((), 1.0, 0.0))
+            self._note_width(devices, share)
+            width = self._width
+        self._tell("resize failed", f"a change{wanted} failed, {stays}{_with(event)}", width)
+
+    def _on_workers_differed(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._tell("workers differed", f"its workers differed{_with(event)}")
+
+    def _on_growth_checked(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        found = {"same": "gave the same gradients", "differs": "gave other gradients"}.get(
+            event["verdict"], "could not be compared"
+        )
+        self._tell("growth checked", f"a step divided among two workers {found}{_with(event)}")
+
+    def _on_growth_ended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._tell("growth ended", f"must have one worker from now on{_with(event)}")
+
+    def _on_suspend_asked(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        kind = self._kind_of("asked to leave", event)
+        self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
+
+    def _on_trial_suspended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._tell("left", f"left its devices, to go on later{_because(event)}")
+        self._state = "waits"
+
+    def _on_worker_lost(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._lost(event)
+        self._state = "waits"
+
+    def _on_recovered(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._tell("recovered", f"goes on from iteration {event['iteration']}{_with(event)}")
+
+    def _on_room_lacking(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        self._tell("no room", f"device {event['device']} had no room for it{_with(event)}")
+
+    def _on_trial_ended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+        ending, words = event["ending"], words_of(event)
+        if ending == "paused":
+            text = f"left its devices{_with(event)}" if words else "was paused by Tune"
+        else:
+            text = f"{'failed' if ending == 'failed' else 'was stopped'}{_with(event)}"
+        self._tell("left" if words and ending == "paused" else ending, text)
+        self._state = str(ending)

@@ -1,0 +1,372 @@
+"""`fluidtune why`: the sentences of one trial's story, what is summed up, and which trial is meant."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.cli import cli
+from fluidtune.engine import Reason, Why, because
+from fluidtune.report.events import SCHEMA, EventDict, NoEventLogError
+from fluidtune.report.occupancy import Replay
+from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
+from fluidtune.report.trial_lookup import UnknownTrialError, find_trial, log_of_run
+from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
+from tests.report.test_summary import by_hand
+
+GROWS = because(Reason.IDLE_DEVICES, idle=1, width=1, to=2, left=20, left_to=11, resize=0.2)
+SHRINKS = because(Reason.WAITING_TRIALS, waiting=1, wanted=1, width=2, to=1, left=10, left_to=20)
+STARTS = because(Reason.FREE_DEVICE, waiting=1, idle=2)
+
+
+def cause(why: Why) -> dict[str, Any]:
+    return {"reason": why.words, "why": why.reason.label, "numbers": dict(why.numbers)}
+
+
+def starts(t: float, trial: str, *devices: int, share: float = 1.0, resumed: bool = False, why: Why = STARTS) -> Any:
+    return {**started(t, trial, *devices, share=share, resumed=resumed), **cause(why)}
+
+
+def resizing(t: float, trial: str, before: list[int], after: list[int], why: Why) -> EventDict:
+    return ev(t, "resize_started", trial=trial, devices_from=before, devices_to=after, **cause(why))
+
+
+def grown(t: float) -> list[EventDict]:
+    return [resizing(t, "a", [0], [0, 1], GROWS), resized(t + 0.5, "a", 0, 1)]
+
+
+def shrunk(t: float) -> list[EventDict]:
+    return [resizing(t, "a", [0, 1], [0], SHRINKS), resized(t + 0.5, "a", 0)]
+
+
+def told(events: list[EventDict], trial: str = "a") -> list[str]:
+    return [re.sub(r" +", " ", line).strip() for line in story_of(events, trial).lines()]
+
+
+BEGUN = [begin(100, 2), group(100), added(100, "a"), starts(101, "a", 0)]
+
+
+def test_a_trial_that_grew_and_shrank() -> None:
+    events = [*BEGUN, result(103, "a", 1, 2.0, 1), *grown(104), result(106, "a", 2, 1.0, 2), *shrunk(107)]
+    assert told([*events, ended(110, "a"), over(111)]) == [
+        "trial a of test: elastic, 2 iterations reported, stopped",
+        "0 s added to group g, waits with 10 iterations to do",
+        "1 s started on device 0: 2 devices idle, 1 trial waiting",
+        "4.5 s [1] grew from width 1 to 2, 2 devices (0, 1), with a pause of 0.5 s: 1 device idle, no trial waits for"
+        " them; 11 s left on 2 devices instead of 20 s on 1, and a resize costs 0.2 s",
+        "7.5 s [2] shrank from width 2 to 1, device 0, with a pause of 0.5 s: 1 trial waiting, for which 1 device"
+        " lacked; 20 s left on 1 device instead of 10 s on 2",
+        "10 s [2] was stopped",
+    ]
+
+
+def test_a_trial_that_was_suspended_and_moved() -> None:
+    why = because(Reason.OWN_DEVICE, idle=1, width=0.5, to=1, left=40, left_to=20)
+    events = [*BEGUN[:3], added(100, "b"), starts(101, "a", 0, share=0.5), starts(101, "b", 0, share=0.5)]
+    events += [ev(105, "suspend_asked", trial="a", **cause(why))]
+    events += [{**ended(106, "a", "paused"), "reason": f"moved to another device: {why.words}"}, added(106, "a")]
+    events += [starts(107, "a", 1, resumed=True)]
+    events += [ev(108, "recovered", trial="a", iteration=4, reason="moved to another device")]
+    words = "1 device idle; 20 s left on 1 device of its own instead of 40 s at its share of 0.5"
+    assert told(events)[2:] == [
+        "1 s started on device 0, at a share of 0.5: 2 devices idle, 1 trial waiting",
+        "1 s trial b came to its device, which 2 trials have now: 2 devices idle, 1 trial waiting",
+        f"5 s was asked to leave its device and to go on later: {words}",
+        f"6 s left its devices: moved to another device: {words}",
+        "6 s waits again with 10 iterations to do",
+        "7 s moved and went on on device 1: 2 devices idle, 1 trial waiting",
+        "8 s goes on from iteration 4: moved to another device",
+        "It never grew: it has reported nothing, and a trial grows after its first result.",
+    ]
+    assert "3 s trial a left its device, which 1 trial has now" not in told(events, "b")
+    assert "6 s trial a left its device, which 1 trial has now" in told(events, "b")
+
+
+def test_a_trial_that_was_tried_again_after_losses() -> None:
+    events = [*BEGUN, ev(102, "worker_lost", worker="w1", device=0, reason="killed\nby a signal")]
+    events += [ev(102, "trial_suspended", trial="a", reason="its worker died: killed")]
+    events += [
+        starts(103, "a", 1, resumed=True),
+        ev(104, "recovered", trial="a", iteration=0, reason="its worker died"),
+    ]
+    events += [ev(105, "device_lost", device=1, reason="the lease has ended"), starts(106, "a", 0, resumed=True)]
+    events += [{**ended(107, "a", "paused"), "reason": "it failed: ValueError: no"}, added(107, "a")]
+    events += [{**ended(108, "a", "failed"), "reason": "it failed: ValueError: again"}]
+    assert [line.partition(" s ")[2] for line in told(events)[3:-1]] == [
+        "its worker on device 0 died: killed",
+        "left its devices, to go on later: its worker died: killed",
+        "moved and went on on device 1: 2 devices idle, 1 trial waiting",
+        "goes on from iteration 0: its worker died",
+        "it lost device 1: the lease has ended",
+        "moved and went on on device 0: 2 devices idle, 1 trial waiting",
+        "left its devices: it failed: ValueError: no",
+        "waits again with 10 iterations to do",
+        "failed: it failed: ValueError: again",
+    ]
+
+
+def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
+    events = [*BEGUN, *grown(102), ev(104, "worker_lost", worker="w2", device=1, reason="killed")]
+    lost = {"reason": "worker w2 was lost", "why": "worker_lost"}
+    events += [{**resized(104, "a", 0, seconds=0.0), **lost}, resizing(105, "a", [0], [0, 1], GROWS)]
+    events += [ev(106, "resize_failed", trial="a", devices=[0], reason="a new worker did not come")]
+    lines = told(events)
+    assert "4 s its worker on device 1 died: killed" in lines
+    assert "4 s shrank from width 2 to 1, device 0: worker w2 was lost" in lines
+    assert lines[-1].startswith("6 s a change to 2 devices (0, 1), wanted because: 1 device idle, no trial waits")
+    assert lines[-1].endswith("failed, it stays on device 0: a new worker did not come")
+
+
+def test_a_log_of_an_earlier_version_is_read() -> None:
+    old = {"devices_from": [0], "devices_to": [0, 1], "reason": "grow"}
+    events = [*BEGUN[:3], started(101, "a", 0), ev(102, "resize_started", trial="a", **old), resized(103, "a", 0, 1)]
+    assert told([*events, ev(104, "trial_suspended", trial="a")])[2:] == [
+        "1 s started on device 0: the log does not say why",
+        "3 s grew from width 1 to 2, 2 devices (0, 1), with a pause of 0.5 s: the log does not say why",
+        "4 s left its devices, to go on later: the log does not say why",
+    ]
+
+
+NEVER = {
+    "it is plain: no call of fluidtune.elastic was seen in its loop": [
+        {**added(0, "a"), "kind": "plain"},
+        starts(1, "a", 0),
+    ],
+    "its loop cannot have several workers: it keeps an iterator": [
+        added(0, "a"),
+        starts(1, "a", 0),
+        ev(2, "growth_ended", trial="a", reason="it keeps an iterator"),
+    ],
+    "2 growths failed, the last one because too late": [
+        added(0, "a"),
+        starts(1, "a", 0),
+        ev(2, "resize_failed", trial="a", devices=[0], reason="died"),
+        ev(3, "resize_failed", trial="a", devices=[0], reason="too late"),
+    ],
+    "1 growth began, and it left its devices before the growth was done": [
+        added(0, "a"),
+        starts(1, "a", 0),
+        resizing(2, "a", [0], [0, 1], GROWS),
+        ended(3, "a", "paused"),
+    ],
+    "it has not been on a device": [added(0, "a")],
+    "it has reported nothing, and a trial grows after its first result": [added(0, "a"), starts(1, "a", 0)],
+    "no device was idle while it ran": [
+        added(0, "a"),
+        added(0, "b"),
+        starts(1, "a", 0),
+        starts(1, "b", 1),
+        result(2, "a", 1, 1.0, 1),
+    ],
+    "other trials waited whenever a device was idle (3 s in all)": [
+        added(0, "a"),
+        added(0, "b"),
+        starts(1, "a", 0),
+        result(2, "a", 1, 1.0, 1),
+        ended(4, "a"),
+    ],
+    "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [
+        added(0, "a"),
+        starts(1, "a", 0),
+        result(2, "a", 1, 1.0, 1),
+        ended(4, "a"),
+    ],
+}
+
+
+@pytest.mark.parametrize("why", NEVER)
+def test_why_a_trial_never_grew(why: str) -> None:
+    assert f"It never grew: {why}" in told([begin(0, 2), group(0), *NEVER[why]])[-1]
+
+
+def test_why_no_trial_of_a_job_could_grow() -> None:
+    ran = [added(0, "a"), starts(1, "a", 0), result(2, "a", 1, 1.0, 1)]
+    assert told([begin(0, 2, settings={"max_workers": 1}), group(0), *ran])[-1] == "It never grew: max_workers=1."
+    assert "the job never had a second device" in told([begin(0, 1), group(0), *ran])[-1]
+    wide = [{**added(0, "a"), "share": 2.0}, starts(1, "a", 0, 1)]
+    assert told([begin(0, 2), group(0), *wide])[-1] == "It was never resized: it asks for 2 devices at once."
+
+
+def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
+    turns = [event for turn in range(500) for event in (*grown(200 + 4 * turn), *shrunk(202 + 4 * turn))]
+    lines = told([*BEGUN, *turns, ended(3000, "a")])
+    assert len(lines) == 1 + 2 + 2 * TOLD_FIRST + 1 + 2 + 1
+    assert lines[9] == (
+        "1 min 52 s 992 events like those before, until 34 min 54 s: 496 x grew (idle devices), 496 x shrank (waiting"
+        " trials); widths 1, 2"
+    )
+    few = told([*BEGUN, *turns[: 2 * (TOLD_WHOLE - 2)]])
+    assert len(few) == 1 + TOLD_WHOLE and not any("events like" in line for line in few)
+
+
+def test_a_run_that_goes_on_in_another_driver() -> None:
+    events = [*BEGUN, result(102, "a", 1, 1.0, 1), begin(200, 2), added(200, "a"), starts(201, "a", 0, resumed=True)]
+    assert told(events)[3:5] == [
+        "1 min 40 s [1] the run goes on in another driver, with no trial on a device",
+        "1 min 40 s [1] waits again with 10 iterations to do",
+    ]
+
+
+# Any log
+
+
+def value_of(name: str, text: str) -> st.SearchStrategy[Any]:
+    """A value that the field may have, by its name and its description."""
+    numbers = st.integers(0, 3)
+    values: dict[str, st.SearchStrategy[Any]] = {
+        "trial": st.sampled_from(["a", "b", "ab"]),
+        "device": numbers,
+        "devices": st.lists(numbers, max_size=3, unique=True),
+        "devices_from": st.lists(numbers, max_size=3, unique=True),
+        "devices_to": st.lists(numbers, max_size=3, unique=True),
+        "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
+        "ending": st.sampled_from(["paused", "stopped", "failed"]),
+        "verdict": st.sampled_from(["same", "differs", "unknown"]),
+        "share": st.sampled_from([1.0, 0.5, 1 / 3]),
+        "iteration": st.integers(0, 99),
+        "iterations": st.one_of(st.none(), st.integers(1, 99)),
+        "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
+        "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
+        "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
+        "reason": st.sampled_from(["", "grow", "shrink", "one line", "two\nlines", "[brackets] and {braces}"]),
+    }
+    if name in values:
+        return values[name]
+    some: st.SearchStrategy[Any] = st.floats(0, 1000) if text.endswith(" s") or ", s" in text else st.text(max_size=9)
+    return st.one_of(st.none(), some) if "or null" in text else some
+
+
+def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
+    schema = SCHEMA[name]
+    if name == "run_started":
+        return st.builds(lambda count, fields: begin(0, count, **fields), st.integers(0, 4), st.fixed_dictionaries({}))
+    required = {field: value_of(field, text) for field, text in schema.required.items()}
+    optional = {field: value_of(field, text) for field, text in schema.optional.items()}
+    return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
+
+
+OF_A_JOB = list(SCHEMA)[: list(SCHEMA).index("serving_started")]
+LOGS = st.lists(st.sampled_from(OF_A_JOB).flatmap(event_strategy), max_size=120)
+
+
+@settings(deadline=None, max_examples=300)
+@given(LOGS, st.lists(st.floats(-1, 9), min_size=120, max_size=120))
+def test_any_log_gives_a_story_that_mentions_every_change_of_width(events: list[EventDict], steps: list[float]) -> None:
+    at = 1000.0
+    use, expected = Replay(), []
+    for event, step in zip(events, steps, strict=False):
+        at += step  # a clock may be set back
+        event["t"] = at
+        use.step(event)
+        if event.get("trial") == "a" and event["event"] in ("trial_started", "resized"):
+            held, share, _ = use.held.get("a", ((), 1.0, 0.0))
+            expected.append(round(len(event["devices"]) * (share if held else 1.0), 6))
+    story = story_of(events, "a")
+    changes = [entry for entry in story.entries if entry.kind.split()[0] in ("started", "went", "moved", "grew")]
+    changes += [entry for entry in story.entries if entry.kind.split()[0] in ("shrank", "changed")]
+    assert len(changes) == len(expected)
+    lines = story.lines()
+    assert len(lines) <= 2 + len(story.entries)
+    assert sum(_stood_for(line) for line in lines[1 : len(lines) - len(story.end)]) == len(story.entries)
+    for entry in changes:
+        assert entry.width is not None
+        width = f"{entry.width:.3g}"
+        if any(line.endswith(entry.text) for line in lines):
+            assert (
+                entry.text.startswith(("started on", "went on on", "moved and"))
+                or f"width {width}," in entry.text
+                or (f"to {width}," in entry.text)
+            )
+        else:
+            summed = [line.partition("; widths ")[2].split(", ") for line in lines if "; widths " in line]
+            assert any(width in widths for widths in summed), (width, lines)
+
+
+def _stood_for(line: str) -> int:
+    """How many entries a line of a story stands for."""
+    found = re.search(r"(\d+) events like those before", line)
+    return int(found[1]) if found else 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 30))
+def test_the_story_of_each_trial_of_a_run_is_short_and_says_how_it_ended(seed: int, devices: int, trials: int) -> None:
+    events = random_run(seed, devices=devices, trials=trials)
+    for trial in {event["trial"] for event in events if event["event"] == "trial_added"}:
+        story = story_of(events, trial)
+        lines = story.lines()
+        assert lines[0].endswith("stopped") and len(lines) <= 2 + max(
+            TOLD_WHOLE, 12 * len({e.kind for e in story.entries})
+        )
+        count = sum(event["event"] == "resized" and event["trial"] == trial for event in events)
+        assert sum(entry.kind == "grew" for entry in story.entries) == count
+
+
+# Which trial, and which run
+
+
+def test_a_trial_is_found_by_its_id_the_beginning_of_it_or_its_name() -> None:
+    named = {**added(1, "4f2e1_00010"), "name": "mine"}
+    events = [begin(0, 2), added(1, "4f2e1_00001"), named, added(1, "4f2e1_0001"), added(1, "77")]
+    assert find_trial(events, "4f2e1_0001") == "4f2e1_0001", "an id goes before the beginning of others"
+    assert find_trial(events, "mine") == "4f2e1_00010"
+    assert find_trial(events, "7") == "77"
+    assert find_trial(events, "train_4f2e1_00001") == "4f2e1_00001", "Tune's name of it, in a log without names"
+    with pytest.raises(
+        UnknownTrialError, match="'4f2e1_0' may be any of 3 trials: 4f2e1_00001, 4f2e1_00010, 4f2e1_0001"
+    ):
+        find_trial(events, "4f2e1_0")
+    with pytest.raises(
+        UnknownTrialError, match="no trial 'x'; the run has 4: 4f2e1_00001, 4f2e1_00010, 4f2e1_0001, 77"
+    ):
+        find_trial(events, "x")
+    with pytest.raises(UnknownTrialError, match="no trial ''; the run has 4"):
+        find_trial(events, "")
+    with pytest.raises(UnknownTrialError, match=r"the run has 50: .* and 30 more"):
+        find_trial([added(1, f"t{number}") for number in range(50)], "x")
+    with pytest.raises(UnknownTrialError, match="no trial 'x': the log has no trials"):
+        find_trial([begin(0, 1)], "x")
+
+
+def test_two_trials_of_one_name_are_listed() -> None:
+    events = [{**added(1, trial), "name": "mine"} for trial in ("a", "b")]
+    with pytest.raises(UnknownTrialError, match="'mine' may be any of 2 trials: a, b"):
+        find_trial(events, "mine")
+
+
+def test_the_log_of_a_service_has_no_trials_to_tell_of() -> None:
+    fields = dict.fromkeys(SCHEMA["serving_started"].required, 1)
+    with pytest.raises(UnknownTrialError, match="the log of a service"):
+        find_trial([ev(0, "serving_started", **fields)], "a")
+
+
+def written(path: Path, events: list[EventDict]) -> Path:
+    path.mkdir(parents=True)
+    (path / "fluid_events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return path
+
+
+def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Path) -> None:
+    run = written(tmp_path / "one", by_hand())
+    assert log_of_run(run) == log_of_run(run / "fluid_events.jsonl") == run / "fluid_events.jsonl"
+    with pytest.raises(NoEventLogError, match=rf"no directory '{tmp_path}/two'; there are runs in {run}$"):
+        log_of_run(tmp_path / "two")
+    with pytest.raises(NoEventLogError, match=rf"no event log in the directory '{tmp_path}'; there are runs in {run}$"):
+        log_of_run(tmp_path)
+    with pytest.raises(NoEventLogError, match=rf"no directory '{run}/x/y'; '{run}/x' has no runs"):
+        log_of_run(run / "x" / "y")
+
+
+def test_the_command_prints_the_story(tmp_path: Path) -> None:
+    run = written(tmp_path / "one", by_hand())
+    done = CliRunner().invoke(cli, ["why", str(run), "c"])
+    assert done.exit_code == 0 and done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
+    assert isinstance(CliRunner().invoke(cli, ["why", str(run), "zz"]).exception, UnknownTrialError)
+    assert isinstance(CliRunner().invoke(cli, ["why", str(tmp_path / "no"), "c"]).exception, NoEventLogError)

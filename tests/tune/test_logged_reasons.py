@@ -1,0 +1,203 @@
+"""The event log says of each start, change of width, move and loss why: in words, and the engine's reason by name.
+
+What the engine decides comes with its instruction; the driver adds why a trial left its devices or did not grow.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.messages import IterationReply
+from fluidtune.elastic.membership import LOOPBACK
+from fluidtune.elastic.verdict import Verdict
+from fluidtune.engine import messages as m
+from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.live import LiveRun
+from fluidtune.tune.resizer import LATE_S
+from fluidtune.tune.trial_run import TrialRun
+from tests.tune.test_manager import Stepper
+from tests.tune.tried_manager import Tried, wide
+
+
+def logged(tried: Tried, event: str) -> list[dict[str, Any]]:
+    return [each for each in read_events(tried._directory / EVENT_LOG_NAME) if each["event"] == event]
+
+
+def growing(tried: Tried) -> TrialRun:
+    """A trial on device 0 that has begun to grow to both devices."""
+    run = tried.placed(1.0)
+    tried.manager._leaders._kind_found(run, "elastic")
+    run.kind, run.address = "elastic", (LOOPBACK, 4321)
+    tried.manager._emit(m.Result("a", 1.0, 1))
+    tried.manager._advance()
+    assert run.wanted == (0, 1)
+    return run
+
+
+def test_a_start_and_a_growth_have_the_engines_reasons(tried: Tried) -> None:
+    growing(tried)
+    (start,) = logged(tried, "trial_started")
+    assert (start["why"], start["numbers"]) == ("free_device", {"waiting": 1, "idle": 2})
+    assert start["reason"] == "2 devices idle, 1 trial waiting"
+    (resize,) = logged(tried, "resize_started")
+    assert resize["why"] == "idle_devices" and resize["reason"].startswith("1 device idle, no trial waits for them")
+    assert (resize["numbers"]["width"], resize["numbers"]["to"]) == (1, 2)
+    assert resize["numbers"]["left_to"] < resize["numbers"]["left"]
+
+
+def test_a_trial_has_its_name_in_the_log(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    assert logged(tried, "trial_added")[0]["name"] == str(run.trial)
+
+
+def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
+    growing(tried)
+    tried.manager._resizer.call_off_late(time.monotonic() + LATE_S + 60)
+    (failed,) = logged(tried, "resize_failed")
+    assert failed["trial"] == "a" and "has not come to its loop's first boundary in 600 s" in failed["reason"]
+
+
+def test_a_growth_that_its_rehearsal_refuses_says_so(tried: Tried) -> None:
+    run = growing(tried)
+    (joiner,) = run.joining.values()
+    tried.manager._resizer._worker_joined(run, joiner, Verdict("differs", "gradients are off by 0.5"))
+    for event in ("growth_checked", "growth_ended"):
+        (said,) = logged(tried, event)
+        assert (said["trial"], said["reason"]) == ("a", "gradients are off by 0.5")
+    (failed,) = logged(tried, "resize_failed")
+    assert failed["trial"] == "a" and failed["reason"]
+
+
+def test_a_group_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(tried: Tried) -> None:
+    run, follower = wide(tried)
+    run.mends = True
+    tried.manager._resizer.follower_ended(run, follower, RayActorError())
+    resized = logged(tried, "resized")[-1]
+    assert (resized["devices"], resized["why"], resized["reason"]) == ([0], "worker_lost", "worker follower was lost")
+
+
+def test_a_trial_whose_leader_died_says_why_it_left_and_why_it_is_tried_again(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    tried.manager._recovery.leader_died(run, run.leader, RayActorError())
+    tried.manager._advance()
+    trial: Any = run.trial
+    trial.set_ray_actor = lambda actor: None
+    assert run.leader is not None
+    tried.manager._leaders.leader_loaded(run, run.leader, None)
+    (left,), (back,) = logged(tried, "trial_suspended"), logged(tried, "recovered")
+    assert left["trial"] == back["trial"] == "a" and left["reason"] == back["reason"]
+    assert left["reason"].startswith("its worker died: ")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> None:
+    run = tried.placed(1.0)
+    trial: Any = run.trial
+    controller: Any = tried.job._controller
+    controller.checkpoint = lambda **how: None
+    error = RayTaskError("train", "Traceback\nof many lines", ValueError("no\nmore"))
+    tried.manager.schedule_actor_task(run.tracked, "train", on_error=lambda tracked, error: None)
+    tried.manager._leaders._task_answered(run, run.tasks[0], error)
+    trial.status = "ERROR"
+    tried.manager.remove_actor(run.tracked)
+    if again:
+        trial.status = "PENDING"  # Tune retries it
+    tried.manager._advance()
+    (ended,) = logged(tried, "trial_ended")
+    assert ended["ending"] == ("paused" if again else "failed")
+    assert ended["reason"] == "it failed: ValueError: no"
+
+
+def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: Tried) -> None:
+    # docs/bugs.md, 425
+    run = tried.placed(1.0, Stepper)
+    run.suspend = True
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    list(tried.manager._calls._handlers.values())[-1](None)
+    tried.manager._advance()
+    assert tried.written()[-3:] == ["trial_ended", "trial_added", "trial_started"]
+    live = LiveRun()
+    live.hear(list(read_events(tried._directory / EVENT_LOG_NAME))[:-1])
+    assert live.trials["a"].state == "waiting"
+
+
+def test_a_trial_that_no_worker_can_load_says_by_what(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    assert run.leader is not None
+    tried.manager._leaders.leader_loaded(run, run.leader, ValueError())
+    tried.manager._advance()
+    assert logged(tried, "trial_ended")[0]["reason"] == "it failed: ValueError"
+
+
+def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
+    run = tried.placed(1.0, Stepper)
+    run.suspend, run.suspended_for = True, "a device is idle"
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    assert run.loss == "moved to another device: a device is idle"
+    unloaded = list(tried.manager._calls._handlers.values())[-1]
+    unloaded(None)
+    tried.manager._advance()
+    (moved,) = logged(tried, "trial_ended")
+    assert (moved["ending"], moved["reason"]) == ("paused", "moved to another device: a device is idle")
+    tried.manager.remove_actor(run.tracked)
+    tried.manager._advance()
+    assert "reason" not in logged(tried, "trial_ended")[-1]
+
+
+def test_a_trial_that_the_engine_suspends_is_said_to_leave_with_the_reason(tried: Tried) -> None:
+    run = growing(tried)
+    run.call_off_resize()
+    tried.manager._emit(m.ResizeFailed("a", (0,)))
+    for event in (m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.DeviceLeaving(0)):
+        tried.manager._emit(event)
+    tried.manager._advance()
+    (asked,) = logged(tried, "suspend_asked")
+    assert (asked["trial"], asked["why"], asked["numbers"]) == ("a", "leaving_device", {"width": 1, "leaving": 1})
+    assert run.suspend and run.suspended_for == asked["reason"] == "1 of its 1 device will be lost soon"
+
+
+def test_a_trial_that_is_out_of_reach_says_why_it_moves(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
+    run = tried.placed(1.0)
+    run.kind, run.address, run.delivered, run.wanted = "elastic", (LOOPBACK, 4321), 1, (0, 1)
+    tried.devices.nodes[1] = "other"
+    tried.manager._resizer.begin_resize(run)
+    (asked,) = logged(tried, "suspend_asked")
+    assert asked["trial"] == "a" and "a node that its leader is not reached from" in asked["reason"]
+    assert "why" not in asked and not logged(tried, "resize_started")
+
+
+def test_workers_that_differed_have_trial_and_reason(tried: Tried) -> None:
+    run, _ = wide(tried)
+    run.address = (LOOPBACK, 4321)
+    reply = IterationReply(
+        {"training_iteration": 3},
+        "elastic",
+        1.0,
+        address=run.address,
+        differed="weights differ",
+        ungrowable="its workers drift apart",
+    )
+    tried.manager._leaders._iteration_done(run, reply)
+    tried.manager._advance()
+    (differed,), (ended,) = logged(tried, "workers_differed"), logged(tried, "growth_ended")
+    assert (differed["trial"], differed["reason"]) == ("a", "weights differ")
+    assert (ended["trial"], ended["reason"]) == ("a", "its workers drift apart")
+    shrinks = logged(tried, "resize_started")[-1]
+    assert (shrinks["why"], shrinks["devices_from"], shrinks["devices_to"]) == ("growth_ended", [0, 1], [0])
+
+
+def test_a_device_without_room_is_the_reason_of_a_move(tried: Tried) -> None:
+    run = tried.placed(1.0, Stepper)
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    reply = IterationReply({}, "plain", 0.0, lack=Lack("there is no room", between=True))
+    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    (lacking,) = logged(tried, "room_lacking")
+    assert (lacking["trial"], lacking["reason"]) == ("a", "there is no room")
+    assert run.loss == "moved to another device: there is no room"
