@@ -184,7 +184,7 @@ class Device:
         check_token(token, seat.token, PAUSED if seat.leaving else seat.state)
         if seat.state in (READY, INSIDE):
             raise SalusError(f"{job!r} is at its gate already; one iteration at a time")
-        granted, _ = self.turns.arrive(job, seat.lane, now)
+        granted = self.turns.arrive(job, seat.lane, now)
         return granted
 
     def end_iteration(self, job: str, seconds: float, now: float) -> str | None:

@@ -64,7 +64,7 @@ SEARCH_S = 150.0
 #: How many times as long a question of `benchmarks.gpu.probes` may take on a core that is shared with others.
 CORE_PATIENCE = 4.0
 SEARCH = str(ROOT / "benchmarks" / "gpu" / "search.py")
-TESTS = [f"tests/salus/test_{name}.py" for name in ("streams", "memory", "telemetry", "mps")]
+TESTS = [f"tests/salus/test_{name}.py" for name in ("memory", "telemetry", "mps")]
 
 
 @dataclass(frozen=True)
