@@ -1,7 +1,7 @@
 """The report of an experiment: its event log, and the figures and pictures derived from the log.
 
 Decides which events exist (events.py), which trial held which device when (occupancy.py), which figures describe a run
-(summary.py, with gain.py for the estimated gain) and what the pictures show (pictures.py, in the style of drawing.py).
+(summary.py, with distance.py for the bound) and what the pictures show (pictures.py, in the style of drawing.py).
 write.py puts all of that into files; stock.py turns results of stock Ray Tune into events, so that both can be drawn
 together. Everything follows from the events: the report works on a log alone, without Ray and torch.
 
@@ -20,7 +20,6 @@ from fluidtune.report.events import (
     read_events,
     this_machine,
 )
-from fluidtune.report.gain import EstimatedGain
 from fluidtune.report.occupancy import (
     Interval,
     Occupancy,
@@ -38,7 +37,6 @@ from fluidtune.report.write import ReportPaths, write_report
 __all__ = [
     "EVENT_LOG_NAME",
     "SCHEMA",
-    "EstimatedGain",
     "EventLog",
     "EventLogError",
     "Events",
