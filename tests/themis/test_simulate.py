@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp
+from benchmarks.shared_cluster.baselines import BASELINES
+from benchmarks.shared_cluster.ideal import ends, equal_shares
+from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate
+from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from themis_bridge import JobInfo
 from themis_bridge.agent import Agent
 from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import AskRho, Leases, LeaseView, Report, RhoAnswer
 from themis_bridge.policy import Situation
-from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
-from themis_bridge.twin.baselines import BASELINES
-from themis_bridge.twin.ideal import ends, equal_shares
-from themis_bridge.twin.simulate import COME_AGAIN_S, Setup, Simulation, simulate
-from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
 
 
 def app(name: str, *phases: int) -> Spec:

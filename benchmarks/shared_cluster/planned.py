@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
+from benchmarks.shared_cluster.apps import SWITCH_S, Facts
+from benchmarks.shared_cluster.greedy import Rule, Supply
 from themis_bridge.auction import Bid
 from themis_bridge.policy import Outcome, Situation
 from themis_bridge.solver import SilentHighs
-from themis_bridge.twin.apps import SWITCH_S, Facts
-from themis_bridge.twin.greedy import Rule, Supply
 
 #: Shockwave plans so many rounds of so many seconds. Source: "future_rounds" of its configurations/tacc_32gpus.json,
 #: and rounds of two minutes (NSDI'23, section 7).

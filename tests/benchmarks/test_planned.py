@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.shared_cluster.apps import Spec, TwinApp
+from benchmarks.shared_cluster.baselines import BASELINES
 from themis_bridge import JobInfo
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
 from themis_bridge.policy import Situation
-from themis_bridge.twin.apps import Spec, TwinApp
-from themis_bridge.twin.baselines import BASELINES
 
 
 def situation(gpus: int, *apps: tuple[int, float], age: float = 1000.0, held: int = 0) -> Situation:

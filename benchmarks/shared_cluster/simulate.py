@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 
+from benchmarks.shared_cluster.apps import Spec, TwinApp, average_contention, rho
+from benchmarks.shared_cluster.baselines import policy
+from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost
 from themis_bridge.arbiter import Arbiter
@@ -24,9 +27,6 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import static_finish_time
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
-from themis_bridge.twin.apps import Spec, TwinApp, average_contention, rho
-from themis_bridge.twin.baselines import policy
-from themis_bridge.twin.liars import TRUTH, Liar, Lie
 
 #: `Settings.pace_s` of the simulation, and the most that its notice is. Judgement: longer than SWITCH_S.
 PACE_S = 60.0

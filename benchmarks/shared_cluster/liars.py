@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from benchmarks.shared_cluster.apps import Spec
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Notice, Work
 from themis_bridge.fairness import JobInfo
-from themis_bridge.twin.apps import Spec
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.shared_cluster.apps import Spec
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import JobInfo
 from themis_bridge.locality import GUESSES, Gpu
-from themis_bridge.twin.apps import Spec
 
 #: The paper's testbed of 64 GPUs on 20 machines (section 6.1): (machines, slots of each, GPUs of each slot).
 TESTBED_64 = ((12, 4, 1), (8, 2, 1))

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.shared_cluster.apps import Facts
+from benchmarks.shared_cluster.greedy import Rule, Supply
+from benchmarks.shared_cluster.planned import Shockwave, Sia
 from themis_bridge.auction import Bid, clear_auction
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Outcome, Policy, Situation, Themis, worst_first
-from themis_bridge.twin.apps import Facts
-from themis_bridge.twin.greedy import Rule, Supply
-from themis_bridge.twin.planned import Shockwave, Sia
 from themis_bridge.winner_determination import EQUAL
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from benchmarks.shared_cluster.apps import Spec
 from themis_bridge.fairness import equal_shares, phase_time
-from themis_bridge.twin.apps import Spec
 
 
 def ends(specs: Iterable[Spec], gpus: int) -> dict[str, float]:

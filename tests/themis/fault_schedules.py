@@ -1,7 +1,7 @@
 """Seeded schedules of crashes, delays, reordered messages and clock jumps, over the real arbiter and the real agents.
 
-``python -m themis_bridge.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again and
-prints what happens. After every event four invariants are checked:
+``python -m tests.themis.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
+and prints what happens. After every event four invariants are checked:
 
 - a GPU has one holder;
 - tokens only grow;
@@ -434,7 +434,7 @@ class World:
     def _violated(self, what: str) -> None:
         raise Violation(
             f"seed {self.seed}, {self.now:.3f} s: {what}; repeat it with "
-            f"python -m themis_bridge.twin.faults --seed {self.seed}"
+            f"python -m tests.themis.fault_schedules --seed {self.seed}"
         )
 
 
