@@ -29,10 +29,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.common import finish, parser, result, say
-from symphony_serve.baselines.clipper import Clipper
-from symphony_serve.baselines.clockwork import Clockwork
-from symphony_serve.baselines.nexus import Nexus
-from symphony_serve.baselines.shepherd import Shepherd
+from benchmarks.rival_servers.clipper import Clipper
+from benchmarks.rival_servers.clockwork import Clockwork
+from benchmarks.rival_servers.nexus import Nexus
+from benchmarks.rival_servers.shepherd import Shepherd
 from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.rival_servers.clockwork import Clockwork
+from benchmarks.rival_servers.nexus import Nexus
+from benchmarks.rival_servers.shepherd import Shepherd
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
 from symphony_serve.autoscale import Autoscaler, Sample
-from symphony_serve.baselines.clockwork import Clockwork
-from symphony_serve.baselines.nexus import Nexus
-from symphony_serve.baselines.shepherd import Shepherd
 from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
 from symphony_serve.twin.goodput import goodput

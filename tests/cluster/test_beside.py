@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 from ray.tune import Trainable
 
+from benchmarks.shared_device.twin import TwinSeat, TwinSeats
 from fluidtune.cluster import beside, leader_host
 from fluidtune.cluster.beside import ServedFirst, Turn
 from fluidtune.cluster.messages import LoadSpec
@@ -26,7 +27,6 @@ from salus_share import service as lane_service
 from salus_share.policies import Standing
 from salus_share.seat_table import FILE, SeatTable, home
 from salus_share.turns import READY, Turns
-from salus_share.twin import TwinSeat, TwinSeats
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from benchmarks.rival_servers.nexus import Nexus
+from benchmarks.rival_servers.shepherd import Shepherd
 from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, model, ours, simulate, table_2
-from symphony_serve.baselines.nexus import Nexus
-from symphony_serve.baselines.shepherd import Shepherd
 from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window

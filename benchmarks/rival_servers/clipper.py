@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from symphony_serve.baselines.central import CentralServer, Choice
+from benchmarks.rival_servers.central import CentralServer, Choice
 from symphony_serve.messages import Dispatch
 from symphony_serve.model_side import Model
 

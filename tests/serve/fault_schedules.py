@@ -1,9 +1,9 @@
 """Seeded schedules of faults over the real scheduler, with frontends and backends on a virtual clock.
 
-``python -m symphony_serve.twin.faults --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again and
-prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, the scheduler dies and starts with
-empty hands; GPUs join, leave, die, fall silent and take longer than was predicted; messages take any time, and answers
-come twice; the scheduler's clock jumps.
+``python -m tests.serve.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
+and prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, the scheduler dies and starts
+with empty hands; GPUs join, leave, die, fall silent and take longer than was predicted; messages take any time, and
+answers come twice; the scheduler's clock jumps.
 
 Checked:
 
@@ -172,7 +172,7 @@ class World:
 
     def _require(self, holds: bool, text: str) -> None:
         if not holds:
-            raise Violation(f"{text} at {self._now:.3f} s; python -m symphony_serve.twin.faults --seed {self.seed}")
+            raise Violation(f"{text} at {self._now:.3f} s; python -m tests.serve.fault_schedules --seed {self.seed}")
 
     # The frontends.
 

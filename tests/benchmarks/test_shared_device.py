@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.shared_device.twin import TwinJob, simulate
 from salus_share import Need, SalusError, policy
-from salus_share.twin import TwinJob, simulate
 
 SMALL = Need(1, 10, 1.0)
 

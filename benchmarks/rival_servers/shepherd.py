@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from symphony_serve.baselines.central import CentralServer, Choice, fitting
+from benchmarks.rival_servers.central import CentralServer, Choice, fitting
 from symphony_serve.messages import Instruction, Preempt, Request
 from symphony_serve.model_side import Model
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from symphony_serve.baselines.central import CentralServer, Choice, fitting
+from benchmarks.rival_servers.central import CentralServer, Choice, fitting
 from symphony_serve.messages import Event, Instruction, RequestArrived
 from symphony_serve.model_side import Model
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from symphony_serve.baselines.clipper import Clipper
-from symphony_serve.baselines.clockwork import Clockwork
-from symphony_serve.baselines.nexus import Nexus, plan
-from symphony_serve.baselines.serve_batch import ServeBatch
-from symphony_serve.baselines.shepherd import Shepherd
+from benchmarks.rival_servers.clipper import Clipper
+from benchmarks.rival_servers.clockwork import Clockwork
+from benchmarks.rival_servers.nexus import Nexus, plan
+from benchmarks.rival_servers.serve_batch import ServeBatch
+from benchmarks.rival_servers.shepherd import Shepherd
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     BatchDone,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from symphony_serve.baselines.central import CentralServer, Choice
+from benchmarks.rival_servers.central import CentralServer, Choice
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
