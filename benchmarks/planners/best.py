@@ -1,28 +1,24 @@
-"""The plan of one TrialGroup, by one of two policies.
+"""The shortest of several schedules of one TrialGroup.
 
-"static" is the paper's: StaticFluid's widths, list-scheduled (`placement`). "best" builds several schedules, this one,
-one of full devices up to a target time (`wrap`) and mixtures of configurations (`mix`), and returns the shortest, so
-that it is never longer than "static". It stops as soon as one is within a thousandth of a lower bound. This model does
-not know what a resize costs; a plan with many segments is for trials that are cheap to resize.
+They are the static one (`fluidtune.planning.plan`), one of full devices up to a target time (`wrap`) and mixtures of
+configurations (`mix`). So the result is never longer than the static one. It stops as soon as one is within a
+thousandth of a lower bound. This model does not know what a resize costs; a plan with many segments is for trials that
+are cheap to resize.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
 
 import numpy as np
 
-from fluidtune.planning.bounds import Modes, relaxed_bound
-from fluidtune.planning.fluid import static_fluid
-from fluidtune.planning.loads import TrialLoad, check_limits, check_unique
-from fluidtune.planning.mix import Pricer, hedge, simplex
-from fluidtune.planning.placement import place
-from fluidtune.planning.realise import realise
-from fluidtune.planning.schedule import Schedule
-from fluidtune.planning.wrap import wrap
-
-Policy = Literal["static", "best"]
+from benchmarks.planners.mix import Pricer, hedge, simplex
+from benchmarks.planners.modes import Modes, relaxed_bound
+from benchmarks.planners.realise import realise
+from benchmarks.planners.wrap import wrap
+from fluidtune import planning
+from fluidtune.planning import Schedule, TrialLoad
+from fluidtune.planning.loads import check_unique
 
 #: A schedule that is at most this many times the lower bound is not improved. Judgement: estimates of heights are
 #: worse.
@@ -45,20 +41,16 @@ _ROUGH = 24
 _FIRST_EAGERNESS, _LATER_EAGERNESS = (10.0, 100.0), (10.0, 30.0)
 
 
-def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Policy = "best") -> Schedule:
+def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> Schedule:
     """A schedule of ``loads`` on ``n`` devices with packing limit ``c`` and scaling limit ``d``.
 
-    ``policy``: "best" (a trial may have several segments, of different widths, one after the other) or "static" (alg.
-    3.1; one segment per trial), whose makespan is never shorter. Times are seconds from the plan's start; a trial of
-    height 0 has no segment. The same input gives the same plan.
-    Raises ValueError for a limit below 1, a trial given twice, or another policy.
+    A trial may have several segments, of different widths, one after the other. Times are seconds from the plan's
+    start; a trial of height 0 has no segment. The same input gives the same plan.
+    Raises ValueError for a limit below 1 or a trial given twice.
     """
-    if policy not in get_args(Policy):
-        raise ValueError(f"policy is {policy!r}, expected one of {', '.join(map(repr, get_args(Policy)))}")
-    n, c, d = check_limits(n, c, d)
     listed = check_unique(loads)
-    static = place(listed, static_fluid(listed, n, c=c, d=d), n)
-    if policy == "static" or not static.segments:
+    static = planning.plan(listed, n, c=c, d=d)
+    if not static.segments:
         return static
     modes = Modes(listed, n, c=c, d=d)
     bound = relaxed_bound(modes)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fluidtune.planning.bounds import Floats, Modes
+from benchmarks.planners.modes import Floats, Modes
 
 #: The mode (see `Modes`) of each trial, -1 where it does not run.
 Configuration = np.ndarray[Any, np.dtype[np.int64]]

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fluidtune.planning.bounds import Floats, Modes
+from benchmarks.planners.modes import Floats, Modes
 from fluidtune.planning.loads import Width
 from fluidtune.planning.schedule import Schedule, Segment
 
 #: The search for T starts at this part above the bound and doubles it; it ends when T is known to half of it.
-#: Judgement: a thousandth is what `planner` calls close.
+#: Judgement: a thousandth is what `best` calls close.
 _STEP = 0.001
 #: The search gives up when T is this many times the bound above it. Judgement: then `mix` is better in any case.
 _GIVE_UP = 4

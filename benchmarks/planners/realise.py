@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from fluidtune.planning.bounds import Modes
-from fluidtune.planning.mix import Configuration, Step
+from benchmarks.planners.mix import Configuration, Step
+from benchmarks.planners.modes import Modes
 from fluidtune.planning.schedule import Schedule, Segment
 
 #: What a trial holds: its mode, and its devices.
