@@ -35,8 +35,9 @@ from benchmarks.common import cores, cpu_or_emulated, finish, parser, ratios, re
 from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
+from benchmarks.stock_events import events_from_tune_results
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
+from fluidtune.report import EVENT_LOG_NAME, read_events, utilisation_png, write_report
 from fluidtune.report.occupancy import held_part, occupancy_of
 
 #: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
