@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
 from symphony_serve.twin.goodput import goodput
 from symphony_serve.twin.simulation import Outcome, Simulation
-from symphony_serve.workloads import arrivals, equal, zipf
+from symphony_serve.workloads import arrivals, equal
 
 SIDES: dict[str, MakeServer] = {
     "deferred_window": ours,
@@ -48,6 +48,12 @@ STEP_S = 10.0
 #: Mean rate of figure 15, how far the sinusoid goes from it, its steps, and the part of steps with twice the rate.
 #: Judgement: some GPUs more or fewer in each minute.
 MEAN, SWING, STEPS, BURSTS = 6000.0, 0.6, 60, 0.05
+
+
+def zipf(models: Sequence[str], exponent: float) -> dict[str, float]:
+    """Shares of the load by model that add up to 1: the i-th model has one in proportion to ``1/i**exponent``."""
+    weights = [1 / place**exponent for place in range(1, len(models) + 1)]
+    return {model: weight / sum(weights) for model, weight in zip(models, weights, strict=True)}
 
 
 def figure_11(seed: int, quick: bool) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auctioneer import Tally
 from themis_bridge.errors import ThemisError
-from themis_bridge.fairness import static_finish_time
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 
@@ -71,7 +70,7 @@ class Result:
 
     #: App -> the finish-time fairness that it got.
     rho: dict[str, float]
-    #: App -> the same by Shockwave's measure, see `fairness.static_finish_time`.
+    #: App -> the same by Shockwave's measure, see `static_finish_time`.
     static: dict[str, float]
     #: App -> seconds from its arrival to its end.
     jct: dict[str, float]
@@ -297,8 +296,17 @@ def rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int) -> dict[st
     }
 
 
+def static_finish_time(budget: float, cluster_gpus: float, max_gpus: float, jobs: int) -> float:
+    """T_id as Shockwave computes it for a trace: seconds alone on all GPUs that the job can use, times jobs per GPU.
+
+    It is only to compare with what they publish: an app cannot know how many jobs a trace will have. Arguments as of
+    `independent_finish_time`; ``jobs``: in the whole trace.
+    """
+    return budget / min(cluster_gpus, max_gpus) * max(1.0, jobs / cluster_gpus)
+
+
 def static_rhos(specs: Sequence[Spec], ends: Mapping[str, float], gpus: int) -> dict[str, float]:
-    """App -> its completion time divided by `fairness.static_finish_time`. ``ends``: app -> when it ended."""
+    """App -> its completion time divided by `static_finish_time`. ``ends``: app -> when it ended."""
     fair = {spec.name: static_finish_time(spec.budget, gpus, spec.demand, len(specs)) for spec in specs}
     return {spec.name: (ends[spec.name] - spec.arrives) / fair[spec.name] for spec in specs}
 

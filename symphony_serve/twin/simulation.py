@@ -93,10 +93,6 @@ class Outcome:
                 return size
         return 0
 
-    def median_queueing(self) -> float:
-        """The median of the seconds from arrival to start (figure 12)."""
-        return sorted(self.queueing)[len(self.queueing) // 2] if self.queueing else 0.0
-
 
 class Simulation:
     """A server and ``gpus`` GPUs, numbered from 0, which join at 0.

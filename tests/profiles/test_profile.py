@@ -34,13 +34,6 @@ def test_placement_and_neighbours_are_read_off():
     assert profile.iteration((1,), 3) == pytest.approx(1.5 * 3 / 2), "what is not recorded is time shared out"
 
 
-@given(seconds=times, factor=st.floats(0.01, 100.0), width=st.integers(1, 8), trials=st.integers(1, 6))
-def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, width: int, trials: int):
-    profile = Profile("p", {"1": 1.0, "2": 0.6, "4": 0.4}, {2: 1.5}).scaled(seconds)
-    other = profile.scaled(seconds * factor)
-    assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
-
-
 @given(times=st.lists(times, min_size=1, max_size=4))
 def test_c_is_the_number_beyond_which_one_more_adds_nothing(times: list[float]):
     profile = Profile("p", {"1": times[0]}, {p: t for p, t in enumerate(times[1:], start=2)})

@@ -31,8 +31,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching import BatchFormer
-from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp
 from benchmarks.shared_cluster.baselines import BASELINES
 from benchmarks.shared_cluster.ideal import ends, equal_shares
-from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate
+from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate, static_finish_time
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from themis_bridge import JobInfo
 from themis_bridge.agent import Agent
@@ -202,3 +202,8 @@ def test_past_usage_counts_in_the_twin() -> None:
     simulation = Simulation(specs, [Gpu("g", "m"), Gpu("h", "m")], Setup(half_life_s=1e9))
     simulation.run()
     assert simulation.arbiter.state.usage == pytest.approx({"anna": 1040, "otto": 540}, rel=1e-3)
+
+
+def test_the_finish_time_that_shockwave_compares_with():
+    # 120 jobs on 32 GPUs, one job of one GPU.
+    assert static_finish_time(100, 32, 1, 120) == 100 * 120 / 32
