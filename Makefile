@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fast lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite clean
+.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -22,11 +22,15 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo --out demo
 
-# Lint, the test suite on the newest Ray, the tests of tune, ray_compat and serving on the oldest. Where Horovod can be
+# What a person waits for: lint, the fast tests, and of each other kind those that are marked core.
+test: lint fast core
+
+# All tests: the rest on the newest Ray; those of tune, ray_compat and serving on the oldest. Where Horovod can be
 # compiled, its tests, too, except those on Ray, which take five minutes.
-test: lint fast
+test-all: test
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
-	$(MAKE) -s oldest-installed & $(BIN)/python -m pytest -m "(ray or faults or slow) and not horovod" $(TWO); \
+	$(MAKE) -s oldest-installed & \
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(TWO); \
 	status=$$?; wait; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
@@ -35,6 +39,10 @@ test: lint fast
 # What needs neither Ray nor Horovod nor long, on all cores.
 fast: $(STAMP)
 	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" -n auto --dist worksteal
+
+# Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and one kill of each kind.
+core: $(STAMP)
+	$(BIN)/python -m pytest -m "core and not horovod" --kills 1 $(TWO)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,25 +3,27 @@
 A joiner has what the loop has prepared, and begins everything else anew: a counter of the loop's own, a list, an
 optimizer's hidden state. So after a growth every worker gets whole batches at first, with the leader's random streams.
 The leader's gradients count alone, and the trial trains as it would alone. The others compare theirs. Once a gradient
-at weights that such a step has made is the same in all workers, batches are divided.
+at weights that such a step has made is the same in all workers, batches are divided: "first" until a turn with such
+batches has ended, "divided" from then on.
 
-The machine has no tensors and no group. `drawn` and `turn ends` have two answers each:
+The machine has no tensors and no group. An event may have two answers:
 
 | state | formed with joiners | formed without | compared | stepped | drawn | turn ends | differed |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 | divided | unproven | divided | - | divided | divided | divided | differed |
-| unproven | unproven | divided | compared | unproven | unproven | unproven, or divided if nothing learns | differed |
-| compared | unproven | divided | compared | stepped | compared | compared | differed |
-| stepped | unproven | divided | proven | stepped | stepped | stepped | differed |
-| proven | unproven | divided | proven | proven | proven, or divided if it may begin | divided | differed |
-| differed | unproven | divided | differed | differed | differed | differed | differed |
+| unproven | unproven | first | compared | unproven | unproven | unproven, or first if nothing learns | differed |
+| compared | unproven | first | compared | stepped | compared | compared | differed |
+| stepped | unproven | first | proven | stepped | stepped | stepped | differed |
+| proven | unproven | first | proven | proven | proven, or first if it may begin | first | differed |
+| first | unproven | first | - | first | first | first, or divided if it had such batches | differed |
+| differed | unproven | first | differed | differed | differed | differed | differed |
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-State = Literal["divided", "unproven", "compared", "stepped", "proven", "differed"]
+State = Literal["divided", "unproven", "compared", "stepped", "proven", "first", "differed"]
 
 
 class CommonBatches:
@@ -32,22 +34,20 @@ class CommonBatches:
         #: In this turn the loop has got batches that all workers computed whole, and batches that were divided.
         self.had_common = self.had_divided = False
         self._learned = False
-        #: Since workers have joined, no turn with divided batches has ended.
-        self._new = False
 
     def fails_divided(self, error: BaseException, width: int) -> str | None:
         """Why the loop must have one worker, now that it has raised ``error``; None: that says nothing about it.
 
         It may, in the first turn since workers have joined in which batches are divided.
         """
-        if not (self._new and self.had_divided):
+        if not (self.state == "first" and self.had_divided):
             return None
         return f"divided among {width} workers the loop fails: {error!r}".splitlines()[0]
 
     @property
     def are_common(self) -> bool:
         """Whether the next batch is one that all workers compute whole."""
-        return self.state != "divided"
+        return self.state not in ("first", "divided")
 
     @property
     def whole_turn(self) -> bool:
@@ -56,8 +56,7 @@ class CommonBatches:
 
     def formed(self, joiners: bool) -> None:
         """A group has formed. ``joiners``: some of its workers have begun the trial's code for it."""
-        self.state = "unproven" if joiners else "divided"
-        self._new = self._new or joiners
+        self.state = "unproven" if joiners else "divided" if self.state == "divided" else "first"
         self.had_common = self.had_divided = False
 
     def compared(self) -> None:
@@ -76,13 +75,13 @@ class CommonBatches:
         mix both kinds.
         """
         if self.state == "proven" and may_divide:
-            self.state = "divided"
+            self.state = "first"
         return self.are_common
 
     def follow(self, common: bool) -> None:
         """A follower hears how a batch was drawn."""
-        if not common and self.state != "differed":
-            self.state = "divided"
+        if not common and self.state not in ("divided", "differed"):
+            self.state = "first"
 
     def got(self, common: bool) -> None:
         """The loop gets a batch."""
@@ -91,9 +90,10 @@ class CommonBatches:
 
     def turn_ended(self) -> None:
         """A boundary, at which all workers were compared. If no optimizer has stepped, there is no more to compare."""
-        if self.state == "proven" or (self.state == "unproven" and not self._learned):
+        if self.state == "first" and self.had_divided:
             self.state = "divided"
-        self._new = self._new and not self.had_divided
+        elif self.state == "proven" or (self.state == "unproven" and not self._learned):
+            self.state = "first"
         self.had_common = self.had_divided = self._learned = False
 
     def differed(self) -> None:

@@ -7,7 +7,8 @@ contract of `elastic.prepare` holds, the gradients differ by the rounding of sum
 
 What is drawn for each sample differs with the width and must not be taken for an error. So dropout is off meanwhile,
 and the dataset draws from a stream that the sample's index seeds. If the loop itself draws such numbers and the
-gradients differ, nothing is known.
+gradients differ, the code runs again with draws that give every sample the same (`steady_draws`). If it draws by other
+means than torch's, nothing is known.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .plain_state import State
 from .precision import FLAGS, Precision
 from .random_streams import Streams, capture_streams, restore_streams
 from .session import ElasticSession
+from .steady_draws import SteadyDraws
 from .steering import steppers
 from .trial_state import steers
 from .verdict import Verdict
@@ -62,6 +64,9 @@ _KEPT = 2**28
 _ROUNDINGS = 16
 
 
+_DREW = Verdict("unknown", "a step draws random numbers for each sample")
+
+
 class Enough(BaseException):
     """The loop has done what is compared."""
 
@@ -76,25 +81,38 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
     begun = capture_streams()
     try:
         with _steady_arithmetic() as precision:
-            try:
-                (alone,) = _play(run, 1, device, begun, None)
-            except Exception as error:
-                return Verdict("unknown", f"the loop failed alone: {error!r}")
-            try:
-                first, *_ = _play(run, _WORKERS, device, begun, alone.steps)
-            except torch.OutOfMemoryError as error:
-                return Verdict("unknown", f"two workers did not fit the device together: {error}".splitlines()[0])
-            except GroupLost as error:
-                return Verdict("differs", str(error))
-            except Exception as error:
-                return Verdict("differs", f"divided among {_WORKERS} workers the loop fails: {error!r}")
-            # What the loop itself has switched on is on in a trial as well.
-            return _compare(alone, first, precision, torch.device(device))
+            verdict = _both_ways(run, device, begun, precision, steady=False)
+            if verdict is _DREW:
+                steady = _both_ways(run, device, begun, precision, steady=True)
+                verdict = verdict if steady.kind == "unknown" else steady
+            return verdict
     finally:
         restore_streams(begun)
         if torch.cuda.is_initialized():
             gc.collect()
             torch.cuda.empty_cache()  # the memory of another process, in which the trial trains
+
+
+def _both_ways(
+    run: Callable[[], Any], device: str, begun: Streams, precision: Precision, *, steady: bool
+) -> Verdict:
+    """``steady``: with draws that give every sample the same."""
+    try:
+        (alone,) = _play(run, 1, device, begun, None, steady=steady)
+    except Exception as error:
+        return Verdict("unknown", f"the loop failed alone: {error!r}")
+    if alone.gradients and not alone.divisible:
+        return Verdict("differs", "the loop has prepared no DataLoader: every worker would compute everything")
+    try:
+        first, *_ = _play(run, _WORKERS, device, begun, alone.steps, steady=steady)
+    except torch.OutOfMemoryError as error:
+        return Verdict("unknown", f"two workers did not fit the device together: {error}".splitlines()[0])
+    except GroupLost as error:
+        return Verdict("differs", str(error))
+    except Exception as error:
+        return Verdict("differs", f"divided among {_WORKERS} workers the loop fails: {error!r}")
+    # What the loop itself has switched on is on in a trial as well.
+    return _compare(alone, first, precision, torch.device(device))
 
 
 # -- what is recorded --
@@ -110,6 +128,8 @@ class _Record:
     drew_on_gpu: bool = False
     #: After so many steps of each optimizer the loop was ended.
     steps: int = _MOST_STEPS
+    #: It has prepared a DataLoader.
+    divisible: bool = False
     #: At the end: weights by name, where no step moves them; and plain values by the type of what has them.
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     plain: list[tuple[str, list[Any]]] = field(default_factory=list)
@@ -167,6 +187,11 @@ class _Recorder:
             self._names[id(parameter)] = name
             self._parameters[name] = parameter
         return self._names[id(parameter)]
+
+    @property
+    def begun(self) -> bool:
+        """Whether the loop has fetched a batch to learn from."""
+        return self._batches > 0
 
     def fetching(self, *, learns: bool) -> None:
         if self._steps and (not learns or self._kept >= _KEPT or self._enough_steps()):
@@ -264,6 +289,8 @@ class _Session(ElasticSession):
         self._member.state.set_width(backend.world)
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        if any(isinstance(part, DataLoader) for part in objects):
+            self.recorder.record.divisible = True
         objects = tuple(_steady(part) if isinstance(part, DataLoader) else part for part in objects)
         prepared = super().prepare(*objects)
         for part in prepared:
@@ -283,14 +310,17 @@ class _Session(ElasticSession):
         return super().boundary(done)
 
 
-def _play(run: Callable[[], Any], workers: int, device: str, begun: Streams, steps: int | None) -> list[_Record]:
+def _play(
+    run: Callable[[], Any], workers: int, device: str, begun: Streams, steps: int | None, *, steady: bool
+) -> list[_Record]:
     """Run the code as this many workers, up to ``steps`` steps; what each has computed. Raises what the code raises."""
     turns = InTurns(workers)
 
     def play(rank: int) -> _Record:
         restore_streams(begun)
         session = _Session(TurnBackend(turns, rank, device), device, steps)
-        with turns.as_session(session):
+        draws = SteadyDraws(lambda: session.recorder.begun) if steady else contextlib.nullcontext()
+        with turns.as_session(session), draws:
             try:
                 # A thread of autograd, which the workers share, must not wait for another worker.
                 with torch.autograd.set_multithreading_enabled(False):
@@ -331,7 +361,7 @@ def _compare(alone: _Record, divided: _Record, precision: Precision, device: tor
         other = _state_apart(alone, divided, precision.tolerance(device, eps))
         return Verdict("same") if other is None else Verdict("differs", other)
     if _drew_by_sample(alone, divided):
-        return Verdict("unknown", "a step draws random numbers for each sample")
+        return _DREW
     return Verdict(
         "differs",
         f"divided among {_WORKERS} workers the gradient of {name} is off by {worst:.2g} of the largest gradient "

@@ -129,13 +129,14 @@ class Front:
             return said.response()
 
     async def stop(self) -> None:
-        """Refuse whatever comes from now on. Returns when what runs is answered, or after `STOP_S`."""
+        """Refuse whatever comes from now on. Returns when what runs is answered, or after `STOP_S`, and all is kept."""
         self._ends.set()
         if self._server is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._server.close, STOP_S)
         until = time.monotonic() + STOP_S
         while self._intake.open and time.monotonic() < until:
             await asyncio.sleep(0.01)
+        await asyncio.get_running_loop().run_in_executor(None, self._finish)
 
     async def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""
@@ -180,9 +181,17 @@ class Front:
             raise RuntimeError(self._devices.trouble)
 
     def __del__(self) -> None:
-        self._ends.set()
         if self._server is not None:
             self._server.close(timeout=1.0)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Keep and write what is known at the end. Ray Serve kills a front that takes long, so `stop` has done it."""
+        if self._state == "ended":
+            return
+        self._state = "ended"
+        self._ends.set()
+        if self._server is not None:
             self._keep_profiles()
         if self._devices is not None:
             self._devices.close()

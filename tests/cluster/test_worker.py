@@ -27,7 +27,7 @@ from fluidtune.testing.processes import peer_processes, until
 from salus_share import service
 from salus_share.seat_table import home
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 class Storage:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 
 import psutil
 import torch
@@ -111,6 +110,9 @@ class Communicator:
             time.sleep(0.005)
         return torch.full_like(like, torch.nan)
 
+    def shutdown(self) -> None:
+        """Nothing is to be done here."""
+
     def end(self) -> None:
         """Nothing more is started: the thread ends after what has been."""
         self._queue.put(None)
@@ -146,12 +148,12 @@ class NcclStandIn(TorchBackend):
     def _gpu(self) -> str:
         return self.gpu
 
-    def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
+    def _make_nccl(self, store: dist.Store, rank: int, world: int) -> Communicator:
         self.settings = {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
         if self.communicator is not None:
             self.communicator.end()
         self.communicator = Communicator(store, rank, world)
+        return self.communicator
 
     def _dissolve(self, in_order: bool) -> None:
         super()._dissolve(in_order)

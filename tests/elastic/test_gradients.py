@@ -160,6 +160,7 @@ def convolved(compiled):
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @pytest.mark.parametrize("compiled", [False, True])
 def test_channels_last_and_compiled_models(pool, compiled):
     close(pool, convolved, compiled)

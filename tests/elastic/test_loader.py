@@ -122,6 +122,7 @@ def orders(kind, leave_after=None):
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @pytest.mark.parametrize("leave_after", [None, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_and_the_streams_are_stocks(pool, kind, leave_after):
@@ -149,6 +150,7 @@ def tensors():
 
 
 @pytest.mark.slow
+@pytest.mark.core
 def test_tensors_are_fetched_at_once_at_every_width(pool):
     batches, stacked, stream = alone(tensors)
     assert stacked

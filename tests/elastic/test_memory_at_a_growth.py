@@ -21,7 +21,7 @@ from fluidtune.testing.processes import peer_processes
 from . import trials
 from .test_kinds_of_loops import Trip, same, seed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 class Convolved(nn.Module):

@@ -274,8 +274,33 @@ def noisy(model, x, y):
     return F.cross_entropy(model(x + torch.randn_like(x)), y)
 
 
+def noisy_sum(model, x, y):
+    return F.cross_entropy(model(x + torch.randn_like(x)), y, reduction="sum")
+
+
+def noisy_otherwise(model, x, y):
+    return F.cross_entropy(model(x + torch.tensor(numpy.random.rand(*x.shape), dtype=x.dtype)), y)
+
+
+def undivided():
+    model = elastic.prepare(model_of())
+    for _ in elastic.epochs(0, 2):
+        for x, y in DataLoader(Samples(), batch_size=9):
+            mean(model, x, y).backward()
+
+
+def test_a_loop_that_draws_for_each_sample_is_compared_by_draws_that_are_the_same_for_all():
+    assert rehearse(loop(noisy)).kind == "same"
+    assert rehearse(loop(noisy_sum)).kind == "differs"
+
+
+def test_a_loop_without_a_prepared_loader_gains_nothing_by_a_second_worker():
+    verdict = rehearse(undivided)
+    assert verdict.kind == "differs" and "no DataLoader" in verdict.reason
+
+
 def test_what_cannot_be_known_is_said():
-    assert "random numbers" in rehearse(loop(noisy)).reason
+    assert "random numbers" in rehearse(loop(noisy_otherwise)).reason
     assert rehearse(lambda: 1 / 0).kind == "unknown"
     assert rehearse(lambda: None).kind == "unknown"
 

@@ -13,7 +13,7 @@ from fluidtune.testing.processes import peer_processes
 from . import trials
 from .driving import Driver, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 @pytest.fixture(scope="module")

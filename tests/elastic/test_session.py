@@ -17,7 +17,7 @@ from fluidtune.testing.processes import peer_processes, until
 from . import trials
 from .driving import Driver
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import time
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ from fluidtune.testing.collective_backends import (
 )
 from fluidtune.testing.processes import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> TorchBackend:
@@ -65,10 +66,26 @@ class TestTorchBackend(CollectiveBackendContract):
         pool[0].call(dissolve)
         assert pool[0].call(kept_tensors) == 0
 
+    def test_the_process_has_no_group_of_torchs_own_and_may_make_one(self, pool) -> None:
+        # docs/bugs.md, 411
+        form(pool, 1)
+        assert everyone(pool, group_of_ones_own) == [(False, 1.0)] * 3
+        assert everyone(pool, summed, 1.0, 4) == [[3.0]] * 3
+
     def test_a_forked_process_leaves_its_parents_group_alone(self, pool) -> None:
         form(pool, 1)
         assert [sockets for _, sockets in everyone(pool, fork_one)] == [0, 0, 0]
         assert everyone(pool, summed, 1.0, 4) == [[3.0]] * 3
+
+
+def group_of_ones_own() -> tuple[bool, float]:
+    """Whether torch says that it is distributed; and a sum over a group of this process alone."""
+    there = dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    dist.destroy_process_group()
+    return there, one.item()
 
 
 def living_tensors() -> list[bool]:
@@ -127,9 +144,9 @@ class NeverEnds:
 
 def lost_in_silence() -> None:
     """A collective that never ends is a lost group all the same; afterwards the process can form another group."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_reduce", lambda *args, **more: NeverEnds())
-        lost_after("allreduce_", torch.ones(4))
+    gloo = HERE["backend"]._gloo
+    HERE["backend"]._gloo = SimpleNamespace(allreduce=lambda tensors: NeverEnds(), real=gloo)
+    lost_after("allreduce_", torch.ones(4))
     HERE["backend"].dissolve()
     assert not dist.is_initialized()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -33,12 +33,12 @@ _UNLIKE = "a new worker does not compute what the leader does: "
 #: Those that a rehearsal refuses, which then get no worker, and its line.
 REHEARSED = {
     "words, hidden of the batch size": "divided among 2 workers the loop fails",
+    "vae, a sum": "divided among 2 workers the gradient of",
     "masked language": "divided among 2 workers the gradient of",
     "outliers skipped": "the workers do different things at once",
     "size of the data set": r"elastic.mean\(\) got the number of all samples, 44",
+    "curriculum": "the loop has prepared no DataLoader",
 }
-#: Those of which a rehearsal knows nothing, as they draw for each sample and differ by that or by more.
-UNKNOWN = ("mixup", "vae, a sum")
 #: Those that go on with one worker, and the line that says why.
 REFUSED = {
     "lr finder": "its workers drift apart: worker 1 differed from the leader in: learning rate",
@@ -57,14 +57,11 @@ REFUSED = {
 }
 #: Those of them whose workers differ until that is put right.
 DIFFERING = ("lr finder", "best weights restored")
-#: All workers compute everything: the loop has prepared no DataLoader.
-UNDIVIDED = ("curriculum",)
 POSTPONED = ("a cycle an epoch", "forever, an epoch", "next by hand", "islice")
 #: Wrong with several workers, and nobody says so in time: why, and in which history. `elastic.prepare` lists the first
 #: two.
 WRONG = {
     "hard examples, later": ("samples of earlier batches, from an epoch on that no check sees", HISTORIES),
-    "vae, a sum": ("a sum over the samples, beside numbers that are drawn for each of them", HISTORIES),
     "dynamic weights of losses": ("weights of losses that follow the means of a worker's part", ("2-3-3",)),
     "ema, evaluated whole": ("an average and a DataLoader that were not prepared evaluate", HISTORIES),
     "swa": ("an averaged model that was not prepared is evaluated", HISTORIES),
@@ -127,7 +124,7 @@ def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:
     else:
         assert said is None
         divided = {state for width, state in trip.seen if width > 1}
-        assert ("divided" in divided) == (name not in UNDIVIDED), trip.seen
+        assert divided & {"first", "divided"}, trip.seen
 
 
 def _cases() -> list[Any]:
@@ -164,7 +161,7 @@ def test_a_rehearsal_refuses_what_a_divided_batch_changes(name):
     seed()
     verdict = rehearse(lambda: named({"loop": name, "stop": 2}, lambda loss: None))
     gc.collect()
-    assert verdict.kind == ("differs" if name in REHEARSED else "unknown" if name in UNKNOWN else "same"), verdict
+    assert verdict.kind == ("differs" if name in REHEARSED else "same"), verdict
     assert re.search(REHEARSED.get(name, ""), verdict.reason)
 
 

@@ -117,7 +117,7 @@ def fit(kind: str, tmp_path: Path, trials: int, iterations: int, step: float, de
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray2")
-@pytest.mark.parametrize("kind", ["elastic", "checkpointing", "plain"])
+@pytest.mark.parametrize("kind", [pytest.param("elastic", marks=pytest.mark.core), "checkpointing", "plain"])
 def test_workers_killed_at_random_moments(kind, kills, tmp_path):
     wanted = 2 * kills
     # At first there is one trial more than there are devices. At the end there are fewer, so elastic trials grow wide.
@@ -157,7 +157,7 @@ def left_by_driver(directory: Path) -> list[psutil.Process]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
+@pytest.mark.parametrize("kind", ["elastic", pytest.param("checkpointing", marks=pytest.mark.core)])
 def test_driver_killed_at_random_moments(kind, kills, tmp_path):
     trials, iterations, step = 4, 12 * kills, 0.1
     rng = random.Random(kills)

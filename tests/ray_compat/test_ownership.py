@@ -24,6 +24,11 @@ def one() -> int:
     return 1
 
 
+def ask_another() -> None:
+    other = ray.get_actor("not a trial's")
+    ray.get(other.add.remote())
+
+
 def of(name: str) -> Callable[[], Any]:
     """What a trial does."""
     options = dict(num_cpus=0, max_restarts=0)
@@ -37,7 +42,7 @@ def of(name: str) -> Callable[[], Any]:
         "task": lambda: ray.get(ray.remote(one).remote()),
         "task with options": lambda: ray.get(ray.remote(one).options(num_cpus=0).remote()),
         "an object": lambda: ray.get(ray.put(1)),
-        "another's actor": lambda: ray.get(ray.get_actor("not a trial's").add.remote()),
+        "another's actor": ask_another,
     }[name]
 
 

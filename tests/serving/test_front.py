@@ -56,6 +56,9 @@ def made():
         def __del__(self):
             """Nothing was started."""
 
+        def _finish(self):
+            """Nothing is kept."""
+
     def make(server=None, slo=0.5, count=1, waits=""):
         one = object.__new__(Front)
         one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"

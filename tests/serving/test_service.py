@@ -20,7 +20,7 @@ from fluidtune.report import read_events
 from fluidtune.serving import capacity, service
 from tests.serving.runs import FAILS, KILLS, load
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve]
+pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.serve]
 
 #: Seconds: of the SLO, and until a test gives up.
 SLO_S, PATIENCE_S = 200.0, 250.0

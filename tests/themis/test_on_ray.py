@@ -15,7 +15,7 @@ from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Lost
 from themis_bridge.bids import Valuation
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.core]
 PATIENCE_S = 60.0
 
 

@@ -60,6 +60,7 @@ def shifted(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "x": (config["x"] + 5) % 9}
 
 
+@pytest.mark.core
 def test_synchronous_pbt_exploits_and_explores_as_under_stock_tune(tmp_path: Path) -> None:
     sides = [run(side, tmp_path, population(True, shifted))[0] for side in ("stock", "fluid")]
     assert outcome(sides[1], "at") == outcome(sides[0], "at")

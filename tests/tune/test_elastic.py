@@ -20,7 +20,7 @@ from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
 from tests.tune.running import fit
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.core]
 
 ITERATIONS = 200
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.usefixtures("no_ray")]
 
 #: A library with a singleton, a registry, loggers that another module of it makes, an exit handler, a thread, a patch.
 LIBRARY = '''

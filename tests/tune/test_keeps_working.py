@@ -21,7 +21,7 @@ from fluidtune.report import EVENT_LOG_NAME
 from tests.tune.running import CPUS, Recorder, fit, logged, outcome
 from tests.tune.trainables import Stepper, raising, score, with_checkpoints, without_checkpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
+pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.usefixtures("ray2")]
 
 
 class After(Stopper):

@@ -147,6 +147,7 @@ def curves(results: Any) -> dict[int, list[float]]:
 
 
 @pytest.mark.faults
+@pytest.mark.core
 @pytest.mark.usefixtures("ray2")
 def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path) -> None:
     space = {"x": tune.grid_search([1, 2, 3]), "n": 20, "greedy": 0, "attempts": str(tmp_path / "attempts")}
@@ -195,6 +196,7 @@ def grows(config: dict[str, Any]) -> None:
         tune.report(report, checkpoint=Checkpoint.from_directory(str(directory)))
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("ray2")
 def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigger_one(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()

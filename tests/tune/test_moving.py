@@ -15,7 +15,7 @@ from ray import tune
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.core]
 
 
 class Contender(tune.Trainable):

@@ -103,6 +103,7 @@ def tune_in_a_task(path: str, name: str) -> list[Any]:
     return outcome(fit("fluid", trainable, space, Path(path) / name, executor=ON_DEMAND))
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("ray4")
 class TestBesideTrials:
     def test_tasks_of_a_trial_find_the_cores_that_trials_do_not_use(self, tmp_path: Path) -> None:
@@ -155,6 +156,7 @@ class Other(tune.Callback):
             self.served = result["training_iteration"]
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("ray2")
 def test_a_trial_that_has_grown_gives_a_device_to_others_that_wait(tmp_path: Path) -> None:
     log = tmp_path / "fluid" / EVENT_LOG_NAME

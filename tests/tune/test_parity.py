@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 from tests.tune.running import Recorder, fit, outcome
 from tests.tune.trainables import Stepper, score, with_checkpoints, without_checkpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
+pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.usefixtures("ray2")]
 
 XS = list(range(9))
 

@@ -94,6 +94,7 @@ def run(
     return results
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("ray4")
 class TestCPUs:
     def test_two_cores_each(self, tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ class TestCPUs:
         assert found == [(x, x + 1, x + 1) for x in (0, 1, 0, 2, 0)]
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("ray_gpus")
 class TestGPUs:
     def test_a_whole_one_each(self, tmp_path: Path) -> None:

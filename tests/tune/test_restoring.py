@@ -46,6 +46,7 @@ def reported(path: Path) -> int:
 
 
 @pytest.mark.ray
+@pytest.mark.core
 @pytest.mark.usefixtures("no_ray")
 def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, one_ray) -> None:  # type: ignore[no-untyped-def]
     script = tmp_path / "script.py"

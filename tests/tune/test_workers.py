@@ -76,6 +76,7 @@ def one_after_the_other(path: Path, leave: list[str]) -> tuple[list[dict[str, An
     return [r.metrics for r in results], read_events(path / "fluid" / EVENT_LOG_NAME)
 
 
+@pytest.mark.core
 def test_a_worker_serves_trial_after_trial_as_if_new(tmp_path: Path) -> None:
     found, events = one_after_the_other(tmp_path, ["settings", "settings", "nothing", "settings", "nothing2"])
     assert len({f["pid"] for f in found}) == 1
@@ -91,6 +92,7 @@ def test_a_worker_serves_trial_after_trial_as_if_new(tmp_path: Path) -> None:
     assert counted["worker_started"] == 1 and counted["worker_replaced"] == 0
 
 
+@pytest.mark.core
 def test_a_worker_that_was_left_dirty_is_replaced(tmp_path: Path) -> None:
     found, events = one_after_the_other(tmp_path, ["thread", "a", "child", "b", "memory", "c"])
     pids = [f["pid"] for f in found]

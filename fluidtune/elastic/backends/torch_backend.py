@@ -1,14 +1,13 @@
 """torch.distributed as a collective backend: gloo on CPUs, gloo and NCCL on GPUs.
 
-Each generation is the process' default process group, so nothing else in the process may use torch.distributed.
+A group is a bare ``ProcessGroupGloo``, with a ``ProcessGroupNCCL`` beside it on a GPU. It is not the process' default
+group: the trial's code finds ``dist.is_initialized()`` false, as it does alone, and may make groups of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -55,6 +54,11 @@ _LARGE = 2**20
 #: In the messages of errors after which NCCL will not connect these GPUs whenever it is asked: ncclResult_t in its
 #: documentation, and the words of its check for two ranks on one GPU (two instances of MIG are one GPU to it).
 _REFUSALS = ("ncclInvalidUsage", "Duplicate GPU detected")
+#: What torch's gloo reads to choose an interface when a group is made: docs on torch.distributed, "Common environment
+#: variables". By default it takes the interface of the machine's name, which the other workers may not reach.
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+#: Groups that were given up: the end of one would wait for its threads, and one of these waits for up to `PATIENCE`.
+_kept_groups: list[Any] = []
 
 
 class TorchBackend(CollectiveBackend):
@@ -64,6 +68,9 @@ class TorchBackend(CollectiveBackend):
         self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0, secret: bytes = b""
     ) -> None:
         super().__init__(host, device, form_timeout, secret)
+        #: The group's halves; None: there is no group, or no GPU.
+        self._gloo: Any = None
+        self._nccl: Any = None
         #: Watches the collectives on a GPU; None: this worker has none, or is in no group.
         self._stuck: StuckCollectives | None = None
         self._waits_on_cpu = False
@@ -75,37 +82,39 @@ class TorchBackend(CollectiveBackend):
         self._next_look = 0.0  # when the GPU's collective is compared with the others', by time.monotonic()
 
     def _form(self, store: dist.Store, rank: int, world: int) -> None:
-        # By default gloo listens on the interface of the machine's name, which the other workers may not reach.
-        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.host)
         before = open_files()
-        if self._is_on_gpu():
-            os.environ.update(NCCL_SETTINGS)
         try:
-            self._init_process_group(store, rank, world)
-            # Short for connecting, long for the end of an iteration: no public function sets the two apart.
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE))
+            self._gloo = self._make_gloo(store, rank, world)
+            if self._is_on_gpu():
+                os.environ.update(NCCL_SETTINGS)
+                self._nccl = self._make_nccl(store, rank, world)
             self._sockets = _connections(open_files() - before)
             if self._is_on_gpu():
                 self._refuse_shared_gpus(store, self._gpu(), rank, world)
                 self._connect_gpus(world)
                 self._stuck = StuckCollectives(self._hopeless, self._abandon)
         except BaseException:
-            if dist.is_initialized():
-                if self._is_on_gpu():
-                    self._end_on_gpu()
-                dist.destroy_process_group()
+            if self._nccl is not None:
+                self._end_on_gpu()
+            self._gloo = self._nccl = None
             raise
 
-    def _init_process_group(self, store: dist.Store, rank: int, world: int) -> None:
-        hook = sys.excepthook
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self._is_on_gpu() else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=self.form_timeout),
-        )
-        sys.excepthook = hook  # torch's writes the rank before each line, and stays when the group has gone
+    def _make_gloo(self, store: dist.Store, rank: int, world: int) -> Any:
+        before = os.environ.get(_INTERFACE)
+        os.environ[_INTERFACE] = interface_of(self.host)
+        try:
+            made = dist.ProcessGroupGloo(
+                dist.PrefixStore("gloo", store), rank, world, timedelta(seconds=self.form_timeout)
+            )
+        finally:
+            del os.environ[_INTERFACE]
+            if before is not None:
+                os.environ[_INTERFACE] = before
+        made.set_timeout(timedelta(seconds=PATIENCE))  # short for connecting, long for the end of an iteration
+        return made
+
+    def _make_nccl(self, store: dist.Store, rank: int, world: int) -> Any:
+        return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world, timedelta(seconds=PATIENCE))
 
     def _is_on_gpu(self) -> bool:
         return self.device.type == "cuda"
@@ -152,7 +161,7 @@ class TorchBackend(CollectiveBackend):
         tensor = torch.zeros(1, device=self.device)
 
         def run() -> None:
-            dist.all_reduce(tensor)
+            self._nccl.allreduce([tensor]).wait()
             torch.cuda.synchronize(tensor.device)
 
         return run
@@ -160,40 +169,44 @@ class TorchBackend(CollectiveBackend):
     def _dissolve(self, in_order: bool) -> None:
         if self._given_up:
             self._given_up = False
-            # The group's end would wait for its threads, and one of these waits for up to `PATIENCE`.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+            _kept_groups.append(self._gloo)
         if self._stuck is not None:
             self._stuck.close()
             self._stuck = None
             if not in_order:
                 self._end_on_gpu()
         try:
-            dist.destroy_process_group()
+            if self._nccl is not None:
+                self._nccl.shutdown()
         except RuntimeError:
             if not self._cuda_failed:
                 raise
         finally:
             self._kept.clear()
+            self._gloo = self._nccl = None
+
+    def _of(self, tensor: torch.Tensor) -> Any:
+        return self._nccl if tensor.is_cuda else self._gloo
 
     # Gloo pairs up the collectives of one kind by their order, and ends the process if their sizes differ. So what can
     # meet in a loop that leaves a step out has a kind of its own: gradients, batch statistics, exchanges, broadcasts.
 
     def _allreduce_(self, tensor: torch.Tensor) -> None:
-        self._wait(dist.all_reduce(tensor, async_op=True), tensor)
+        self._wait(self._of(tensor).allreduce([_real(tensor)]), tensor)
 
     def _broadcast_(self, tensor: torch.Tensor) -> None:
-        self._wait(dist.broadcast(tensor, src=0, async_op=True), tensor)
+        self._wait(self._of(tensor).broadcast(tensor, root=0), tensor)
 
     def _gather(self, row: torch.Tensor) -> torch.Tensor:
         rows, own = row.new_empty(self.world, *row.shape), row.contiguous()
-        parts = list(rows.unbind())
-        self._wait(dist.all_gather(parts, own, async_op=True), own, parts)
+        parts = [_real(part) for part in rows.unbind()]
+        self._wait(self._of(own).allgather([parts], [_real(own)]), own, parts)
         return rows
 
     def _exchange(self, note: torch.Tensor) -> torch.Tensor:
         notes = note.new_empty(self.world, *note.shape)
         own = note.expand_as(notes).contiguous()
-        self._wait(dist.all_to_all_single(notes, own, async_op=True), own, notes)
+        self._wait(self._of(own).alltoall_base(notes, own, [], []), own, notes)
         return notes
 
     def _wait(self, work: Any, tensor: torch.Tensor, *others: Any) -> None:
@@ -272,8 +285,7 @@ class TorchBackend(CollectiveBackend):
 
     def _abort_on_gpu(self) -> None:
         """End the kernels of collectives that are on their way; none of this group begins any more. Any thread."""
-        backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
-        backend.abort()
+        self._nccl.abort()
 
     def _give_up(self) -> None:
         if self._stuck is not None:
@@ -294,6 +306,11 @@ class _StartedWork:
         passed = torch.cuda.Event()
         passed.record()
         self.is_done = passed.query
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with a complex number as two: neither library adds others."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _last_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
 from tests.salus.processes import mps_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 STANDIN = Path(__file__).parents[2] / "salus" / "standin"
 #: Says what of a package is in sight, imports it, and says whose it is.
