@@ -28,13 +28,13 @@ import numpy as np
 from benchmarks.common import finish, parser, result, say
 from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus
-from benchmarks.rival_servers.shepherd import Shepherd
+from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
 from symphony_serve.twin.goodput import goodput
-from symphony_serve.twin.simulation import Outcome, Simulation
+from symphony_serve.twin.simulation import Outcome
 from symphony_serve.workloads import arrivals, equal
 
 SIDES: dict[str, MakeServer] = {
@@ -78,7 +78,7 @@ def _goodput(
         rates = {name: share * rate for name, share in shares.items()}
         requests = arrivals(rates, {one.name: one.slo for one in models}, seed, shape)
         length = 0.5 if quick else 2.0
-        return Simulation(make(models, rates), gpus, requests, length / 2, length).run()
+        return PreemptiveSimulation(make(models, rates), gpus, requests, length / 2, length).run()
 
     return round(goodput(run, 0.5 * staggered_peak(models[0], gpus), 0.1 if quick else 0.03))
 

@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.rival_servers.central import CentralServer, Choice, fitting
-from symphony_serve.messages import Instruction, Preempt, Request
+from symphony_serve.messages import Dispatch, Instruction, Request
 from symphony_serve.model_side import Model
+from symphony_serve.twin.simulation import Simulation
 
 #: A batch stops one that runs if it has this many times as many requests. Source: Shepherd's public code for its
 #: comparison with Symphony (nexuslb, tools/shepherd); its paper derives 3.03 as the best lambda.
 PREEMPTS = 3.03
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt(Instruction):
+    """Stop a batch that runs; nothing of it is answered."""
+
+    gpu: int
+    plan: int
+
+
+class PreemptiveSimulation(Simulation):
+    """A simulation in which a server may stop a batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        #: (GPU, plan) of batches that were stopped.
+        self._stopped: set[tuple[int, int]] = set()
+        super().__init__(*args, **kwargs)
+
+    def _carry_out(self, instruction: Instruction, now: float) -> None:
+        if not isinstance(instruction, Preempt):
+            super()._carry_out(instruction, now)
+            return
+        place = (instruction.gpu, instruction.plan)
+        self._stopped.add(place)
+        start = next(one.start for _, _, one in self._running if (one.gpu, one.plan) == place)
+        self._keep_busy(instruction.gpu, start, now)
+
+    def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
+        if (batch.gpu, batch.plan) in self._stopped:
+            self._stopped.remove((batch.gpu, batch.plan))
+        else:
+            super()._end_batch(end, number, batch)
 
 
 class Shepherd(CentralServer):

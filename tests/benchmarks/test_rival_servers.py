@@ -8,13 +8,12 @@ from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus, plan
 from benchmarks.rival_servers.serve_batch import ServeBatch
-from benchmarks.rival_servers.shepherd import Shepherd
+from benchmarks.rival_servers.shepherd import Preempt, PreemptiveSimulation, Shepherd
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     BatchDone,
     Dispatch,
     GpuJoined,
-    Preempt,
     Reason,
     Refuse,
     Request,
@@ -24,7 +23,6 @@ from symphony_serve.messages import (
 )
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
-from symphony_serve.twin.simulation import Simulation
 from symphony_serve.workloads import arrivals
 
 MODEL = Model("m", Profile.linear(1.0, 5.0, 16), 12.0)
@@ -168,7 +166,7 @@ def test_every_request_is_answered_or_refused_once(make, load):
     rates = {"a": 0.4 * load, "b": 0.2 * load}
     requests = list(zip(range(300), arrivals(rates, dict.fromkeys("ab", 12.0), 1, 0.4), strict=False))
     last = requests[-1][1].arrival
-    simulation = Simulation(make(models), 3, iter([one for _, one in requests]), 0.0, last)
+    simulation = PreemptiveSimulation(make(models), 3, iter([one for _, one in requests]), 0.0, last)
     outcome = simulation.run()
     assert sum(count.total for count in outcome.models.values()) == 300
     if load < 1:
