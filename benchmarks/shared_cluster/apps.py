@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from themis_bridge import messages as m
+from themis_bridge.agent import Agent, Notice
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns, cut_in_gangs, whole_gangs
@@ -220,6 +222,28 @@ class TwinApp:
             budget=self.spec.budget,
             demand=self.spec.demand,
         )
+
+
+@dataclass(frozen=True)
+class TwinReport(m.Report):
+    """A report with what policies beside Themis need to know of the app."""
+
+    facts: Facts | None = None
+
+
+class TwinAgent(Agent):
+    """The agent of an app of the twin: its reports are `TwinReport`."""
+
+    work: TwinApp
+
+    def handle(self, instruction: m.Instruction) -> tuple[list[m.AppEvent], list[Notice]]:
+        events, notices = super().handle(instruction)
+        return [self._with_facts(event) for event in events], notices
+
+    def _with_facts(self, event: m.AppEvent) -> m.AppEvent:
+        if not isinstance(event, m.RhoAnswer):
+            return event
+        return replace(event, report=TwinReport(**vars(event.report), facts=self.work.facts()))
 
 
 def rho(jct: float, spec: Spec, cluster_gpus: int, contention: float) -> float:

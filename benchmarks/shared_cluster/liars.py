@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from benchmarks.shared_cluster.apps import Spec
+from benchmarks.shared_cluster.apps import Spec, TwinAgent, TwinApp
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Notice, Work
+from themis_bridge.agent import Notice
 from themis_bridge.fairness import JobInfo
 
 
@@ -31,10 +31,10 @@ class Lie:
 TRUTH = Lie()
 
 
-class Liar(Agent):
+class Liar(TwinAgent):
     """An agent that lies. ``lie``: how."""
 
-    def __init__(self, app: str, session: str, work: Work, user: str, lie: Lie, together: int = 1):
+    def __init__(self, app: str, session: str, work: TwinApp, user: str, lie: Lie, together: int = 1):
         super().__init__(app, session, work, user, together)
         self._lie = lie
 

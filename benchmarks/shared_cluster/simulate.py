@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 
-from benchmarks.shared_cluster.apps import Spec, TwinApp, average_contention, rho
+from benchmarks.shared_cluster.apps import Spec, TwinAgent, TwinApp, average_contention, rho
 from benchmarks.shared_cluster.baselines import policy
 from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie
 from themis_bridge import messages as m
@@ -197,7 +197,7 @@ class Simulation:
         if name not in self.agents:
             liar = name == self.setup.liar
             own, told = (name, name, app, app.spec.user), app.spec.told
-            self.agents[name] = Liar(*own, self.setup.false, told) if liar else Agent(*own, told)
+            self.agents[name] = Liar(*own, self.setup.false, told) if liar else TwinAgent(*own, told)
             self._send(m.AppJoined(name, name, app.spec.user, together=app.spec.told))
             if self.agents[name].refused:
                 del self.agents[name]

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.shared_cluster.apps import Spec, TwinApp
+from benchmarks.shared_cluster.apps import Spec, TwinApp, TwinReport
 from benchmarks.shared_cluster.baselines import BASELINES
 from themis_bridge import JobInfo
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import Report
 from themis_bridge.policy import Situation
 
 
@@ -21,7 +20,7 @@ def situation(gpus: int, *apps: tuple[int, float], age: float = 1000.0, held: in
     reports = {}
     for number, (most, seconds) in enumerate(apps):
         app = TwinApp(Spec(f"a{number}", 0.0, [[JobInfo(seconds, 1.0, most)]]))
-        reports[f"a{number}"] = Report(1.0, most, facts=replace(app.facts(), age=age))
+        reports[f"a{number}"] = TwinReport(1.0, most, facts=replace(app.facts(), age=age))
     return Situation(reports, dict.fromkeys(reports, ()), offer, dict.fromkeys(list(offer)[:held], "a0"), {})
 
 

@@ -95,9 +95,6 @@ class Driver:
         """The GPUs that it holds beyond whole gangs."""
         return cut_in_gangs({gpu: self.world.gpus[gpu].machine for gpu in sorted(self.running)}, self.together)[1]
 
-    def facts(self) -> None:
-        return None
-
 
 class World:
     """One schedule; all that is random comes from its seed. One thing: every fault touches the same state."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp
+from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp, TwinReport
 from benchmarks.shared_cluster.baselines import BASELINES
 from benchmarks.shared_cluster.ideal import ends, equal_shares
 from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate, static_finish_time
@@ -68,7 +68,7 @@ def test_gandiva_gives_no_app_gpus_that_would_scatter_it() -> None:
 def test_baselines_without_placement_take_the_first_gpus() -> None:
     offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
     facts = TwinApp(app("a", 1000)).facts()
-    situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
+    situation = Situation({"a": TwinReport(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
     assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
