@@ -109,6 +109,7 @@ def train_where_the_division_may_be_at_fault(folder: str) -> tuple[Any, ...]:
     worker = hosting(folder)
     train(worker, 1)
     session_here()._member.common.formed(joiners=True)
+    session_here()._member.common.follow(common=False)
     session_here()._member.common.got(common=False)
 
     def fail(self: Counting) -> dict[str, Any]:
