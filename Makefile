@@ -50,6 +50,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.ray_boundary
 	$(BIN)/python -m tools.house_rules
+	$(BIN)/python -m tools.reach
 
 # Run `make lint` before each commit.
 hooks: $(STAMP)

@@ -61,9 +61,6 @@ class Work:
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         return Valuation([self._jobs], 10.0, 1000.0 * contention)
 
-    def facts(self) -> None:
-        return None
-
 
 class App:
     """An app that gives each GPU back when it has it, or, unless it ``gives_back``, when its lease is not renewed."""

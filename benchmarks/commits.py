@@ -32,6 +32,7 @@ from typing import Any
 from benchmarks.algorithms import ALGORITHMS
 from benchmarks.common import PROCESS_LIMIT_S, ROOT, Figures, cpu_or_emulated, finish, parser, result, run_process, say
 from benchmarks.launch import launch_job
+from benchmarks.scaled_profile import scaled
 from benchmarks.side_limit import SideLimit
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
@@ -148,7 +149,7 @@ def main() -> None:
         commits = {"before": described(args.before), "here": described()}
         folders = {"before": Path(directory) / "before", "here": ROOT}
         profile = Path(directory) / "profile.json"
-        DEFAULT.scaled(0.2 if args.quick else 1.0).save(profile)
+        scaled(DEFAULT, 0.2 if args.quick else 1.0).save(profile)
         found: dict[str, dict[str, list[Figures]]] = {}
         not_ended: dict[str, dict[str, float]] = {}
         for name in names:

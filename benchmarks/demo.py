@@ -28,7 +28,8 @@ from rich.table import Table
 from benchmarks.common import ROOT, run_process
 from benchmarks.side_limit import SideLimit
 from benchmarks.sides import under_fluidtune
-from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
+from benchmarks.stock_events import events_from_tune_results
+from fluidtune.report import EVENT_LOG_NAME, read_events, utilisation_png, write_report
 
 SCRIPT = ROOT / "examples" / "digits_elastic.py"
 NAME = SCRIPT.stem

@@ -31,12 +31,12 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import finish, parser, ratios, result, say
+from benchmarks.shared_cluster.apps import Spec
+from benchmarks.shared_cluster.baselines import BASELINES
+from benchmarks.shared_cluster.ideal import ends
+from benchmarks.shared_cluster.simulate import Setup, rhos, simulate
+from benchmarks.shared_cluster.workloads import TESTBED_64, machines, read_jobs, tuning_apps
 from themis_bridge.locality import Gpu
-from themis_bridge.twin.apps import Spec
-from themis_bridge.twin.baselines import BASELINES
-from themis_bridge.twin.ideal import ends
-from themis_bridge.twin.simulate import Setup, rhos, simulate
-from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, tuning_apps
 
 #: One workload and the seed of the errors in its estimates.
 Run = tuple[Sequence[Spec], int]

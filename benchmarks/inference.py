@@ -5,7 +5,7 @@ Sides, milliseconds from request to answer (mean and 95 %): `resident`, with all
 some in lanes of their own and some sharing one; `reload`, where the device holds one model at a time, so that the
 parameters of another one must be loaded first. `alone` is each kind with the device to itself. `added` is what
 sharing adds to the mean. ``ratio`` is reload's mean over resident's. On a CPU the device is one core, and one process
-holds the models (`salus_share.streams`).
+holds the models, each in a thread with a lane client of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from statistics import mean, quantiles
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import all_ready, device_home, pin, together
 from salus_share import Need
+from salus_share.client import LaneClient
 
 if TYPE_CHECKING:
     import torch
@@ -69,33 +71,29 @@ def resident(begin: Any, directory: str, seconds: float, device: str = "cpu") ->
     """Latencies in seconds with all models on the device."""
     import torch
 
-    from salus_share.streams import InProcessLanes, LaneJob
-
     pin()
     torch.set_num_threads(1)
-    lanes = InProcessLanes(device, "inference", capacity=CAPACITY, policy="PACK", directory=Path(directory))
     requests: dict[tuple[int, int], Queue[float | None]] = {}
     latencies: list[float] = []
     ready = threading.Semaphore(0)
 
-    def serve(kind: int, queue: Queue[float | None]) -> Any:
-        def work(job: LaneJob) -> None:
+    def serve(kind: int, name: str, need: Need, queue: Queue[float | None]) -> None:
+        with LaneClient("inference", name, capacity=CAPACITY, policy="PACK", directory=Path(directory)) as lane:
+            lane.admit(need)
             model = build(kind).to(device)
             answer(model, kind)
             ready.release()
             while (asked := queue.get()) is not None:
-                with job.iteration():
+                with lane.iteration():
                     answer(model, kind)
                 latencies.append(time.perf_counter() - asked)
 
-        return work
-
-    futures = []
+    pool, futures = ThreadPoolExecutor(KINDS * COPIES), []
     for kind in range(KINDS):
         size = 4 * sum(parameter.numel() for parameter in build(kind).parameters())
         for copy in range(COPIES):
             queue = requests[kind, copy] = Queue()
-            futures.append(lanes.start(f"{kind}-{copy}", serve(kind, queue), Need(size, 8 << 20)))
+            futures.append(pool.submit(serve, kind, f"{kind}-{copy}", Need(size, 8 << 20), queue))
     all_ready(ready, futures)
     begin()
     started = time.perf_counter()

@@ -5,9 +5,9 @@ makespan, mean queueing, mean JCT and 95 % JCT in minutes, for the first seed. `
 `mean_jct` under SRTF and of `makespan` under PACK. ``ratio`` is `mean_jct`. `smallest` has the least of both over all
 seeds. `fair` has the share of each of three equal jobs, which start at 0, 15 and 30 s, in each span.
 
-`salus_share.twin` says what is a model (kind "twin"), `benchmarks.salus_trace` what the trace assumes. With ``--trace``
-the jobs' memory and iteration times are those of the recorded jobs in that file, and `as_recorded` has the two ratios
-for every recorded job once, as long as it was recorded (1, 5 or 10 minutes: no long tail).
+`benchmarks.shared_device.twin` says what is a model (kind "twin"), `benchmarks.salus_trace` what the trace assumes.
+With ``--trace`` the jobs' memory and iteration times are those of the recorded jobs in that file, and `as_recorded` has
+the two ratios for every recorded job once, as long as it was recorded (1, 5 or 10 minutes: no long tail).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from statistics import mean, quantiles
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
+from benchmarks.shared_device.twin import TwinJob, simulate
 from salus_share import Need, policy
-from salus_share.twin import TwinJob, simulate
 
 POLICIES = ("FIFO", "SRTF", "PACK", "FAIR")
 

@@ -37,11 +37,11 @@ import numpy as np
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.fairness import TRACE, alike
+from benchmarks.shared_cluster.apps import Spec
+from benchmarks.shared_cluster.liars import Lie, come_back, split
+from benchmarks.shared_cluster.simulate import Setup, Simulation
+from benchmarks.shared_cluster.workloads import TESTBED_64, machines, read_jobs, single_jobs, tuning_apps
 from themis_bridge.locality import Gpu
-from themis_bridge.twin.apps import Spec
-from themis_bridge.twin.liars import Lie, come_back, split
-from themis_bridge.twin.simulate import Setup, Simulation
-from themis_bridge.twin.workloads import TESTBED_64, machines, read_jobs, single_jobs, tuning_apps
 
 
 @dataclass(frozen=True)

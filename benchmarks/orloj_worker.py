@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.orloj_cases import SIZES, Case, Load
-from symphony_serve.baselines.clipper import Clipper
-from symphony_serve.baselines.clockwork import MAX_BATCH, SHORTENED_S
+from benchmarks.rival_servers.clipper import Clipper
+from benchmarks.rival_servers.clockwork import MAX_BATCH, SHORTENED_S
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching import BatchFormer
-from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import largest, mixture
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import cores, finish, parser, result, say
+from benchmarks.scaled_profile import scaled
 from benchmarks.sides import OURS, sides
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.profiles.measured import measure
@@ -34,7 +35,7 @@ WIDTHS = (2, 4, 8)
 
 def measured(devices: str, trials: int, epochs: int, seconds: float) -> dict[str, Any]:
     """Run a grid on emulated devices and read its log."""
-    true = DEFAULT.scaled(seconds)
+    true = scaled(DEFAULT, seconds)
     with tempfile.TemporaryDirectory(prefix="fluidtune-overheads-") as keep:
         path = str(Path(keep) / "profile.json")
         true.save(path)

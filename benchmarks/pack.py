@@ -4,8 +4,7 @@
 `waits`, which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind the seconds
 until all copies have done their steps: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
 gate), `own_lanes` (policy PACK: a process and a lane for each), `lanes` (a process for each, and one lane, in which
-they take turns at iterations), `threads` (as `lanes`, in one process). ``ratios``: a side's time over that of
-`lanes`, for `waits`.
+they take turns at iterations). ``ratios``: a side's time over that of `lanes`, for `waits`.
 
 Two copies of `waits` can be twice as fast as one after the other, if one computes while the other waits. Turns at
 iterations bring this about by themselves. Time slices, and lanes of their own on one core, do not: both copies wait
@@ -63,32 +62,10 @@ def train(begin: Any, directory: str, name: str, policy: str | None, steps: int,
     return seconds
 
 
-def threads(begin: Any, directory: str, copies: int, steps: int, wait: float) -> float:
-    """Train all copies in this process, each in a thread."""
-    from salus_share.streams import InProcessLanes, LaneJob
-
-    pin()
-    lanes = InProcessLanes("cpu", "pack", capacity=CAPACITY, policy=Turns.name, directory=Path(directory))
-
-    def work(job: LaneJob) -> None:
-        for _ in range(steps):
-            time.sleep(wait)
-            with job.iteration():
-                spin(STEP_S)
-
-    begin()
-    started = time.perf_counter()
-    for future in [lanes.start(f"copy{index}", work, NEED) for index in range(copies)]:
-        future.result()
-    return time.perf_counter() - started
-
-
 def side(name: str, copies: int, steps: int, wait: float) -> float:
     """Seconds until every copy has done its steps."""
     with device_home() as directory:
         home = str(directory)
-        if name == "threads":
-            return together(threads, [(home, copies, steps, wait)])[0]
         policy = {"fifo": "FIFO", "time_slicing": None, "own_lanes": "PACK", "lanes": Turns.name}[name]
         # The service is started before, so that its start is not timed.
         if policy is not None:
@@ -104,7 +81,7 @@ def main() -> None:
     steps = 30 if options.quick else 200
     sides: dict[str, dict[str, float]] = {}
     packing = {}
-    for name in ("fifo", "time_slicing", "own_lanes", "lanes", "threads"):
+    for name in ("fifo", "time_slicing", "own_lanes", "lanes"):
         sides[name] = {kind: side(name, options.copies, steps, wait) for kind, wait in KINDS.items()}
         say(f"{name}: " + ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in sides[name].items()))
     memory = packing_limit(NEED, CAPACITY)

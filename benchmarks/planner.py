@@ -1,9 +1,9 @@
 """How near the planner's schedules are to a lower bound, and how long planning takes.
 
 ``python -m benchmarks.planner --json [--quick] [--count N] [--seed N]``. There are three sides over the same seeded
-instances: "best" (ours), "static" (the paper's StaticFluid) and "one_per_device" (stock Ray Tune's way: every trial on
-one device, in the given order). Nothing is run: makespans are the model's (eq. 3.2), so the kind is "twin". Every
-schedule of "best" and "static" is checked against the model's rules.
+instances: "best" (`benchmarks.planners`), "static" (the paper's StaticFluid) and "one_per_device" (stock Ray Tune's
+way: every trial on one device, in the given order). Nothing is run: makespans are the model's (eq. 3.2), so the kind is
+"twin". Every schedule of "best" and "static" is checked against the model's rules.
 
 ``over_bound`` is makespan / `lower_bound`. No schedule can reach this bound if there are too few trials to be packed
 and too many to be spread. ``over_relaxed_bound`` uses the fractional relaxation, which is nearer to the optimum.
@@ -22,18 +22,20 @@ from statistics import mean
 
 from benchmarks.common import machine
 from benchmarks.instances import FAMILIES, Instance, instances, large
-from fluidtune.planning import check, lower_bound, plan
-from fluidtune.planning.bounds import Modes, relaxed_bound
+from benchmarks.planners import Modes, best, check, relaxed_bound
+from fluidtune import planning
+from fluidtune.planning import lower_bound
 
 OURS, THEIRS = "best", ("static", "one_per_device")
+PLANS = {"best": best.plan, "static": planning.plan}
 
 
 def makespans(instance: Instance) -> dict[str, float]:
     """Side -> the makespan (s) of its schedule."""
     limits = {"c": instance.c, "d": instance.d}
     result = {}
-    for policy in ("best", "static"):
-        schedule = plan(instance.loads, instance.n, **limits, policy=policy)  # type: ignore[arg-type]
+    for policy, plan in PLANS.items():
+        schedule = plan(instance.loads, instance.n, **limits)
         check(schedule, instance.loads, instance.n, **limits)
         result[policy] = schedule.makespan
     free_at = [0.0] * instance.n
@@ -45,12 +47,12 @@ def makespans(instance: Instance) -> dict[str, float]:
 
 def planning_seconds(trials: int, devices: int) -> dict[str, float]:
     """Policy -> the seconds that planning takes for the slowest family."""
-    slowest = {"best": 0.0, "static": 0.0}
+    slowest = dict.fromkeys(PLANS, 0.0)
     for family in FAMILIES:
         instance = large(family, trials, devices, seed=1)
-        for policy in slowest:
+        for policy, plan in PLANS.items():
             begin = time.perf_counter()
-            plan(instance.loads, instance.n, c=instance.c, d=instance.d, policy=policy)  # type: ignore[arg-type]
+            plan(instance.loads, instance.n, c=instance.c, d=instance.d)
             slowest[policy] = max(slowest[policy], time.perf_counter() - begin)
     return slowest
 

@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.shared_cluster.apps import Spec
+from benchmarks.shared_cluster.baselines import BASELINES
+from benchmarks.shared_cluster.simulate import Setup, Simulation, rhos, simulate
+from benchmarks.shared_cluster.workloads import machines, read_jobs, single_job, tuning_apps
 from themis_bridge import app_record, policy
 from themis_bridge.locality import Gpu
-from themis_bridge.twin.apps import Spec
-from themis_bridge.twin.baselines import BASELINES
-from themis_bridge.twin.simulate import Setup, Simulation, rhos, simulate
-from themis_bridge.twin.workloads import machines, read_jobs, single_job, tuning_apps
 
 #: GPUs of the clusters. Judgement: the sizes of a group to those of the paper; four GPUs on each machine.
 SIZES = (8, 16, 32, 64, 128)

@@ -18,8 +18,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.shared_device.twin import TwinJob
 from salus_share import Need
-from salus_share.twin import TwinJob
 
 MB = 2**20
 #: The memory of a P100, bytes: the dissertation's GPU.

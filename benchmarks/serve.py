@@ -29,11 +29,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.common import finish, parser, result, say
-from symphony_serve.baselines.clipper import Clipper
-from symphony_serve.baselines.clockwork import Clockwork
-from symphony_serve.baselines.nexus import Nexus
-from symphony_serve.baselines.shepherd import Shepherd
-from symphony_serve.batching.fifo import Fifo
+from benchmarks.rival_servers.clipper import Clipper
+from benchmarks.rival_servers.clockwork import Clockwork
+from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.rival_servers.nexus import Nexus
+from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -42,7 +42,7 @@ from symphony_serve.model_side import Gathering, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.goodput import BAD_RATE, goodput
-from symphony_serve.twin.simulation import Outcome, Simulation
+from symphony_serve.twin.simulation import Outcome
 from symphony_serve.workloads import arrivals, equal
 
 #: Table 2: alpha, beta and SLO in ms.
@@ -76,6 +76,11 @@ class Trial(NamedTuple):
     precision: float
 
 
+def median_queueing(outcome: Outcome) -> float:
+    """The median of the seconds from arrival to start (figure 12)."""
+    return sorted(outcome.queueing)[len(outcome.queueing) // 2] if outcome.queueing else 0.0
+
+
 def model(
     name: str,
     alpha: float,
@@ -98,7 +103,7 @@ def simulate(make: MakeServer, models: list[Model], gpus: int, rate: float, tria
     """The models at a total rate that is shared equally."""
     rates = {name: rate * share for name, share in equal([one.name for one in models]).items()}
     requests = arrivals(rates, {one.name: one.slo for one in models}, trial.seed)
-    return Simulation(make(models, rates), gpus, requests, trial.warm_up, trial.measured).run()
+    return PreemptiveSimulation(make(models, rates), gpus, requests, trial.warm_up, trial.measured).run()
 
 
 def find(make: MakeServer, models: list[Model], gpus: int, guess: float, trial: Trial) -> tuple[float, Outcome]:
@@ -143,7 +148,7 @@ def _note(sides: dict[str, Any], side: str, workload: str, make: MakeServer, one
     figures = {
         "goodput": round(rate, 1),
         "median_batch": outcome.median_batch(),
-        "median_queueing_ms": round(1e3 * outcome.median_queueing(), 2),
+        "median_queueing_ms": round(1e3 * median_queueing(outcome), 2),
         "utilisation": round(outcome.utilisation, 3),
     }
     sides.setdefault(side, {})[workload] = figures

@@ -20,22 +20,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.rival_servers.clockwork import Clockwork
+from benchmarks.rival_servers.nexus import Nexus
+from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
 from symphony_serve.autoscale import Autoscaler, Sample
-from symphony_serve.baselines.clockwork import Clockwork
-from symphony_serve.baselines.nexus import Nexus
-from symphony_serve.baselines.shepherd import Shepherd
 from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
 from symphony_serve.twin.goodput import goodput
-from symphony_serve.twin.simulation import Outcome, Simulation
-from symphony_serve.workloads import arrivals, equal, zipf
+from symphony_serve.twin.simulation import Outcome
+from symphony_serve.workloads import arrivals, equal
 
 SIDES: dict[str, MakeServer] = {
     "deferred_window": ours,
@@ -48,6 +48,12 @@ STEP_S = 10.0
 #: Mean rate of figure 15, how far the sinusoid goes from it, its steps, and the part of steps with twice the rate.
 #: Judgement: some GPUs more or fewer in each minute.
 MEAN, SWING, STEPS, BURSTS = 6000.0, 0.6, 60, 0.05
+
+
+def zipf(models: Sequence[str], exponent: float) -> dict[str, float]:
+    """Shares of the load by model that add up to 1: the i-th model has one in proportion to ``1/i**exponent``."""
+    weights = [1 / place**exponent for place in range(1, len(models) + 1)]
+    return {model: weight / sum(weights) for model, weight in zip(models, weights, strict=True)}
 
 
 def figure_11(seed: int, quick: bool) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def _goodput(
         rates = {name: share * rate for name, share in shares.items()}
         requests = arrivals(rates, {one.name: one.slo for one in models}, seed, shape)
         length = 0.5 if quick else 2.0
-        return Simulation(make(models, rates), gpus, requests, length / 2, length).run()
+        return PreemptiveSimulation(make(models, rates), gpus, requests, length / 2, length).run()
 
     return round(goodput(run, 0.5 * staggered_peak(models[0], gpus), 0.1 if quick else 0.03))
 

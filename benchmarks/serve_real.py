@@ -30,9 +30,9 @@ import torch
 from torch import nn
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.rival_servers.serve_batch import ServeBatch
 from symphony_serve import seen_times
-from symphony_serve.baselines.serve_batch import ServeBatch
-from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import Refused

@@ -37,9 +37,10 @@ from typing import Any
 
 from benchmarks.common import ROOT, NotEnded, cores, finish, kill_tree, parser, result, say
 from benchmarks.head import Head, head
+from benchmarks.scaled_profile import scaled
 from benchmarks.side_limit import SideLimit
 from benchmarks.sides import JOB
-from fluidtune.profiles import DEFAULT, Profile
+from fluidtune.profiles import DEFAULT
 from themis_bridge import independent_finish_time
 
 #: The sides, in the order in which they are run.
@@ -189,8 +190,7 @@ def main() -> None:
         profile = None
         if emulated:
             profile = str(Path(directory) / "profile.json")
-            scaled: Profile = DEFAULT.scaled(options.seconds)
-            scaled.save(profile)
+            scaled(DEFAULT, options.seconds).save(profile)
         limit = SideLimit(options.limit)
         found = {}
         for name in EMULATED_SIDES if emulated else SIDES:

@@ -33,10 +33,12 @@ from typing import Any
 from benchmarks.algorithms import ALGORITHMS, means
 from benchmarks.common import cores, cpu_or_emulated, finish, parser, ratios, result
 from benchmarks.demo import fluid_iterations, stock_iterations
+from benchmarks.scaled_profile import scaled
 from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
+from benchmarks.stock_events import events_from_tune_results
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.report import EVENT_LOG_NAME, events_from_tune_results, read_events, utilisation_png, write_report
+from fluidtune.report import EVENT_LOG_NAME, read_events, utilisation_png, write_report
 from fluidtune.report.occupancy import held_part, occupancy_of
 
 #: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
@@ -93,7 +95,7 @@ def main() -> None:
         if emulated:
             profile = Profile.load(args.profile) if args.profile else DEFAULT
             path = str(Path(directory) / "profile.json")
-            profile.scaled(args.seconds or (0.2 if args.quick else 1.0)).save(path)
+            scaled(profile, args.seconds or (0.2 if args.quick else 1.0)).save(path)
         keep = str(args.out or Path(directory) / "keep") if emulated else None
         limit = SideLimit(args.limit)
         measured = repeat(sides(args.devices, ["--algorithm", args.algorithm, *job], path, keep), args.repeats, limit)

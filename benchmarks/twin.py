@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.algorithms import ALGORITHMS
 from benchmarks.common import cores, cpu_or_emulated, finish, parser, result, say
+from benchmarks.scaled_profile import scaled
 from benchmarks.sides import OURS, sides
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
@@ -48,7 +49,7 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="fluidtune-profile-") as directory:
         path = str(Path(directory) / "profile.json")
-        DEFAULT.scaled(args.seconds or (0.2 if args.quick else 1.0)).save(path)
+        scaled(DEFAULT, args.seconds or (0.2 if args.quick else 1.0)).save(path)
         for algorithm in algorithms:
             job = emulated_job(algorithm, args.quick) if emulated else digits
             whole = run(args.devices, algorithm, job, path)

@@ -2,9 +2,9 @@
 
 It decides which trials a device admits (`admission`), in which lane of its memory each is (`lanes`), and whose
 iteration runs next in a lane (`turns`), from what trials need and by a policy (`policies`). These modules are pure, and
-`twin` runs them on a virtual clock. For trials in real processes, `client` is a trial's side and `service` the
-device's; with `gate` and `seat_table`, trials take turns by themselves in shared memory. `trial` and `memory` measure
-what a trial needs and hold it to what it was promised. `packing` answers for those who place trials.
+`benchmarks.shared_device` runs them on a virtual clock. For trials in real processes, `client` is a trial's side and
+`service` the device's; with `gate` and `seat_table`, trials take turns by themselves in shared memory. `trial` and
+`memory` measure what a trial needs and hold it to what it was promised. `packing` answers for those who place trials.
 
 Start with `messages`, then `admission` and `turns`; docs/salus.md has the decisions and the figures. Which trials share
 a device is not decided here (fluidtune does that). Nothing here imports ray or fluidtune, and what this module exports

@@ -127,11 +127,6 @@ class LaneClient:
         self._hang_up()
 
     @property
-    def gate(self) -> Gate:
-        """The gate of the last admission. Raises SalusError if the trial is not admitted."""
-        return self._admitted()
-
-    @property
     def token(self) -> int:
         """The token of the last admission; 0 before the first."""
         return self._token

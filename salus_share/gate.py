@@ -42,9 +42,8 @@ class Gate:
         self._arrive, self._end_iteration = turns.arrive, turns.end_iteration
         self._index = index
         self.token = token
-        #: The lane of the iteration under way, or of the last one, and whether it has other trials.
+        #: The lane of the iteration under way, or of the last one.
         self.lane = -1
-        self.shared = False
         self._pass = _Pass(self)
         self._inside = False
         self._began = 0.0
@@ -94,7 +93,7 @@ class Gate:
             with self._lock:
                 state, _, token, self.lane = table.admission_of(self._index)
                 check_token(self.token, token, state)
-                granted, self.shared = self._arrive(self._index, self.lane, self._began)
+                granted = self._arrive(self._index, self.lane, self._began)
             if granted != self._index:
                 if granted is not None:
                     self._waker.wake(table, granted)

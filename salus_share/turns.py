@@ -121,25 +121,22 @@ class Turns(Generic[Key]):
         self._policy = policy
         self._seats = seats
 
-    def arrive(self, key: Key, lane: int, now: float) -> tuple[Key | None, bool]:
-        """A trial is at the gate of its lane.
-
-        Returns who was given the lane (None: somebody has it, or it is kept), and whether the lane has other trials.
-        """
+    def arrive(self, key: Key, lane: int, now: float) -> Key | None:
+        """A trial is at the gate of its lane. Returns who was given the lane; None: somebody has it, or it is kept."""
         seats = self._seats
         busy, clock = seats.others(key, lane)
         if clock is None:
             seats.set_state(key, INSIDE)
-            return key, False
+            return key
         last_turn, service, remaining, last_s = seats.counts(key)
         with_credit = credited(service, clock)
         if with_credit != service:
             seats.set_counts(key, (last_turn, with_credit, remaining, last_s))
         if busy:
             seats.set_state(key, READY)
-            return self.grant(lane, now), True
+            return self.grant(lane, now)
         seats.set_state(key, INSIDE)
-        return key, True
+        return key
 
     def end_iteration(self, key: Key, lane: int, seconds: float, now: float, *, leaving: bool = False) -> Key | None:
         """The iteration of a trial that was INSIDE is over after ``seconds``. Returns whom to wake.

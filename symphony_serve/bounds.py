@@ -21,16 +21,7 @@ def staggered(profile: Profile, slo: float, gpus: int) -> Peak:
 
     A request waits at most l(b)/gpus for the start of its batch. Size and rate are 0 if no batch is in time.
     """
-    return _peak(profile, slo / (1 + 1 / gpus), gpus)
-
-
-def uncoordinated(profile: Profile, slo: float, gpus: int) -> Peak:
-    """GPUs that know nothing of each other: a request waits for a whole batch, ``2 * l(b) <= slo``."""
-    return _peak(profile, slo / 2, gpus)
-
-
-def _peak(profile: Profile, most: float, gpus: int) -> Peak:
-    size = profile.largest(most)
+    size = profile.largest(slo / (1 + 1 / gpus))
     return Peak(size, gpus * size / profile.seconds(size) if size else 0.0)
 
 

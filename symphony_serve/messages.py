@@ -167,14 +167,6 @@ class Dispatch(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Preempt(Instruction):
-    """Stop a batch that runs; nothing of it is answered. Only the baseline Shepherd does so."""
-
-    gpu: int
-    plan: int
-
-
-@dataclass(frozen=True, slots=True)
 class Suspect(Instruction):
     """The GPU has not answered for much longer than its batch takes. It counts as lost until it joins again."""
 

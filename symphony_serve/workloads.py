@@ -57,17 +57,6 @@ def _gamma(rates: Mapping[str, float], slos: Mapping[str, float], seed: int, sha
         heapq.heapreplace(coming, (now + rng.gammavariate(shape, gaps[model]), model))
 
 
-def staggered(model: str, count: int, gap: float, slo: float) -> list[Request]:
-    """``count`` requests of one model at 0, ``gap``, 2*``gap`` and so on; ids from 1 (figure 4)."""
-    return [Request(number, model, gap * (number - 1), gap * (number - 1) + slo) for number in range(1, count + 1)]
-
-
-def zipf(models: Sequence[str], exponent: float) -> dict[str, float]:
-    """Shares of the load by model that add up to 1: the i-th model has one in proportion to ``1/i**exponent``."""
-    weights = [1 / place**exponent for place in range(1, len(models) + 1)]
-    return {model: weight / sum(weights) for model, weight in zip(models, weights, strict=True)}
-
-
 def equal(models: Sequence[str]) -> dict[str, float]:
     """The same share of the load for each model."""
     return dict.fromkeys(models, 1 / len(models))

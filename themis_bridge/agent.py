@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from themis_bridge import messages as m
 from themis_bridge.auction import Bid
@@ -23,9 +23,6 @@ class Work(Protocol):
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation | Endless:
         """The work left now. ``contention`` (N_avg) and ``cluster_gpus`` (R_C) are needed for T_id or the share."""
-
-    def facts(self) -> Any:
-        """What the baselines of the twin need to know; None in an app that is never run under them."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ class Agent:
         held = [view.gpu for view in self.leases.values()]
         if isinstance(value, Endless):
             rho, best = value.rho(held), value.rho((), {1: value.useful})
-            report = m.Report(rho, value.useful, best=min(best, rho), facts=self.work.facts(), endless=True)
+            report = m.Report(rho, value.useful, best=min(best, rho), endless=True)
             return m.RhoAnswer(self.app, self.session, ask.round, report)
         tokens = tuple(sorted(view.token for view in self.leases.values()))
         rho = value.rho(held)
@@ -142,9 +139,7 @@ class Agent:
         whole = value.independent / ask.contention if value.whole is None else value.whole
         fair = value.independent
         ends = max(0.0, rho * fair - value.elapsed)
-        report = m.Report(
-            rho, value.useful, value.gang, self.work.facts(), best, left, whole, tokens, fair, ends, value.demand
-        )
+        report = m.Report(rho, value.useful, value.gang, best, left, whole, tokens, fair, ends, value.demand)
         return m.RhoAnswer(self.app, self.session, ask.round, report)
 
     def _answer_offer(self, offer: m.Offer) -> m.BidAnswer:

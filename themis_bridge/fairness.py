@@ -118,15 +118,6 @@ def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float,
     return budget / min(cluster_gpus / contention, max_gpus)
 
 
-def static_finish_time(budget: float, cluster_gpus: float, max_gpus: float, jobs: int) -> float:
-    """T_id as Shockwave computes it for a trace: seconds alone on all GPUs that the job can use, times jobs per GPU.
-
-    It is only to compare with what they publish: an app cannot know how many jobs a trace will have. Arguments as of
-    `independent_finish_time`; ``jobs``: in the whole trace.
-    """
-    return budget / min(cluster_gpus, max_gpus) * max(1.0, jobs / cluster_gpus)
-
-
 def endless_rho(wanted: float, share: float, gpus: float) -> float:
     """rho of an app that never ends: what it could do with its share, over what it does with ``gpus`` GPUs.
 

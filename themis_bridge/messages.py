@@ -82,7 +82,6 @@ class Report:
     rho: its finish-time fairness if it keeps the GPUs that it holds.
     useful: the most GPUs that it could use now, including those that it holds.
     gang: how many of its GPUs should be on one machine.
-    facts: what the baselines of the twin need to know; None otherwise.
     best: its rho if it had all GPUs that it could use from now on.
     left: seconds until it would end with all those GPUs.
     whole: T_cluster, seconds that all its work, done and left, takes with all those GPUs.
@@ -96,7 +95,6 @@ class Report:
     rho: float
     useful: int
     gang: int = 1
-    facts: Any = None
     best: float = 0.0
     left: float = 0.0
     whole: float = 0.0

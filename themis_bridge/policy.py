@@ -2,7 +2,7 @@
 
 A policy sees the apps' reports and chooses the apps that are offered the GPUs; with their bids it decides who gets
 which GPU. Everything else the arbiter does in the same way for every policy. The baselines are in
-`themis_bridge.twin.baselines`.
+`benchmarks.shared_cluster.baselines`.
 """
 
 from __future__ import annotations

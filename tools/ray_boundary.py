@@ -71,13 +71,6 @@ PUBLIC_MODULES = frozenset(
 
 #: (file, name) -> why this access is allowed where it is.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("fluidtune/elastic/fused/alikeness.py", "_parameters"): "torch's: others are put in their place",
-    ("fluidtune/elastic/fused/alikeness.py", "_buffers"): "torch's: others are put in their place",
-    ("fluidtune/elastic/fused/alikeness.py", "_compiled_call_impl"): "torch's: has no public reader",
-    ("fluidtune/elastic/fused/fused_call.py", "_version"): "torch's: whether a tensor was changed in place",
-    ("fluidtune/elastic/fused/fused_call.py", "_flat_weights"): "torch's: its parameters a second time",
-    ("fluidtune/elastic/fused/stack_memory.py", "_version"): "torch's: whether a tensor was changed in place",
-    ("fluidtune/elastic/fused/stacked_tensor.py", "_version"): "torch's: whether a tensor was changed in place",
     ("tests/cluster/process_properties.py", "_global_forward_hooks"): "torch's: has no public reader",
     ("tests/cluster/process_properties.py", "_validate_args"): "torch's: has no public reader",
     ("fluidtune/elastic/hvd/elastic.py", "_handlers"): "Horovod's: its states keep their parts there",

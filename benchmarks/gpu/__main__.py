@@ -53,12 +53,6 @@ MODELS = 42
 BEST_APART = 0.02
 #: The part of an epoch in which a trial alone leaves the GPU idle. Issue 22: half of the time.
 IDLE = (0.4, 0.6)
-#: Issue 21: so many small convolutional trials as one, at least so many times the iterations a second of the best
-#: packing under MPS.
-FUSED_TRIALS, FUSED_FASTER = 16, 3.0
-#: How far the last losses of fused trials may be from those alone, as a part. Judgement: cuDNN sums a grouped
-#: convolution in another order, and 200 iterations of training enlarge what is rounded otherwise.
-FUSED_APART = 0.01
 #: What the sides of the search are, for a reader who has not seen this script.
 SIDES = (
     "The same search runs four times. `fluid`: FluidTune finds out how many trials share the GPU. `lanes`: FluidTune"
@@ -70,7 +64,7 @@ SEARCH_S = 150.0
 #: How many times as long a question of `benchmarks.gpu.probes` may take on a core that is shared with others.
 CORE_PATIENCE = 4.0
 SEARCH = str(ROOT / "benchmarks" / "gpu" / "search.py")
-TESTS = [f"tests/salus/test_{name}.py" for name in ("streams", "memory", "telemetry", "mps")]
+TESTS = [f"tests/salus/test_{name}.py" for name in ("memory", "telemetry", "mps")]
 
 
 @dataclass(frozen=True)
@@ -157,27 +151,6 @@ def judge_salus(outcome: Outcome) -> list[Claim]:
     return claims
 
 
-def judge_fused(outcome: Outcome, rehearsal: bool = False) -> list[Claim]:
-    text = f"{FUSED_TRIALS} small convolutional trials as one: {FUSED_FASTER:g} times the best packing under MPS"
-    found = outcome.figures
-    if found is None:
-        return [Claim(text, False, f"{ended(outcome)}: {last_line(outcome.output)}")]
-    best, rows = found["best_packing"]["convolution"], found["models"]["convolution"]
-    under_mps = found["not_under_mps"] is None
-    held = None if rehearsal or not under_mps else best["trials"] == FUSED_TRIALS and best["ratio"] >= FUSED_FASTER
-    shown = (
-        f"{best['ratio']:.2f} times: {best['fused']:.0f} iterations a second as one, {best['packed']:.0f} packed,"
-        f" {best['at_a_time']} at a time" + ("" if under_mps else f", not under MPS: {found['not_under_mps']}")
-    )
-    apart = max(row["worst_difference"] for row in rows.values())
-    reasons = found["reasons"]["convolution"]
-    return [
-        Claim(text, held, shown),
-        Claim("the trials are fused, with their dropout", not reasons, "; ".join(reasons) or "all"),
-        Claim("fused trials have the losses that they have alone", apart <= FUSED_APART, f"{apart:.1e} apart at most"),
-    ]
-
-
 def judge_resize(outcome: Outcome) -> list[Claim]:
     text = "a trial grows to two GPUs and shrinks"
     if outcome.figures is None:
@@ -231,14 +204,6 @@ def last_line(output: str) -> str:
     return (output.strip().splitlines() or ["no output"])[-1][:300]
 
 
-def fused(rehearsal: bool) -> list[str]:
-    """`benchmarks.fused` for `judge_fused`; with few trials in a rehearsal, which a busy machine must not hold up."""
-    counts = [1, 4] if rehearsal else [1, 2, 4, 8, FUSED_TRIALS]
-    where, iterations, repeats = ("cpu", 3, 1) if rehearsal else ("cuda", 200, 3)
-    command = [sys.executable, "-m", "benchmarks.fused", "--json", "--device", where, "--model", "convolution"]
-    return [*command, "--iterations", str(iterations), "--repeats", str(repeats), "--counts", *map(str, counts)]
-
-
 def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
     """What is gone through, in this order."""
     python = sys.executable
@@ -259,7 +224,6 @@ def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
         # They tell most a second, so that they come to it in a run of any budget.
         *probes(rehearsal),
         Part("tests", tests, 120.0, judge_tests),
-        Part("fused", fused(rehearsal), 90.0, partial(judge_fused, rehearsal=rehearsal), last_object),
     ]
     found.append(Part("search, pace", [python, SEARCH, "--pace", "--out", str(out), *core], 40.0, judge_search))
     for side, command in searches.items():
@@ -293,8 +257,6 @@ def probes(rehearsal: bool) -> list[Part]:
 def not_run(rehearsal: bool, gpus: int) -> list[str]:
     """What a reader may miss on the page, and why it is not there."""
     found = [
-        "A search with fused trials (`fluidtune/elastic/fused`): no worker uses them yet. The part `fused` measures"
-        " them by themselves.",
         "A client of MPS that is killed while it computes: ask by `python -m benchmarks.gpu.probes mps_killed`."
         " Nobody knows what becomes of this user's other programs on that GPU.",
         "A kernel that fails under MPS: it ends every program of this user on that GPU.",

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,11 +27,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.gpu.peers import communicator, killed_peers, two_ranks
-from benchmarks.salus_jobs import device_home
 from fluidtune.cluster.process_leftovers import GPU_MEMORY_ALLOWANCE
 from fluidtune.cluster.process_reset import ProcessBaseline
-from salus_share import Need
-from salus_share.captures import CaptureRefused
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.telemetry import Telemetry
@@ -116,81 +112,6 @@ def unload_is_right(answer: Answer) -> bool:
     return clean and max(answer["allocated"], answer["reserved"]) <= GPU_MEMORY_ALLOWANCE
 
 
-def _empty_beside_a_pool(pipe: Connection, device: str) -> None:
-    """Empty torch's cache while another thread is in its pool."""
-    import torch
-
-    entered, leave = threading.Event(), threading.Event()
-    pool = torch.cuda.MemPool()
-
-    def inside() -> None:
-        with torch.cuda.use_mem_pool(pool):
-            entered.set()
-            leave.wait()
-
-    thread = threading.Thread(target=inside, daemon=True)
-    thread.start()
-    entered.wait()
-    x = torch.empty(1024 * MB, dtype=torch.uint8, device=device)
-    del x
-    try:
-        torch.cuda.empty_cache()
-        pipe.send({"left_mb": torch.cuda.memory_reserved() // MB})
-    except RuntimeError as error:
-        pipe.send({"raised": str(error).splitlines()[0]})
-    leave.set()
-    thread.join()
-
-
-def pools(device: str) -> Answer:
-    import torch
-
-    from salus_share.streams import InProcessLanes, LaneJob
-
-    child, process = start(_empty_beside_a_pool, device)
-    found: Answer = {"emptied_beside_a_pool": answer_of(child, process)}
-    process.join()
-    found["then_ended_with"] = process.exitcode
-    inside, over = threading.Event(), threading.Event()
-
-    def stays(job: LaneJob) -> None:
-        with job.iteration():
-            x = torch.ones(64 * MB, device=device)
-            inside.set()
-            over.wait(CHILD_S)
-            del x
-
-    def goes(job: LaneJob) -> None:
-        inside.wait(CHILD_S)
-        with job.iteration():
-            x = torch.ones(64 * MB, device=device)
-            del x
-        over.set()
-
-    with device_home() as directory:
-        lanes = InProcessLanes(device, "pools", capacity=4096 * MB, policy="FAIR", directory=directory)
-        futures = [lanes.start(work.__name__, work, Need(8 * MB, 512 * MB)) for work in (stays, goes)]
-        for future in futures:
-            future.result(CHILD_S)
-    return {**found, "reserved": torch.cuda.memory_reserved()}
-
-
-def backward(device: str) -> Answer:
-    import torch
-
-    # More than cuBLAS takes from the pool for itself.
-    found: Answer = {"gradient": 8192 * 8192 * 4}
-    for name, threads in (("own_thread", False), ("torchs_thread", True)):
-        layer, pool = torch.nn.Linear(8192, 8192).to(device), torch.cuda.MemPool()
-        x = torch.ones(8, 8192, device=device)
-        with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(pool):
-            with torch.autograd.set_multithreading_enabled(threads):
-                layer(x).sum().backward()
-            torch.cuda.synchronize()
-        found[name] = sum(segment["total_size"] for segment in pool.snapshot())
-    return found
-
-
 def visible(device: str) -> Answer:
     code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
     gpu = Telemetry().sample()[0]
@@ -206,50 +127,6 @@ def visible(device: str) -> Answer:
 def visible_is_right(answer: Answer) -> bool:
     seen = [answer["by_uuid"], answer["by_number"]]
     return all(each[0] == "1" and each[1].removeprefix("GPU-") == answer["nvml"].removeprefix("GPU-") for each in seen)
-
-
-def capture(device: str) -> Answer:
-    """A CUDA graph in a thread, while another trial of the process is in its memory pool."""
-    import torch
-
-    from salus_share.streams import InProcessLanes, LaneJob
-
-    inside, over = threading.Event(), threading.Event()
-
-    def stays(job: LaneJob) -> None:
-        with job.iteration():
-            x = torch.ones(1024, 1024, device=device)
-            inside.set()
-            while not over.wait(0.001):
-                x = torch.tanh(x @ x)
-
-    def captures(job: LaneJob, mode: str) -> Any:
-        inside.wait(CHILD_S)
-        x = torch.ones(256, 256, device=device)
-        x @ x  # what cuBLAS allocates once is no part of a graph
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, capture_error_mode=mode):
-                y = x @ x
-        except CaptureRefused:
-            return "refused"
-        graph.replay()
-        torch.cuda.synchronize()
-        return float(y[0, 0])
-
-    found: Answer = {}
-    with device_home() as directory:
-        lanes = InProcessLanes(device, "capture", capacity=4096 * MB, policy="FAIR", directory=directory)
-        neighbour = lanes.start("stays", stays, Need(64 * MB, 64 * MB))
-        for mode in ("global", "thread_local"):
-            work = lanes.start(mode, partial(captures, mode=mode), Need(64 * MB, 64 * MB))
-            error = work.exception(CHILD_S)
-            found[mode] = work.result() if error is None else f"{type(error).__name__}: {str(error)[:200]}"
-        over.set()
-        failed = neighbour.exception(CHILD_S)
-        found["neighbour"] = "well" if failed is None else str(failed)[:200]
-    return found
 
 
 def full(device: str) -> Answer:
@@ -376,16 +253,6 @@ def _all_known(answer: Answer) -> bool:
 PROBES: dict[str, Probe] = {
     "context": Probe(context, "a CUDA context is no larger than 600 MiB", context_is_right),
     "unload": Probe(unload, "a worker holds nothing of the trial that has left it", unload_is_right, cores=True),
-    "pools": Probe(
-        pools,
-        "threads in memory pools give their memory back",
-        lambda answer: answer["reserved"] <= GPU_MEMORY_ALLOWANCE,
-    ),
-    "backward": Probe(
-        backward,
-        "a backward pass allocates in the pool if it runs in its own thread, else not",
-        lambda answer: answer["own_thread"] >= answer["gradient"] > answer["torchs_thread"],
-    ),
     "two_ranks": Probe(
         two_ranks,
         "NCCL refuses two workers on one GPU, and both hear it",
@@ -405,11 +272,6 @@ PROBES: dict[str, Probe] = {
         lambda answer: answer["grown_mb"] <= GPU_MEMORY_ALLOWANCE // MB and answer["abort_s"] < answer["kernel_s"] / 2,
     ),
     "visible": Probe(visible, "CUDA_VISIBLE_DEVICES by UUID and by number are NVML's GPU", visible_is_right),
-    "capture": Probe(
-        capture,
-        "a CUDA graph is captured beside another thread with `thread_local`, and refused without",
-        lambda answer: answer == {"global": "refused", "thread_local": 256.0, "neighbour": "well"},
-    ),
     "full": Probe(full, "a library that finds no memory is known by its error", _all_known),
     "loader": Probe(
         loader, "forked loaders work where CUDA has started", lambda answer: answer["sum"] == 523776.0, cores=True

@@ -5,7 +5,7 @@ and no Ray. Parts, each in processes of its own:
 
 - `pack`: 8 small models trained side by side, seconds for all of their steps: `fifo`, `time_slicing` (processes, no
   gate), `mps` (the same under MPS, left out where MPS is not available), `lanes` (processes with a gate each, PACK),
-  `lanes_mps`, `threads` (one process, a stream and a memory pool per lane).
+  `lanes_mps`.
 - `mps`: the daemon is started, a client is held to the limit it was given, and the daemon is told to quit.
 - `admissions`: 1,000 random needs in 8 processes, or as many as there is time for; every trial allocates what it said,
   E within iterations. It counts those that ran out of memory, which must be 0.
@@ -14,9 +14,9 @@ and no Ray. Parts, each in processes of its own:
 - `resident`: 42 models in one process, latency as in benchmarks.inference, and how many were admitted at once.
 - `overhead`: the part of an iteration that a trial alone loses to the gate, and to a worker with lanes switched on.
 
-Record with ``--json > docs/results/salus-gpu.json`` and compare `pack`'s sides: the faster of `lanes`, `lanes_mps`
-and `threads` that is safe should be the default (docs/salus.md says why it is processes until then). ``--rehearse``
-goes through all parts but `mps` on a core, with two copies: this shows that the script runs, and measures nothing.
+Record with ``--json > docs/results/salus-gpu.json`` and compare `pack`'s sides: the faster of `lanes` and
+`lanes_mps` should be the default. ``--rehearse`` goes through all parts but `mps` on a core, with two copies: this
+shows that the script runs, and measures nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import os
 import random
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
-from benchmarks.salus_jobs import all_ready, device_home, end_service, seat, together
+from benchmarks.salus_jobs import device_home, end_service, seat, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings, LaneTicket
 from salus_share import Need
 from salus_share.client import LaneClient
@@ -126,38 +125,11 @@ def train(
     client.leave()
 
 
-def train_threads(begin: Any, directory: str, steps: int, plan: Plan) -> None:
-    """Train all copies in this process."""
-    from salus_share.streams import InProcessLanes, LaneJob
-
-    lanes = InProcessLanes(plan.device, "gpu", capacity=plan.capacity, policy="PACK", directory=Path(directory))
-
-    ready, go = threading.Semaphore(0), threading.Event()
-
-    def work(job: LaneJob) -> None:
-        step = model_and_step(plan.device)
-        with job.iteration():
-            step()
-        ready.release()
-        go.wait()
-        for _ in range(steps):
-            with job.iteration():
-                step()
-
-    futures = [lanes.start(f"copy{index}", work, NEED) for index in range(plan.copies)]
-    all_ready(ready, futures)
-    wait_for(plan.device)
-    begin()
-    go.set()
-    for future in futures:
-        future.result()
-
-
 def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
     """Seconds until all copies have done their steps, by side."""
     sides: dict[str, float] = {}
     steps = plan.count(50, 2000)
-    for name in ("fifo", "time_slicing", "mps", "lanes", "lanes_mps", "threads"):
+    for name in ("fifo", "time_slicing", "mps", "lanes", "lanes_mps"):
         with device_home() as directory:
             where, environment = str(directory), {}
             mps = None
@@ -168,17 +140,13 @@ def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
                     continue
                 environment = mps.environment()
             try:
-                if name == "threads":
-                    sides[name] = together(train_threads, [(where, steps, plan)])[0]
-                else:
-                    policy = {"fifo": "FIFO", "time_slicing": None, "mps": None}.get(name, "PACK")
-                    # The service is started once, and not timed.
-                    if policy is not None:
-                        LaneClient(
-                            "gpu", "starts", capacity=plan.capacity, policy=policy, directory=directory
-                        ).start_service()
-                    rows = [(where, f"copy{i}", policy, environment, steps, plan) for i in range(plan.copies)]
-                    sides[name] = together(train, rows)[0]
+                policy = {"fifo": "FIFO", "time_slicing": None, "mps": None}.get(name, "PACK")
+                # The service is started once, and not timed.
+                if policy is not None:
+                    service = LaneClient("gpu", "starts", capacity=plan.capacity, policy=policy, directory=directory)
+                    service.start_service()
+                rows = [(where, f"copy{i}", policy, environment, steps, plan) for i in range(plan.copies)]
+                sides[name] = together(train, rows)[0]
             finally:
                 if mps is not None:
                     mps.release()

@@ -1,8 +1,8 @@
 """The paper's two width rules: StaticFluid for a group that arrives, DynamicFluid when something is freed.
 
-Only widths are decided here. `placement` decides which devices a trial gets and when; `planner` finds out whether other
-widths would finish sooner. Neither rule knows how many devices are free. The widths may add up to more than n, because
-of the clamp at 1/c or of a scale-up whose matching scale-down does not pay; the caller then queues what does not fit.
+Only widths are decided here. `placement` decides which devices a trial gets and when. Neither rule knows how many
+devices are free. The widths may add up to more than n, because of the clamp at 1/c or of a scale-up whose matching
+scale-down does not pay; the caller then queues what does not fit.
 """
 
 from __future__ import annotations

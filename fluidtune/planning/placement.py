@@ -1,4 +1,4 @@
-"""From widths to devices and times: list scheduling, largest first.
+"""The static plan of a TrialGroup: StaticFluid's widths, and list scheduling, largest first.
 
 Given how wide every trial runs, this module decides which devices it gets and when it starts. It never changes a width.
 What does not fit is queued. Whenever devices become free, the largest trial that fits starts, so that a wide trial that
@@ -12,9 +12,25 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Literal
 
+from fluidtune.planning.fluid import static_fluid
 from fluidtune.planning.loads import TrialLoad, Width, as_width, check_limits, check_unique, runtime
 from fluidtune.planning.schedule import Schedule, Segment
+
+
+def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Literal["static"] = "static") -> Schedule:
+    """A schedule of ``loads`` on ``n`` devices with packing limit ``c`` and scaling limit ``d`` (alg. 3.1).
+
+    Each trial has one segment, at its StaticFluid width; a trial of height 0 has none. Times are seconds from the
+    plan's start. The same input gives the same plan. Raises ValueError for a limit below 1, a trial given twice, or
+    another policy.
+    """
+    if policy != "static":
+        raise ValueError(f"policy is {policy!r}, expected 'static'")
+    n, c, d = check_limits(n, c, d)
+    listed = check_unique(loads)
+    return place(listed, static_fluid(listed, n, c=c, d=d), n)
 
 
 def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Schedule:

@@ -199,18 +199,6 @@ class Profile:
         data["packed"] = {str(count): seconds for count, seconds in self.packed.items()}
         Path(path).write_text(json.dumps({**data, "seconds": dict(self.seconds)}, indent=2) + "\n")
 
-    def scaled(self, seconds: float) -> Profile:
-        """A profile of the same shape of which an iteration takes ``seconds`` on one device."""
-        factor = seconds / self.seconds["1"]
-        return Profile(
-            self.name,
-            {placement: value * factor for placement, value in self.seconds.items()},
-            {count: value * factor for count, value in self.packed.items()},
-            self.memory,
-            self.resize,
-            self.source,
-        )
-
 
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

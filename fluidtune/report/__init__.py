@@ -1,9 +1,9 @@
 """The report of an experiment: its event log, and the figures and pictures derived from the log.
 
 Decides which events exist (events.py), which trial held which device when (occupancy.py), which figures describe a run
-(summary.py, with gain.py for the estimated gain) and what the pictures show (pictures.py, in the style of drawing.py).
-write.py puts all of that into files; stock.py turns results of stock Ray Tune into events, so that both can be drawn
-together. Everything follows from the events: the report works on a log alone, without Ray and torch.
+(summary.py, with distance.py for the bound) and what the pictures show (pictures.py, in the style of drawing.py).
+write.py puts all of that into files. Everything follows from the events: the report works on a log alone, without Ray
+and torch.
 
 live.py and top.py follow a run that goes on. Start with events.py, then occupancy.py. This room does not decide when an
 event is written (fluidtune/tune does) and has no influence on a run.
@@ -20,25 +20,21 @@ from fluidtune.report.events import (
     read_events,
     this_machine,
 )
-from fluidtune.report.gain import EstimatedGain
 from fluidtune.report.occupancy import (
     Interval,
     Occupancy,
     busy_over_time,
-    device_held_parts,
     held_part,
     occupancy_of,
     packing_levels,
 )
 from fluidtune.report.pictures import timeline_png, utilisation_png
-from fluidtune.report.stock import events_from_tune_results
 from fluidtune.report.summary import Summary, render, summarise
 from fluidtune.report.write import ReportPaths, write_report
 
 __all__ = [
     "EVENT_LOG_NAME",
     "SCHEMA",
-    "EstimatedGain",
     "EventLog",
     "EventLogError",
     "Events",
@@ -48,8 +44,6 @@ __all__ = [
     "ReportPaths",
     "Summary",
     "busy_over_time",
-    "device_held_parts",
-    "events_from_tune_results",
     "find_log",
     "occupancy_of",
     "packing_levels",

@@ -18,6 +18,11 @@ def iterations_in(result: EventDict) -> int:
     return int(result.get("iterations") or 1)
 
 
+def width_of(value: float) -> float:
+    """A width as a dictionary key: rounded to 4 digits, so that 1/3 is one width however it was computed."""
+    return round(float(value), 4)
+
+
 @dataclass
 class Durations:
     """Seconds of iterations."""

@@ -287,15 +287,6 @@ def held_part(use: Occupancy) -> float:
     return min(1.0, held_seconds(use) / available) if available > 0 else 0.0
 
 
-def device_held_parts(use: Occupancy) -> dict[int, float]:
-    """device -> the busy part of the time in which it was there, in [0, 1]; 0 for a device that never was."""
-    result = {}
-    for device, steps in device_steps(use).items():
-        there = _seconds(steps, steps.there)
-        result[device] = min(1.0, _seconds(steps, steps.busy) / there) if there > 0 else 0.0
-    return result
-
-
 def packing_levels(use: Occupancy) -> dict[int, float]:
     """Number of trials on a device at the same time (0 is idle) -> device-seconds, in ascending order."""
     levels: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """One run in figures: its time, the use of its devices, its resizes, losses and recoveries, and its best trial.
 
 This module decides which figures describe a run and how a terminal shows them. It does not draw (pictures.py) and does
-not compare two runs (benchmarks/). The seconds saved are an estimate whose formula is in gain.py.
+not compare two runs (benchmarks/).
 
 A new figure needs a field in `Summary`, its value in `summarise` (counted in `_Tally` if no event name counts it), a
 row in `_rows` if people shall see it, a row in docs/summary.md, and an assertion in tests/report/test_summary.py.
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.distance import Bound, bound_of
-from fluidtune.report.durations import Durations
+from fluidtune.report.durations import Durations, width_of
 from fluidtune.report.events import EventDict, load_events
-from fluidtune.report.gain import EstimatedGain, estimated_gain, width_of
 from fluidtune.report.occupancy import (
     available_seconds,
     held_seconds,
@@ -95,8 +94,6 @@ class Summary:
     workers_replaced: int
     devices_lost: int
     recoveries: int
-    #: Estimated; None when no iteration was reported.
-    estimated_gain: EstimatedGain | None
     #: The least time that any schedule of the same work could have had, and how far the run is from it; None where it
     #: cannot be told, see `distance.bound_of`.
     bound: Bound | None
@@ -209,7 +206,6 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         workers_replaced=tally.events["worker_replaced"],
         devices_lost=tally.events["device_lost"],
         recoveries=tally.events["recovered"],
-        estimated_gain=estimated_gain(events, wall, available / wall, use.intervals) if wall > 0 else None,
         bound=bound_of(events, use),
         best_trial=best_trial,
         best_metric=best_metric,
@@ -291,8 +287,6 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.recoveries or summary.restored:
         times = f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
         rows.append(("recoveries", f"{summary.recoveries}{times}"))
-    if summary.estimated_gain is not None and any(width not in (0.0, 1.0) for width in summary.widths):
-        rows += _gain_rows(summary.estimated_gain)
     if summary.bound is not None:
         rows.append(("bound", f"{duration(summary.bound.seconds)}, the run took {summary.bound.ratio:.2f} times that"))
     if summary.best_trial is not None:
@@ -322,25 +316,6 @@ def _use_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
     parts = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
     return rows + ([("other device time", ", ".join(parts))] if parts else [])
-
-
-def _gain_rows(gain: EstimatedGain) -> list[tuple[str, str]]:
-    outcome = f"{duration(abs(gain.seconds_saved))} {'lost' if gain.seconds_saved < 0 else 'saved'}"
-    rows = [
-        (
-            "estimated gain",
-            f"{outcome} against every trial at width 1 (estimated {duration(gain.seconds_at_width_one)})",
-        ),
-        (
-            "",
-            f"device time saved by packing {duration(gain.packing_device_seconds)},"
-            f" by growing {duration(gain.growing_device_seconds)}",
-        ),
-    ]
-    if gain.iterations_without_comparison:
-        what = plural(gain.iterations_without_comparison, "iteration")
-        rows.append(("", f"{what} had nothing to compare with and count as no gain"))
-    return rows
 
 
 def render(summary: Summary) -> RenderableType:

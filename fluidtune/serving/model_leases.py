@@ -102,10 +102,6 @@ class ModelLeases:
         """See `themis_bridge.agent.Work`."""
         return Endless(self.wanted, cluster_gpus / contention)
 
-    def facts(self) -> None:
-        """See `themis_bridge.agent.Work`: None, as a service never runs under the twin's baselines."""
-        return None
-
     @property
     def wanted(self) -> int:
         """How many devices the load wants, of those that the service may hold; at least 1."""

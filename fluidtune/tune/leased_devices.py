@@ -180,10 +180,6 @@ class Progress:
         elapsed = time.monotonic() - self._started
         return Valuation(phases, elapsed, independent, self._slowdowns, self._most, whole, self._together)
 
-    def facts(self) -> None:
-        """See `themis_bridge.agent.Work`: None, as a real job never runs under the twin's baselines."""
-        return None
-
 
 class LeasedDevices:
     """A `fluidtune.cluster.device_source.DeviceSource` whose devices are leases of the arbiter.

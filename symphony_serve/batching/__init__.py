@@ -6,7 +6,6 @@ which GPU. It never touches a clock: a moment is an argument.
 
 | former | order | gives up |
 | --- | --- | --- |
-| `fifo` | by deadline | only the heads that a batch of 1 could not serve |
 | `window` | by deadline | the heads that would keep the batch below its target (Nexus' rule, Symphony's default) |
 | `orloj` | by score, for times that vary | what would be late by its expected time |
 """

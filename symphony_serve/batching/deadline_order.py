@@ -1,4 +1,4 @@
-"""The requests of one model in the order of their deadlines: what the formers `fifo` and `window` have in common."""
+"""The requests of one model in the order of their deadlines: for `window` and `benchmarks.rival_servers.fifo`."""
 
 from __future__ import annotations
 

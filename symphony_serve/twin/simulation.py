@@ -19,7 +19,7 @@ from symphony_serve.messages import (
     Dispatch,
     Event,
     GpuJoined,
-    Preempt,
+    Instruction,
     Refuse,
     Request,
     RequestArrived,
@@ -93,10 +93,6 @@ class Outcome:
                 return size
         return 0
 
-    def median_queueing(self) -> float:
-        """The median of the seconds from arrival to start (figure 12)."""
-        return sorted(self.queueing)[len(self.queueing) // 2] if self.queueing else 0.0
-
 
 class Simulation:
     """A server and ``gpus`` GPUs, numbered from 0, which join at 0.
@@ -125,8 +121,6 @@ class Simulation:
         self._number = 0
         #: Requests that have come and are neither answered nor refused.
         self._open = 0
-        #: (GPU, plan) of batches that were pre-empted.
-        self._preempted: set[tuple[int, int]] = set()
         #: (GPU, token) of GPUs whose batch was given up and still runs.
         self._suspects: set[tuple[int, int]] = set()
         self._wake = math.inf
@@ -168,15 +162,16 @@ class Simulation:
             elif isinstance(instruction, Refuse):
                 self._open -= 1
                 self._count(instruction.request, "refused")
-            elif isinstance(instruction, Preempt):
-                self._preempt(instruction, now)
             elif isinstance(instruction, Suspect):
                 self._give_up(instruction)
+            else:
+                self._carry_out(instruction, now)
+
+    def _carry_out(self, instruction: Instruction, now: float) -> None:
+        """An instruction that the scheduler does not give, but another server does."""
+        raise ServeError(f"{instruction!r} is no instruction of a scheduler")
 
     def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
-        if (batch.gpu, batch.plan) in self._preempted:
-            self._preempted.remove((batch.gpu, batch.plan))
-            return
         if (batch.gpu, batch.token) in self._suspects:
             self._suspects.remove((batch.gpu, batch.token))
             self._keep_busy(batch.gpu, batch.start, end)
@@ -199,13 +194,6 @@ class Simulation:
         behind = {entry[2].plan for entry in sorted(running, key=lambda entry: entry[2].plan)[1:]}
         self._running = [one for one in self._running if one[2].gpu != instruction.gpu or one[2].plan not in behind]
         heapq.heapify(self._running)
-
-    def _preempt(self, instruction: Preempt, now: float) -> None:
-        self._preempted.add((instruction.gpu, instruction.plan))
-        start = next(
-            one.start for _, _, one in self._running if (one.gpu, one.plan) == (instruction.gpu, instruction.plan)
-        )
-        self._keep_busy(instruction.gpu, start, now)
 
     def _keep_busy(self, gpu: int, start: float, end: float) -> None:
         self._outcome.busy[gpu] += max(0.0, min(end, self._end) - max(start, self._begin))

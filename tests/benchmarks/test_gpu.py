@@ -14,14 +14,12 @@ import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.gpu.__main__ import (
-    FUSED_TRIALS,
     Claim,
     Outcome,
     Part,
     Report,
     go_through,
     judge_doctor,
-    judge_fused,
     judge_salus,
     judge_searches,
     judge_tests,
@@ -83,28 +81,6 @@ def test_what_single_parts_show() -> None:
     assert held(judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
 
 
-def test_what_the_fused_trials_show() -> None:
-    best = {"trials": FUSED_TRIALS, "fused": 900.0, "packed": 300.0, "at_a_time": 8, "ratio": 3.0}
-    figures = {
-        "best_packing": {"convolution": best},
-        "models": {"convolution": {"1": {"worst_difference": 0.0}, "16": {"worst_difference": 1e-4}}},
-        "reasons": {"convolution": []},
-        "not_under_mps": None,
-    }
-    assert [claim.held for claim in judge_fused(Outcome(0, 1.0, "", figures))] == [True, True, True]
-    assert [claim.held for claim in judge_fused(Outcome(0, 1.0, "", figures), rehearsal=True)] == [None, True, True]
-    slower = figures | {
-        "best_packing": {"convolution": best | {"ratio": 2.9}},
-        "reasons": {"convolution": ["its dropout draws in another order"]},
-        "models": {"convolution": {"16": {"worst_difference": 0.5}}},
-    }
-    assert [claim.held for claim in judge_fused(Outcome(0, 1.0, "", slower))] == [False, False, False]
-    (claim, *_) = judge_fused(Outcome(0, 1.0, "", figures | {"not_under_mps": "no server"}))
-    assert claim.held is None and claim.found.endswith("8 at a time, not under MPS: no server")
-    (claim,) = judge_fused(Outcome(1, 1.0, "torch finds no CUDA device here"))
-    assert claim.held is False and "status 1: torch finds no CUDA" in claim.found
-
-
 def test_the_page() -> None:
     claims = [Claim("a", True, "1 | 2"), Claim("b", False, "3"), Claim("c", None, "4")]
     text = page("Title", ["About."], [("first", 2.4, claims), ("second", None, [])])
@@ -116,7 +92,7 @@ def test_the_page() -> None:
 
 def test_the_page_says_what_was_not_run() -> None:
     one, two, rehearsal = not_run(False, 1), not_run(False, 2), not_run(True, 0)
-    assert all(any(what in line for line in two) for what in ("fused trials", "MPS", "off the bus"))
+    assert all(any(what in line for line in two) for what in ("MPS", "off the bus"))
     assert [line.split(",")[0] for line in one if line not in two] == ["A trial that grows to a second GPU"]
     assert any(line.startswith("CUDA, NCCL and MPS: two cores stood for GPUs") for line in rehearsal)
 
@@ -227,7 +203,6 @@ def test_the_rehearsal(no_ray, tmp_path: Path) -> None:
     assert sides.keys() == {"fluid", "lanes", "stock-quarter", "stock"}
     assert not any(side["errors"] for side in sides.values())
     assert "| searches | all sides find the same best trial | yes |" in said
-    assert "| fused | the trials are fused, with their dropout | yes |" in said
     assert "left out" not in said and (tmp_path / "fluid" / "fluid_events.jsonl").exists()
 
 

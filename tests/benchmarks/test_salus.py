@@ -77,7 +77,7 @@ def test_traces_are_seeded_and_have_the_published_work(tmp_path):
     [
         ("gate", {"gate", "socket"}),
         ("switch", {"lanes", "checkpoint"}),
-        ("pack", {"fifo", "time_slicing", "own_lanes", "lanes", "threads"}),
+        ("pack", {"fifo", "time_slicing", "own_lanes", "lanes"}),
         ("inference", {"resident", "reload"}),
     ],
 )

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 from ray.tune import Trainable
 
+from benchmarks.shared_device.twin import TwinSeat, TwinSeats
 from fluidtune.cluster import beside, leader_host
 from fluidtune.cluster.beside import ServedFirst, Turn
 from fluidtune.cluster.messages import LoadSpec
@@ -26,7 +27,6 @@ from salus_share import service as lane_service
 from salus_share.policies import Standing
 from salus_share.seat_table import FILE, SeatTable, home
 from salus_share.turns import READY, Turns
-from salus_share.twin import TwinSeat, TwinSeats
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
@@ -93,7 +93,7 @@ def test_a_batch_goes_before_every_trial_that_waits(lane):
 
 
 def _is_ready(turn):
-    gate = turn._client.gate
+    gate = turn._client._gate
     with gate._table.lock():
         return gate._table.seat(gate._index).state == READY
 
@@ -136,8 +136,8 @@ def test_batches_that_follow_each_other_closely_leave_every_other_turn_to_the_tr
     for number, name in enumerate(("service", "trial")):
         seats.put(name, TwinSeat(0, number, Standing(arrival=number, rung=int(name == "service"))))
     now, ran = 0.0, []
-    assert turns.arrive("service", 0, now) == ("service", True)
-    assert turns.arrive("trial", 0, now) == (None, True)
+    assert turns.arrive("service", 0, now) == "service"
+    assert turns.arrive("trial", 0, now) is None
     inside = "service"
     for _ in range(6):
         ran.append(inside)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.planning import Schedule, Segment, TrialLoad, Width, check, place
+from benchmarks.planners import check
+from fluidtune.planning import Schedule, Segment, TrialLoad, Width
+from fluidtune.planning.placement import place
 from tests.planning.groups import Group, audit, groups
 
 HALF = Fraction(1, 2)

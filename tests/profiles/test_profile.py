@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
 from fluidtune.profiles.measured import measure
-from fluidtune.profiles.recorded import combined, lucid_pairs, pollux_scaling
 
 times = st.floats(0.01, 100.0)
 
@@ -37,8 +37,8 @@ def test_placement_and_neighbours_are_read_off():
 
 @given(seconds=times, factor=st.floats(0.01, 100.0), width=st.integers(1, 8), trials=st.integers(1, 6))
 def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, width: int, trials: int):
-    profile = Profile("p", {"1": 1.0, "2": 0.6, "4": 0.4}, {2: 1.5}).scaled(seconds)
-    other = profile.scaled(seconds * factor)
+    profile = scaled(Profile("p", {"1": 1.0, "2": 0.6, "4": 0.4}, {2: 1.5}), seconds)
+    other = scaled(profile, seconds * factor)
     assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
 
 
@@ -98,35 +98,6 @@ def test_a_wrong_file_says_what_is_wrong(text: str | None, why: str, tmp_path: P
         path.write_text(text)
     with pytest.raises(ProfileError, match=why):
         Profile.load(path)
-
-
-def test_pollux_placements_are_read_at_a_global_batch(tmp_path: Path):
-    path = tmp_path / "job" / "placements.csv"
-    path.parent.mkdir()
-    path.write_text(
-        "placement,local_bsz,step_time,sync_time\n1,64,0.8,0\n1,128,1.6,0\n2,64,0.9,0\n11,32,0.6,0\n11,96,1.2,0\n"
-    )
-    profile = pollux_scaling(path, 128)
-    assert (profile.name, profile.seconds) == ("job", {"1": 1.6, "2": 0.9, "11": pytest.approx(0.9)})
-    with pytest.raises(ProfileError, match="no batch of 999"):
-        pollux_scaling(path, 999)
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ProfileError, match="no column 'placement'"):
-        pollux_scaling(path, 128)
-
-
-def test_lucid_pairs_are_read_for_two_equal_jobs(tmp_path: Path):
-    path = tmp_path / "colocate_info.csv"
-    sides = [f"{name}{side}" for side in "12" for name in ("model", "dataset", "gpu_num", "batchsize", "amp", "speed")]
-    rows = ["Net,Set,1,64,0,0.8,Net,Set,1,64,0,0.6", "Net,Set,1,64,0,0.9,Other,Set,1,64,0,0.9"]
-    path.write_text("\n".join([",".join([*sides, "gmem"]), *[f"{row},12288" for row in rows]]) + "\n")
-    profile = lucid_pairs(path, "Net", "Set", 64)
-    assert profile.packed == {2: pytest.approx(1 / 0.7)}
-    assert profile.memory == pytest.approx(0.25)
-    with pytest.raises(ProfileError, match="there are: Net/Set/64"):
-        lucid_pairs(path, "Other", "Set", 64)
-    both = combined(Profile("s", {"1": 4.0, "2": 2.2}), profile)
-    assert both.iteration((1,), 2) == pytest.approx(4 / 0.7)
 
 
 def result(t: float, trial: str, seconds: float) -> dict:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import (
     Interval,
+    Occupancy,
     available_seconds,
     busy_over_time,
-    device_held_parts,
     device_steps,
     held_part,
     held_seconds,
@@ -20,6 +20,14 @@ from fluidtune.report.occupancy import (
     packing_levels,
 )
 from tests.report.makers import begin, ended, ev, over, random_run, resized, started
+
+
+def held_by_device(use: Occupancy) -> dict[int, float]:
+    """Device -> the device-seconds that trials held of it."""
+    found = dict.fromkeys(use.available, 0.0)
+    for each in use.intervals:
+        found[each.device] += each.share * (each.end - each.start)
+    return found
 
 
 def test_two_halves_on_one_device():
@@ -68,7 +76,7 @@ def test_a_trial_that_grows_and_shrinks():
         Interval("a", 1, 1, 4, 8, 2),
         Interval("a", 0, 1, 8, 10, 1),
     ]
-    assert device_held_parts(use) == pytest.approx({0: 1.0, 1: 0.4})
+    assert held_by_device(use) == pytest.approx({0: 10, 1: 4})
     assert held_part(use) == pytest.approx(14 / 20)
 
 
@@ -284,7 +292,8 @@ def test_windows_add_up_to_the_whole_run(seed, devices, trials):
     edges = np.linspace(use.start, use.end, 11)
     busy = busy_over_time(use, edges)
     assert np.mean(busy.total) == pytest.approx(held_part(use))
-    assert {d: np.mean(part) for d, part in busy.devices.items()} == pytest.approx(device_held_parts(use))
+    seconds = {d: np.mean(part) * (use.end - use.start) for d, part in busy.devices.items()}
+    assert seconds == pytest.approx(held_by_device(use))
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=20), st.data())

@@ -1,4 +1,4 @@
-"""The figures of a run, computed by hand; the estimated gain of packing and growing; a run of thousands of trials."""
+"""The figures of a run, computed by hand; a run of thousands of trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from fluidtune.report.events import EventLog, Events
-from fluidtune.report.gain import estimated_gain
 from fluidtune.report.pictures import timeline_png, utilisation_png
 from fluidtune.report.summary import WidthFigures, duration, render, summarise
 from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
@@ -140,73 +139,14 @@ def test_trials_of_a_restored_run_end_once():
 
 def test_an_empty_log():
     summary = summarise([])
-    assert (summary.trials, summary.utilisation, summary.estimated_gain) == (0, 0, None)
+    assert (summary.trials, summary.utilisation, summary.bound) == (0, 0, None)
     Console(file=io.StringIO()).print(render(summary))
-
-
-def test_the_gain_by_hand():
-    gain = summarise(by_hand()).estimated_gain
-    assert gain is not None
-    # c takes 2 s at width 1. a and b never ran at width 1, and no trial ran at both 1/2 and 1, so their 3 s at half a
-    # device count as 1.5 s at a whole one. List scheduling on 2 devices: a and b take 1.5 s each, then c 3 x 2 s.
-    assert gain.packing_device_seconds == pytest.approx(0)
-    assert gain.growing_device_seconds == pytest.approx(2 - 2 * 1)
-    # Besides, a and b held their devices for 1 s outside iterations each, c for 3.5 s, and for 3 s no trial held any.
-    assert gain.seconds_at_width_one == pytest.approx((1.5 + 1) + (6 + 3.5) + 3)
-    assert gain.seconds_saved == pytest.approx(15 - 12)
-    assert gain.iterations_without_comparison == 2
-
-
-def test_the_gain_of_packing_from_another_trials_ratio():
-    events = [added(0, "a"), added(0, "b")]
-    events += [result(1, "a", 1, 2.0, 1.0), result(2, "a", 2, 3.0, 0.5)]  # r(1/2) = 1.5
-    events += [result(3, "b", number, 6.0, 0.5) for number in range(4)]  # so b takes 4 s at width 1
-    gain = estimated_gain(events, wall_seconds=20, devices=1.2)
-    assert gain is not None
-    assert gain.packing_device_seconds == pytest.approx((2 - 1.5) + 4 * (4 - 3))
-    assert gain.seconds_at_width_one == pytest.approx(2 * 2 + 4 * 4)
-    assert (gain.seconds_saved, gain.iterations_without_comparison) == (0, 0)
-
-
-def test_an_iteration_at_width_0_is_work_but_says_nothing_about_speed():
-    events = [added(0, "a"), result(1, "a", 1, 2.0, 1.0), result(5, "a", 2, 9.0, 0.0), result(7, "a", 3, 2.0, 1.0)]
-    gain = estimated_gain(events, wall_seconds=20, devices=1)
-    assert gain is not None
-    assert gain.seconds_at_width_one == pytest.approx(3 * 2.0)
-
-
-def test_only_a_synchronous_rung_waits_for_the_rung_below():
-    def rungs(synchronous: bool) -> list:
-        events = [group(0, synchronous=synchronous), *(added(0, trial) for trial in "abc")]
-        events += [result(1, trial, 1, seconds, 1.0) for trial, seconds in [("a", 1.0), ("b", 5.0), ("c", 1.0)]]
-        events += [ended(5, trial, "paused") for trial in "abc"]
-        return [*events, added(5, "a"), result(6, "a", 2, 1.0, 1.0), ended(6, "a")]
-
-    waits = estimated_gain(rungs(True), 0, 2)
-    goes_on = estimated_gain(rungs(False), 0, 2)
-    assert waits is not None and goes_on is not None
-    # Two devices: b runs until 5, and a and c beside it until 2. a's second iteration starts at 5, or at once.
-    assert (waits.seconds_at_width_one, goes_on.seconds_at_width_one) == (6, 5)
-
-
-def test_a_new_trial_of_a_synchronous_group_does_not_wait():
-    events = [
-        group(0),
-        added(0, "a"),
-        added(0, "b"),
-        result(4, "a", 1, 4.0, 1.0),
-        result(1, "b", 1, 1.0, 1.0),
-    ]
-    events += [ended(4, "a"), ended(4, "b"), added(4, "c"), result(7, "c", 1, 3.0, 1.0), ended(7, "c")]
-    gain = estimated_gain(events, 0, 2)
-    assert gain is not None and gain.seconds_at_width_one == 4
 
 
 def test_as_dict_is_json_and_keeps_every_figure():
     found = json.loads(json.dumps(summarise(by_hand()).as_dict(), allow_nan=False))
     assert found["widths"]["0.5"] == {"iterations": 2, "median_seconds": 3.0, "device_seconds": 3.0}
     assert found["packing_levels"]["2"] == pytest.approx(4)
-    assert found["estimated_gain"]["seconds_at_width_one"] == 15
     assert set(found) == set(summarise([]).as_dict())
 
 
@@ -224,12 +164,8 @@ def test_a_run_that_mostly_starts_processes_says_so():
     assert asdict(summary.time_use) == pytest.approx(
         {"iterating": 2, "starting": 40, "moving": 0, "between": 2, "idle": 4}
     )
-    assert summary.estimated_gain is not None
-    # Nothing was packed and nothing grew: nothing was gained or lost, and nothing is said of it.
-    assert summary.estimated_gain.seconds_saved == pytest.approx(0)
     text = printed(slow_starts())
     assert "4.2% (2 s in iterations of 48 s device time)" in text and "starts 83.3%" in text
-    assert "gain" not in text
 
 
 def test_a_trial_that_starts_for_ever_counts_as_start():
@@ -239,18 +175,10 @@ def test_a_trial_that_starts_for_ever_counts_as_start():
     assert (found.iterating, found.starting, found.between) == (0, pytest.approx(11 + 7), 0)
 
 
-def test_a_loss_is_called_a_loss():
-    """One trial of 10 iterations at width 2 that are as slow as at width 1, beside one that waits for it."""
-    events = [begin(0, 2), group(0), added(0, "a"), added(0, "b"), started(0, "a", 0, 1)]
-    events += [result(2 * k, "a", k, 2.0, 2.0) for k in range(1, 6)] + [ended(10, "a"), started(10, "b", 0)]
-    events += [result(10 + 2 * k, "b", k, 2.0, 1.0) for k in range(1, 6)] + [ended(20, "b"), over(20, 20, 2)]
-    assert "10 s lost against every trial at width 1 (estimated 10 s)" in printed(events)
-
-
 def test_docs_and_code_name_the_same_figures():
     found = summarise(by_hand()).as_dict()
     keys = set(found) | {f"widths.*.{key}" for key in found["widths"]["0.5"]}
-    keys |= {f"{part}.{key}" for part in ("estimated_gain", "bound", "time_use") for key in found[part]}
+    keys |= {f"{part}.{key}" for part in ("bound", "time_use") for key in found[part]}
     page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
     assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == keys
 
@@ -268,7 +196,7 @@ def test_what_is_printed():
         "37.5% (9 s in iterations of 24 s device time)",
         "starts 8.3%, resizes 2.1%, between iterations 14.6%, no trial 37.5%",
         "1, 0.5 s each, 1 failed",
-        "estimated gain",
+        "bound",
         "c, loss 0.5",
         "1 broken line dropped",
     ):

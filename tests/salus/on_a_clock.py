@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shared_device.twin import MOVE_RATE, TwinJob
 from salus_share import StaleToken, gate, service
 from salus_share.gate import Gate
 from salus_share.seat_table import FILE, SeatTable
-from salus_share.twin import MOVE_RATE, TwinJob
 
 #: How long a thread may run before the test gives up on it, seconds of real time.
 PATIENCE_S = 120.0

@@ -9,6 +9,7 @@ import argparse
 import random
 from collections import Counter
 
+from benchmarks.shared_device.twin import Device
 from salus_share import Need, policy
 from salus_share.messages import (
     Admit,
@@ -24,7 +25,6 @@ from salus_share.messages import (
 )
 from salus_share.policies import POLICIES
 from salus_share.turns import INSIDE
-from salus_share.twin import Device
 
 CAPACITY = 1000
 #: An iteration takes from this to ten times this, seconds.

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.shared_device.twin import Device
 from salus_share import Admission, Need, SalusError, StaleToken, policy
 from salus_share.admission import Resident
 from salus_share.lanes import Place
@@ -26,7 +27,6 @@ from salus_share.messages import (
 )
 from salus_share.policies import POLICIES, Standing
 from salus_share.turns import IDLE, INSIDE
-from salus_share.twin import Device
 from tests.salus import storm
 
 

@@ -45,4 +45,4 @@ def test_a_row_names_tests_that_are_there(row: list[str]) -> None:
 
 
 def test_a_term_that_selects_nothing_is_found() -> None:
-    assert findings("| 1 | `tests/salus/test_streams.py -k no_such_test` |")
+    assert findings("| 1 | `tests/salus/test_memory.py -k no_such_test` |")

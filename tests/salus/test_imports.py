@@ -17,7 +17,7 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 import salus_share
-from salus_share.twin import TwinJob, simulate
+from benchmarks.shared_device.twin import TwinJob, simulate
 
 table = salus_share.LaneTable(100)
 assert table.admit("a", 10, 20) == 0

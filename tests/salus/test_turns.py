@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.shared_device.twin import TwinJob, TwinSeats, simulate
 from salus_share import Need, policy
 from salus_share.policies import POLICIES
 from salus_share.seat_table import SeatTable
 from salus_share.turns import INSIDE
-from salus_share.twin import TwinJob, TwinSeats, simulate
 from tests.salus import on_a_clock
 from tests.salus.processes import home
 

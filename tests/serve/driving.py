@@ -30,6 +30,11 @@ from symphony_serve.scheduler import Scheduler
 EVENT, TICK = 0, 1
 
 
+def staggered(model: str, count: int, gap: float, slo: float) -> list[Request]:
+    """``count`` requests of one model at 0, ``gap``, 2*``gap`` and so on; ids from 1 (figure 4)."""
+    return [Request(number, model, gap * (number - 1), gap * (number - 1) + slo) for number in range(1, count + 1)]
+
+
 class Driver:
     """Brings events to a scheduler in the order of time, and records what it does.
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.backlog import Backlog
-from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.batching.window import Window
 from symphony_serve.messages import Dispatch, Request

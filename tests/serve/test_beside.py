@@ -12,9 +12,9 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
 from symphony_serve.shell.threaded_server import AfterWaiting, ThreadedServer
-from symphony_serve.twin.beside import Beside
 from symphony_serve.twin.simulation import Simulation
 from symphony_serve.workloads import arrivals
+from tests.serve.device_beside import Beside
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)

@@ -1,4 +1,4 @@
-"""Seeded faults over the scheduler, and that their checks can fail. `symphony_serve.twin.faults` runs more."""
+"""Seeded faults over the scheduler, and that their checks can fail. `tests.serve.fault_schedules` runs more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symphony_serve.gpu_table import GpuTable
 from symphony_serve.matching import Matching
 from symphony_serve.model_side import ModelSide
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.faults import Violation, World
+from tests.serve.fault_schedules import Violation, World
 
 
 def test_a_few_schedules():

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching import Candidate
-from symphony_serve.batching.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPolicy
 from symphony_serve.batching.window import Window, target_batch
 from symphony_serve.delays import NO_DELAYS, Delays

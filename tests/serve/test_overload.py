@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 import pytest
 
-from symphony_serve.batching.fifo import Fifo
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -22,9 +22,9 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer
-from symphony_serve.twin.faults import orloj
-from symphony_serve.workloads import arrivals, staggered
-from tests.serve.driving import Driver
+from symphony_serve.workloads import arrivals
+from tests.serve.driving import Driver, staggered
+from tests.serve.fault_schedules import orloj
 from tests.serve.test_threaded_server import PATIENCE_S, Gate, behind_a_gate, finished, model
 
 #: The model of figure 4, whose batches have at most 8 requests, so that 3 GPUs bear 3 * 8 / 13 of them per second.

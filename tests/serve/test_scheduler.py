@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from symphony_serve.batching.fifo import Fifo
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
@@ -33,8 +33,8 @@ from symphony_serve.model_side import Model, RateMeter
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.simulation import Simulation
-from symphony_serve.workloads import arrivals, staggered
-from tests.serve.driving import TICK, Driver
+from symphony_serve.workloads import arrivals
+from tests.serve.driving import TICK, Driver, staggered
 
 #: The model of figures 4 and 5. Times are those of the figure.
 FIGURE = Profile.linear(1.0, 5.0, 16)

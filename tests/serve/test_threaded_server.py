@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, wait
 
 import pytest
 
-from symphony_serve.batching.fifo import Fifo
+from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError

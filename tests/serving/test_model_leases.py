@@ -155,7 +155,6 @@ def test_its_agent_says_that_it_never_ends_and_what_the_load_wants(served):
     assert (value.useful, value.share) == (3, 4.0)
     served.wanted = 0
     assert served.leases.valuation(2.0, 8).useful == 1
-    assert served.leases.facts() is None
 
 
 def test_no_more_devices_are_wanted_than_the_user_allows(monkeypatch):

@@ -91,9 +91,6 @@ class Greedy:
     def valuation(self, contention, cluster_gpus):
         return Valuation([[JobInfo(1, 1e4)] * 2], 10.0, 1e4 * contention)
 
-    def facts(self):
-        return None
-
 
 def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
     from themis_bridge.shell import control

@@ -33,9 +33,6 @@ class Job:
         whole = independent_finish_time(budget, cluster_gpus, most, 1.0)
         return Valuation([jobs], self.now, independent, whole=whole, together=self.together)
 
-    def facts(self):
-        return None
-
 
 class Cluster:
     """An arbiter, agents and GPUs; messages and reservations take no time."""

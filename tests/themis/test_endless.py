@@ -27,9 +27,6 @@ class Service:
     def valuation(self, contention, cluster_gpus):
         return Endless(self.wanted, cluster_gpus / contention)
 
-    def facts(self):
-        return None
-
 
 def test_rho_is_what_its_share_could_do_over_what_it_does():
     assert endless_rho(6, 4.0, 2) == 2.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from themis_bridge import JobInfo, ThemisError, independent_finish_time, shared_finish_time
 from themis_bridge.bids import Valuation
-from themis_bridge.fairness import halving_phases, static_finish_time
+from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Phase, Slowdowns, link
 
 RUNNING = [JobInfo(8, seconds, 8) for seconds in (80, 100, 100, 120)]
@@ -37,8 +37,6 @@ def test_single_job_is_equation_1():
     assert independent_finish_time(100, 8, 2, 3) == 100 / 2
     # Eq. 1, where the share is the smaller: T_cluster * N_avg.
     assert independent_finish_time(100, 8, 8, 3) == pytest.approx(100 / 8 * 3)
-    # Shockwave's: 120 jobs on 32 GPUs, one job of one GPU.
-    assert static_finish_time(100, 32, 1, 120) == 100 * 120 / 32
 
 
 def test_insensitive_job_feels_no_placement():

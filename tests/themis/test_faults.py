@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from tests.themis.fault_schedules import World
 from themis_bridge.lease_manager import LeaseManager
-from themis_bridge.twin.faults import World
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.shared_cluster.apps import Spec, TwinApp
+from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie, come_back, split
+from benchmarks.shared_cluster.simulate import Setup, Simulation, simulate
+from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from themis_bridge import Bid, JobInfo
 from themis_bridge import messages as m
 from themis_bridge.app_record import MOST_SLOWDOWN, MOST_WRONG, PLACEMENT_POWER, WORK_POWER, AppRecord
 from themis_bridge.locality import Gpu
-from themis_bridge.twin.apps import Spec, TwinApp
-from themis_bridge.twin.liars import TRUTH, Liar, Lie, come_back, split
-from themis_bridge.twin.simulate import Setup, Simulation, simulate
-from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
 
 HERE = [Gpu("g", "m"), Gpu("h", "m")]
 

@@ -25,9 +25,6 @@ class Work:
     def valuation(self, contention, cluster_gpus):
         return Valuation([[JobInfo(1, 100.0)] * 2], 10.0, 100.0 * contention)
 
-    def facts(self):
-        return None
-
 
 class Process:
     def pid(self):

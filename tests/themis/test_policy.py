@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from benchmarks.shared_cluster.baselines import policy
 from themis_bridge.auction import Bid, Clearing
 from themis_bridge.auctioneer import Tally
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
 from themis_bridge.policy import LONG_WAIT, Outcome, Situation, Themis, renew, share_leftover
-from themis_bridge.twin.baselines import policy
 
 
 def bidders(

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp, TwinReport
+from benchmarks.shared_cluster.baselines import BASELINES
+from benchmarks.shared_cluster.ideal import ends, equal_shares
+from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate, static_finish_time
+from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from themis_bridge import JobInfo
 from themis_bridge.agent import Agent
 from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import AskRho, Leases, LeaseView, Report, RhoAnswer
 from themis_bridge.policy import Situation
-from themis_bridge.twin.apps import SWITCH_S, Spec, TwinApp
-from themis_bridge.twin.baselines import BASELINES
-from themis_bridge.twin.ideal import ends, equal_shares
-from themis_bridge.twin.simulate import COME_AGAIN_S, Setup, Simulation, simulate
-from themis_bridge.twin.workloads import TESTBED_64, machines, tuning_apps
 
 
 def app(name: str, *phases: int) -> Spec:
@@ -68,7 +68,7 @@ def test_gandiva_gives_no_app_gpus_that_would_scatter_it() -> None:
 def test_baselines_without_placement_take_the_first_gpus() -> None:
     offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
     facts = TwinApp(app("a", 1000)).facts()
-    situation = Situation({"a": Report(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
+    situation = Situation({"a": TwinReport(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
     assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
@@ -202,3 +202,8 @@ def test_past_usage_counts_in_the_twin() -> None:
     simulation = Simulation(specs, [Gpu("g", "m"), Gpu("h", "m")], Setup(half_life_s=1e9))
     simulation.run()
     assert simulation.arbiter.state.usage == pytest.approx({"anna": 1040, "otto": 540}, rel=1e-3)
+
+
+def test_the_finish_time_that_shockwave_compares_with():
+    # 120 jobs on 32 GPUs, one job of one GPU.
+    assert static_finish_time(100, 32, 1, 120) == 100 * 120 / 32

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.shared_cluster.apps import Spec, average_contention
+from benchmarks.shared_cluster.simulate import Setup, Simulation
+from benchmarks.shared_cluster.workloads import machines
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import JobInfo
 from themis_bridge import messages as m
 from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.twin.apps import Spec, average_contention
-from themis_bridge.twin.simulate import Setup, Simulation
-from themis_bridge.twin.workloads import machines
 
 
 class Watched(Simulation):

@@ -39,9 +39,6 @@ class Neighbour:
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
         return Valuation([[JobInfo(1, 1000.0)] * 2], 10.0, 1000.0 * contention)
 
-    def facts(self) -> None:
-        return None
-
     def _loop(self) -> None:
         while not self._over.wait(0.05):
             for notice in self.tenant.poll():

@@ -1,0 +1,403 @@
+"""Seeded schedules of faults over the real scheduler, with frontends and backends on a virtual clock.
+
+``python -m tests.serve.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
+and prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, the scheduler dies and starts
+with empty hands; GPUs join, leave, die, fall silent and take longer than was predicted; messages take any time, and
+answers come twice; the scheduler's clock jumps.
+
+Checked:
+
+- every request is answered or refused in the end, and its client is told once;
+- the scheduler refuses no request that it does not hold, and its books are right after every event;
+- batches are sent under the newest token of their GPU, and a backend gets each plan of a token once and in order;
+- no batch is sent to a GPU that is taken away before its end;
+- where no time is wrong (no GPU is slow or silent, no clock jumps), every answer is in time;
+- every refusal comes by the request's deadline. It may come later only by the time that a dead scheduler needs to come
+  back or the loss of a GPU is not noticed, and where times are wrong, by the patience with a GPU that overruns and by
+  how far the scheduler's clock was set back.
+
+A frontend sends a request again when the scheduler has started anew, and tells its client only the first outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.rival_servers.fifo import Fifo
+from symphony_serve.batching import BatchFormer
+from symphony_serve.batching.orloj import Orloj
+from symphony_serve.batching.orloj_histograms import Histogram
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
+from symphony_serve.batching.window import Window
+from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.gpu_table import PATIENCE
+from symphony_serve.messages import (
+    SAME_MOMENT_S,
+    BatchDone,
+    Cancelled,
+    Dispatch,
+    Event,
+    GpuBusy,
+    GpuJoined,
+    GpuLeaving,
+    GpuLost,
+    Instruction,
+    Refuse,
+    Request,
+    RequestArrived,
+    Suspect,
+    Tick,
+    WakeAt,
+)
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.workloads import arrivals
+
+#: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
+LENGTH_S = 150.0
+#: The SLO of the models, s; a batch of b takes b + 5 s (the model of figure 4).
+SLO_S = 14.0
+MAX_BATCH = 8
+#: The longest that a message takes, s, in a schedule with delays; it is also what the scheduler allows for.
+LATE_S = 0.3
+#: How long a dead scheduler needs to come back, and a dead GPU until the scheduler is told, s at most.
+RESTART_S, DETECTION_S = 4.0, 3.0
+
+
+def orloj(profile: Profile, slo: float, delays: Delays) -> BatchFormer:
+    """The former for times that vary, here with requests that all take one second alone and so do not vary."""
+    by_size = {size: (profile.seconds(size) - 1.0, 1.0) for size in range(1, profile.max_batch + 1)}
+    return Orloj(VaryingProfile(BatchMap(by_size), {"": Histogram.point(1.0)}), delays)
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. The message says which one, when, and how to repeat the schedule."""
+
+
+@dataclass
+class Backend:
+    """One GPU's process. token: its newest. plan: the last one that it got under this token.
+
+    running: whether a batch runs. waiting: batches behind it. leaving: when the GPU is taken away.
+    life: grows when the process dies.
+    """
+
+    gpu: int
+    alive: bool = False
+    token: int = 0
+    plan: int = -1
+    running: bool = False
+    until: float = 0.0
+    silent_until: float = 0.0
+    waiting: list[Dispatch] = field(default_factory=list)
+    leaving: float = math.inf
+    life: int = 0
+
+
+class World:
+    """One schedule. log: is told each event in words."""
+
+    def __init__(self, seed: int, log: Callable[[str], None] | None = None):
+        self.seed = seed
+        self._rng = rng = random.Random(seed)
+        self._log = log
+        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.0, LATE_S)])
+        policy = rng.choice([DEFERRED, DEFERRED, EAGER, StartPolicy("timeout", 2.0)])
+        profile = Profile.linear(1.0, 5.0, MAX_BATCH)
+        self._models = [
+            Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
+            for name in "abc"[: rng.randint(1, 3)]
+        ]
+        #: Which faults this schedule has.
+        self._wrong_times = rng.random() < 0.6
+        self._deaths = rng.random() < 0.5
+        self._scheduler: Scheduler | None = Scheduler(self._models)
+        self._life = 0
+        self._offset = self._least_offset = 0.0
+        #: Seconds by which a refusal may come after the deadline because a GPU overruns: its batch was to end in time.
+        self._patience = (PATIENCE - 1) * profile.seconds(MAX_BATCH) if self._wrong_times else 0.0
+        #: (begin, end) of the times in which the scheduler was dead, or did not know that a GPU was lost.
+        self._outages: list[tuple[float, float]] = []
+        self._backends = [Backend(gpu) for gpu in range(rng.randint(1, 5))]
+        #: By id: requests whose client was not told, and those that were told what.
+        self._asked: dict[int, Request] = {}
+        self._told: dict[int, str] = {}
+        self._now = 0.0
+        self._wake = math.inf
+        self._count = itertools.count()
+        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
+
+    def run(self) -> dict[int, str]:
+        """Run the schedule. Returns the outcome of each request; raises Violation if an invariant does not hold."""
+        names = [model.name for model in self._models]
+        rate = self._rng.choice([0.1, 0.3, 0.6]) * len(self._backends) / len(names)
+        shape = self._rng.choice([1.0, 0.2])
+        for request in arrivals(dict.fromkeys(names, rate), dict.fromkeys(names, SLO_S), self.seed, shape):
+            if request.arrival > LENGTH_S:
+                break
+            self._at(request.arrival, lambda request=request: self._ask(request))  # type: ignore[misc]
+        for backend in self._backends:
+            self._at(0.0, lambda backend=backend: self._join(backend))  # type: ignore[misc]
+        for _ in range(self._rng.randint(0, 12)):
+            self._at(self._rng.uniform(0.0, LENGTH_S), self._rng.choice(self._faults()))
+        while self._events:
+            self._now, _, _, happen = heapq.heappop(self._events)
+            happen()
+        self._require(not self._asked, f"requests {sorted(self._asked)[:5]} are neither answered nor refused")
+        return self._told
+
+    def _faults(self) -> list[Callable[[], None]]:
+        found = [self._lose_gpu, self._leave, self._use_otherwise, self._cancel]
+        if self._wrong_times:
+            found += [self._fall_silent, self._jump]
+        if self._deaths:
+            found.append(self._die)
+        return found
+
+    def _at(self, moment: float, happen: Callable[[], None], last: bool = False) -> None:
+        heapq.heappush(self._events, (max(moment, self._now), last, next(self._count), happen))
+
+    def _travel(self) -> float:
+        return self._rng.uniform(0.0, LATE_S) if self._delays.control else 0.0
+
+    def _require(self, holds: bool, text: str) -> None:
+        if not holds:
+            raise Violation(f"{text} at {self._now:.3f} s; python -m tests.serve.fault_schedules --seed {self.seed}")
+
+    # The frontends.
+
+    def _ask(self, request: Request) -> None:
+        self._asked[request.id] = request
+        self._tell(RequestArrived(request))
+
+    def _outcome(self, request: Request, what: str) -> None:
+        if self._asked.pop(request.id, None) is not None:
+            self._told[request.id] = what
+            if what == "answered" and not self._wrong_times:
+                self._require(
+                    self._now <= request.deadline + SAME_MOMENT_S, f"request {request.id} is answered too late"
+                )
+            if what != "answered":
+                latest = self._latest_refusal(request)
+                self._require(
+                    self._now <= latest + SAME_MOMENT_S,
+                    f"request {request.id} is refused too late, after {latest:.3f} s,",
+                )
+
+    def _latest_refusal(self, request: Request) -> float:
+        """The moment by which the request is to be refused, if it is not answered."""
+        latest = request.deadline + self._patience - self._least_offset
+        for begin, end in sorted(self._outages):
+            if begin <= latest:
+                latest = max(latest, end)
+        return latest
+
+    # The scheduler.
+
+    def _tell(self, event: Event) -> None:
+        """Let the scheduler handle an event, and carry out what it answers. A dead one hears nothing."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        if self._log:
+            self._log(f"{self._now:8.3f}  {event}")
+        held = set(scheduler.unanswered)
+        if isinstance(event, RequestArrived):
+            held.add(event.request.id)
+        now = self._now + self._offset
+        if isinstance(event, Tick) and abs(now - self._wake) < SAME_MOMENT_S:
+            now = max(now, self._wake)  # The sum with the offset is rounded.
+        told = scheduler.handle(event, now)
+        try:
+            scheduler.validate()
+        except AssertionError as error:
+            raise Violation(f"{error} at {self._now:.3f} s, seed {self.seed}") from error
+        for instruction in told:
+            self._carry_out(instruction, held)
+
+    def _carry_out(self, instruction: Instruction, held: set[int]) -> None:
+        if self._log:
+            self._log(f"{'':10}-> {instruction}")
+        if isinstance(instruction, WakeAt):
+            self._wake = wake = instruction.at
+            life = self._life
+            self._at(wake - self._offset, lambda: self._tick(wake, life), last=True)
+        elif isinstance(instruction, Refuse):
+            self._require(instruction.request.id in held, f"request {instruction.request.id} is refused twice")
+            held.remove(instruction.request.id)
+            self._outcome(instruction.request, instruction.reason.name)
+        elif isinstance(instruction, Dispatch):
+            backend = self._backends[instruction.gpu]
+            newest = instruction.token == backend.token
+            self._require(newest, f"GPU {backend.gpu} is sent token {instruction.token}, not {backend.token}")
+            end = instruction.start + instruction.seconds - self._offset
+            self._require(
+                self._wrong_times or end <= backend.leaving + SAME_MOMENT_S, f"GPU {backend.gpu} leaves sooner"
+            )
+            travel, life = self._travel(), backend.life
+            self._at(self._now + travel, lambda: self._deliver(backend, instruction, life))
+        elif isinstance(instruction, Suspect):
+            backend = self._backends[instruction.gpu]
+            self._at(self._now + 1.0, lambda: self._restart(backend))
+
+    def _tick(self, wake: float, life: int) -> None:
+        if wake == self._wake and life == self._life:
+            if self._now + self._offset < wake - SAME_MOMENT_S:  # The clock has jumped back meanwhile.
+                self._at(wake - self._offset, lambda: self._tick(wake, life), last=True)
+            else:
+                self._tell(Tick())
+
+    # The backends.
+
+    def _join(self, backend: Backend) -> None:
+        """A backend tells the scheduler that it can be used, under a new token."""
+        backend.alive = True
+        backend.token += 1
+        backend.plan = -1
+        backend.waiting.clear()
+        self._tell(GpuJoined(backend.gpu, backend.token, backend.until + self._offset if backend.running else None))
+        if backend.leaving < math.inf:
+            self._tell(GpuLeaving(backend.gpu, backend.leaving + self._offset))
+
+    def _deliver(self, backend: Backend, batch: Dispatch, life: int) -> None:
+        if not backend.alive or backend.life != life or batch.token < backend.token:
+            return  # Nobody is there, or the token is an older one.
+        self._require(batch.plan == backend.plan + 1, f"GPU {backend.gpu} gets plan {batch.plan} after {backend.plan}")
+        backend.plan = batch.plan
+        backend.waiting.append(batch)
+        self._work(backend)
+
+    def _work(self, backend: Backend) -> None:
+        """Run the next batch of those that wait."""
+        if backend.running or not backend.waiting or not backend.alive:
+            return
+        batch, life = backend.waiting.pop(0), backend.life
+        stretch = self._rng.choice([1.0, 1.0, 0.5, 1.3, 5.0]) if self._wrong_times else 1.0
+        begin = max(self._now, batch.start - self._offset) if self._delays.control else self._now
+        backend.running = True
+        backend.until = begin + stretch * batch.seconds
+        self._at(backend.until, lambda: self._finish(backend, batch, life))
+
+    def _finish(self, backend: Backend, batch: Dispatch, life: int) -> None:
+        if backend.life != life:
+            return
+        if backend.silent_until > self._now:
+            if backend.silent_until < math.inf:
+                self._at(backend.silent_until, lambda: self._finish(backend, batch, life))
+            return
+        backend.running = False
+        for request in batch.requests:
+            self._outcome(request, "answered")
+        done = BatchDone(batch.gpu, batch.token, batch.plan)
+        for _ in range(2 if self._rng.random() < 0.1 else 1):
+            self._at(self._now + self._travel(), lambda: self._tell(done))
+        self._work(backend)
+
+    def _restart(self, backend: Backend) -> None:
+        """Kill the process, if there is one, and start another."""
+        self._kill(backend)
+        self._at(self._now + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
+
+    def _kill(self, backend: Backend) -> None:
+        backend.alive = backend.running = False
+        backend.silent_until = 0.0
+        backend.leaving = math.inf
+        backend.waiting.clear()
+        backend.life += 1
+
+    # The faults.
+
+    def _lose_gpu(self) -> None:
+        backend = self._rng.choice(self._backends)
+        self._kill(backend)
+        token = backend.token
+        detected = self._now + self._rng.uniform(0.0, DETECTION_S)
+        self._outages.append((self._now, detected))
+        self._at(detected, lambda: self._tell(GpuLost(backend.gpu)) if backend.token == token else None)
+        self._at(detected + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
+
+    def _leave(self) -> None:
+        backend = self._rng.choice(self._backends)
+        at, token = self._now + self._rng.uniform(0.0, 20.0), backend.token
+        backend.leaving = min(backend.leaving, at)
+        self._tell(GpuLeaving(backend.gpu, at + self._offset))
+
+        def gone() -> None:
+            if backend.token == token and backend.alive:
+                self._kill(backend)
+                self._tell(GpuLost(backend.gpu))
+                self._at(self._now + RESTART_S, lambda: self._join(backend))
+
+        self._at(at + SAME_MOMENT_S, gone)
+
+    def _use_otherwise(self) -> None:
+        self._tell(
+            GpuBusy(self._rng.choice(self._backends).gpu, self._now + self._offset + self._rng.uniform(0.0, 6.0))
+        )
+
+    def _cancel(self) -> None:
+        if self._asked:
+            request = self._rng.choice(sorted(self._asked.values(), key=lambda one: one.id))
+            self._tell(Cancelled(request.model, request.id))
+
+    def _fall_silent(self) -> None:
+        silence = self._rng.choice([self._rng.uniform(1.0, 60.0), math.inf])
+        self._rng.choice(self._backends).silent_until = self._now + silence
+
+    def _jump(self) -> None:
+        self._offset += self._rng.choice([-20.0, -1.0, 1.0, 20.0])
+        self._least_offset = min(self._least_offset, self._offset)
+        self._tell(Tick())
+
+    def _die(self) -> None:
+        """The scheduler dies. The next one knows no GPU and no request until it is told."""
+        self._scheduler = None
+        self._life += 1
+        back = self._now + self._rng.uniform(0.0, RESTART_S)
+        self._outages.append((self._now, back))
+        self._at(back, self._start_anew)
+
+    def _start_anew(self) -> None:
+        self._scheduler = Scheduler(self._models)
+        self._wake = math.inf
+        for backend in self._backends:
+            if backend.alive:
+                self._join(backend)
+        for request in list(self._asked.values()):
+            self._tell(RequestArrived(request))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Seeded faults over the scheduler of serving.")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many schedules (1000)")
+    parser.add_argument("--seed", type=int, help="run this one only, and print what happens")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a line of text")
+    given = parser.parse_args()
+    if given.seed is not None:
+        World(given.seed, print).run()
+        return
+    became: Counter[str] = Counter()
+    for seed in range(given.seeds):
+        became.update(World(seed).run().values())
+    total = sum(became.values())
+    if given.json:
+        sums = {"schedules": given.seeds, "requests": total, "became": dict(sorted(became.items())), "violations": 0}
+        print(json.dumps({"benchmark": "serve_faults", "kind": "twin", **sums}))
+    else:
+        said = f"{given.seeds} schedules, {total} requests, {became['answered']} answered, the others refused"
+        print(f"{said}; nothing violated")
+
+
+if __name__ == "__main__":
+    main()
