@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # Two processes for the tests with Ray, one test at a time each: most of these tests wait for half of their time.
 # One that fails runs once more, and the summary prints its first failure: CONTRIBUTING.md.
 TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
+# What `python -m tools.durations` reads.
+REPORT := --junitxml=.pytest_cache
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite clean
@@ -30,7 +32,7 @@ test: lint fast core
 test-all: test
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
 	$(MAKE) -s oldest-installed & \
-	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(TWO); \
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(TWO) $(REPORT)/rest.xml; \
 	status=$$?; wait; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
@@ -38,11 +40,11 @@ test-all: test
 
 # What needs neither Ray nor Horovod nor long, on all cores.
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" -n auto --dist worksteal $(REPORT)/fast.xml
 
 # Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and one kill of each kind.
 core: $(STAMP)
-	$(BIN)/python -m pytest -m "core and not horovod" --kills 1 $(TWO)
+	$(BIN)/python -m pytest -m "core and not horovod" --kills 1 $(TWO) $(REPORT)/core.xml
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -60,7 +62,7 @@ oldest-installed:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 oldest: oldest-installed
-	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults" $(TWO)
+	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults" $(TWO) $(REPORT)/oldest.xml
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)
