@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.common import finish, parser, result, say
-from fluidtune.elastic.whole_batches import reader_of
+from fluidtune.elastic.data.whole_batches import reader_of
 
 #: Samples in a batch.
 SIZES = (32, 64, 128)

@@ -31,8 +31,8 @@ from typing import Any
 from benchmarks.common import ROOT, finish, parser, result, run_process, say
 from benchmarks.side_limit import SideLimit
 from benchmarks.sides import OURS, under_fluidtune
-from fluidtune.elastic.backends import BACKENDS
-from fluidtune.elastic.backends.horovod_there import require_horovod
+from fluidtune.elastic.transport import BACKENDS
+from fluidtune.elastic.transport.horovod_there import require_horovod
 from fluidtune.report import read_events
 
 JOB = str(ROOT / "benchmarks" / "resize_job.py")

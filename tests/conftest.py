@@ -66,7 +66,7 @@ def _mps() -> str | None:
 
 
 def _horovod() -> str | None:
-    from fluidtune.elastic.backends.horovod_there import horovod_missing
+    from fluidtune.elastic.transport.horovod_there import horovod_missing
 
     return horovod_missing()
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from fluidtune.elastic import GroupLost
-from fluidtune.elastic.backends import TorchBackend
-from fluidtune.elastic.backends.torch_backend import NCCL_SETTINGS
+from fluidtune.elastic.transport import TorchBackend
+from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS
 
 MB = 1 << 20
 #: How long workers may take to start, and then to answer, seconds. Judgement: to import torch and start CUDA takes half

@@ -23,9 +23,9 @@ from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.elastic import LoopThread, Reform, current
+from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.elastic.errors import CannotDivide, Refused
 from fluidtune.elastic.random_streams import Streams, restore_streams
-from fluidtune.elastic.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class FollowerHost:
 
 
 def _rehearsed(run: Callable[[], Any], device: str) -> Verdict:
-    from fluidtune.elastic.rehearsal import rehearse  # here, because an emulated follower needs no torch
+    from fluidtune.elastic.checks.rehearsal import rehearse  # here, because an emulated follower needs no torch
 
     return rehearse(run, device=device)
 

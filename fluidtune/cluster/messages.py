@@ -23,7 +23,7 @@ class LoadSpec:
     the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
     ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
     how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
-    the trial's, by which its workers recognise each other (`elastic.signing`). ``one_node``: all of its workers are on
+    the trial's, by which its workers recognise each other (`signing`). ``one_node``: all of its workers are on
     this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
     processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it
     takes turns on its core with a service. ``cores``: those of its devices, if they are several devices of cores.

@@ -10,7 +10,7 @@ import ray
 from fluidtune.cluster import emulated
 from fluidtune.cluster.messages import LoadSpec
 from fluidtune.elastic import LazySession, use, wake_on_first_use
-from fluidtune.elastic.membership import LOOPBACK
+from fluidtune.elastic.transport.membership import LOOPBACK
 
 if TYPE_CHECKING:
     from fluidtune.elastic import ElasticSession, FollowerSession, LeaderSession
@@ -54,7 +54,7 @@ def _emulated_session(spec: LoadSpec, worker: str, leader: bool) -> emulated.Emu
 def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> ElasticSession:
     # Imported here: a worker whose trials are not elastic needs no torch.
     from fluidtune.elastic import ElasticSession
-    from fluidtune.elastic.backends import backend_class
+    from fluidtune.elastic.transport import backend_class
 
     host = LOOPBACK if spec.one_node else ray.util.get_node_ip_address()
     backend = backend_class(spec.backend)(host=host, device=spec.device, secret=spec.secret)

@@ -30,7 +30,7 @@ from fluidtune.cluster.process_reset import ProcessBaseline
 from fluidtune.cluster.trial_cores import TrialCores
 from fluidtune.cluster.trial_sessions import drop_session, follower_session, storage_of
 from fluidtune.elastic import Reform
-from fluidtune.elastic.verdict import Verdict
+from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
 

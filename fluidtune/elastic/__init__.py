@@ -28,25 +28,37 @@ the directory of the script.
 What cannot be divided so (weights of classes, contrastive losses) is listed at `prepare`; `rehearsal` finds most of it
 before a trial grows, and `common_batches` compares each new worker with the leader.
 
-Start reading with `worker_session` (the protocol to the worker process), then `session` and `boundary`. `commit_policy`
-says what is committed when, `backends` how bytes move. No width is decided here: the host of the session does that.
+From top to bottom; each folder imports only what is below it:
+
+| where | what is there |
+| --- | --- |
+| `loop`, `hvd` | what a training loop calls; Horovod's names over the same session |
+| `checks` | whether a trial's code can be divided, tried before the trial grows |
+| `group` | the workers of a trial: their session, its boundaries, resizes and losses |
+| `data` | what a loop works with: batches, gradients, batch statistics, random draws, state |
+| `alike` | whether the workers compute the same, and so whether the trial may have several |
+| `commits` | the states to which a trial can return |
+| `transport` | how workers find each other and exchange tensors |
+| `errors`, `random_streams` | what all of them use |
+
+Start reading with `group`. No width is decided here: the host of the session does that.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .current_session import current, use, wake_on_first_use
 from .errors import GroupLost, Left
-from .lazy_session import LazySession
-from .loop_thread import LoopOutcome, LoopThread
-from .membership import Reform
-from .worker_session import FollowerSession, LeaderSession, WorkerSession
+from .group.current_session import current, use, wake_on_first_use
+from .group.lazy_session import LazySession
+from .group.loop_thread import LoopOutcome, LoopThread
+from .group.worker_session import FollowerSession, LeaderSession, WorkerSession
+from .transport.membership import Reform
 
 if TYPE_CHECKING:
-    from .commits import Commit, CommitStore, Files, LocalFiles
+    from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
+    from .group.session import ElasticSession
     from .loop import epochs, is_leader, mean, prepare, samples, state
-    from .session import ElasticSession
 
 __all__ = [
     "Commit",
@@ -75,9 +87,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits"),
+    **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
     **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples", "state"), "loop"),
-    "ElasticSession": "session",
+    "ElasticSession": "group.session",
 }
 
 

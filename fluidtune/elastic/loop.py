@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .current_session import current
-from .plain_state import State
+from .data.plain_state import State
+from .group.current_session import current
 
 
 def prepare(*objects: Any) -> Any:

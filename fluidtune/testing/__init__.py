@@ -2,7 +2,7 @@
 
 | module | what it proves |
 | --- | --- |
-| `collective_backends` | a `fluidtune.elastic.backends.CollectiveBackend` |
+| `collective_backends` | a `fluidtune.elastic.transport.CollectiveBackend` |
 | `device_sources` | a `fluidtune.cluster.device_source.DeviceSource` |
 | `worker_sessions` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
 

@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 
 from fluidtune.elastic import GroupLost
-from fluidtune.elastic.backends import CollectiveBackend
-from fluidtune.elastic.signing import Signer
-from fluidtune.elastic.trees import broadcast_tree
+from fluidtune.elastic.transport import CollectiveBackend
+from fluidtune.elastic.transport.signing import Signer
+from fluidtune.elastic.transport.trees import broadcast_tree
 
 from .processes import PeerProcess, peer_processes
 

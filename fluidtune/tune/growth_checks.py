@@ -1,10 +1,10 @@
-"""Which growths of a job are rehearsed before they happen (`fluidtune.elastic.rehearsal`)."""
+"""Which growths of a job are rehearsed before they happen (`fluidtune.elastic.checks.rehearsal`)."""
 
 from __future__ import annotations
 
 import os
 
-from fluidtune.elastic.verdict import Verdict
+from fluidtune.elastic.checks.verdict import Verdict
 
 #: Set to 1 in the driver's environment, it has every growth rehearsed.
 VARIABLE = "FLUIDTUNE_CHECK"

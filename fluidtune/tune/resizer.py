@@ -19,7 +19,7 @@ from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
-from fluidtune.elastic.verdict import Verdict
+from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as m
 from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH

@@ -12,7 +12,7 @@ from ray.tune.experiment import Trial
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic import Reform
 from fluidtune.elastic.random_streams import Streams
-from fluidtune.elastic.signing import new_secret
+from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.engine import Why
 from fluidtune.engine.messages import Kind
 from fluidtune.ray_compat.controller import TrackedActor

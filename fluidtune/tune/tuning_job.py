@@ -19,7 +19,7 @@ from fluidtune.cluster.commit_stores import delete_commits
 from fluidtune.cluster.lanes import LaneTicket
 from fluidtune.cluster.messages import IterationReply, LoadSpec
 from fluidtune.cluster.pool import WorkerPool
-from fluidtune.elastic.membership import LOOPBACK
+from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.ray_compat.cluster_state import in_local_mode

@@ -22,7 +22,7 @@ from fluidtune.cluster.lanes import LaneSettings, LaneTicket, is_lane_service
 from fluidtune.cluster.messages import LoadSpec
 from fluidtune.cluster.worker import Worker
 from fluidtune.elastic import ElasticSession, Reform, current
-from fluidtune.elastic.verdict import Verdict
+from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until
 from salus_share import service
 from salus_share.seat_table import home

@@ -9,7 +9,7 @@ import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
-from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.transport import TorchBackend
 from fluidtune.testing.collective_backends import SECRET
 from fluidtune.testing.processes import PeerProcess
 

@@ -19,7 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.transport import TorchBackend
 
 
 class StandInWork:

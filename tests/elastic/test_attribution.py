@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic.attribution import BatchesAtHand, Reading, Share
+from fluidtune.elastic.data.attribution import BatchesAtHand
+from fluidtune.elastic.data.batches import Reading, Share
 from fluidtune.elastic.errors import CannotDivide
 from fluidtune.testing.processes import peer_processes
 

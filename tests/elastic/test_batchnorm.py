@@ -129,7 +129,7 @@ def torch_again():
 
 
 def test_torch_is_as_it_was_made_at_width_one(pool):
-    assert on_all(pool, torch_again) == [("fluidtune.elastic.batchnorm", "torch.nn.functional")] * 3
+    assert on_all(pool, torch_again) == [("fluidtune.elastic.data.batchnorm", "torch.nn.functional")] * 3
 
 
 def one_sample():

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from fluidtune.elastic import common_batches
-from fluidtune.elastic.common_batches import CommonBatches, State
+from fluidtune.elastic.alike import common_batches
+from fluidtune.elastic.alike.common_batches import CommonBatches, State
 
 EVENTS = {
     "formed with joiners": lambda batches: batches.formed(joiners=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.elastic.counted import Counted
+from fluidtune.elastic.data.counted import Counted
 
 
 def having_read(parts: list[int], uneven: bool = False, told: int = 0) -> Counted:

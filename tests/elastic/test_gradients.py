@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, GroupLost
-from fluidtune.elastic.backends import TorchBackend
-from fluidtune.elastic.gradients import GradientReducer, at_end_of_backward, backward_pass
+from fluidtune.elastic.data.gradients import GradientReducer, at_end_of_backward, backward_pass
+from fluidtune.elastic.transport import TorchBackend
 from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
@@ -209,7 +209,7 @@ def test_a_pass_that_fails_does_not_spoil_the_next(pool):
 
 
 def big_buckets():
-    import fluidtune.elastic.gradients as gradients
+    import fluidtune.elastic.data.gradients as gradients
 
     usual, gradients._BUCKET = gradients._BUCKET, 64  # bytes
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluidtune.elastic import Reform
-from fluidtune.elastic.growth import MOST_BOUNDARIES, Growth
+from fluidtune.elastic.alike.growth import MOST_BOUNDARIES, Growth
 
 
 class Loop:

@@ -11,7 +11,7 @@ import re
 import pytest
 import torch
 
-from fluidtune.elastic.rehearsal import rehearse
+from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import peer_processes
 
 from . import trials

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fluidtune.elastic.backends import HorovodBackend
-from fluidtune.elastic.backends.rendezvous import Rendezvous
-from fluidtune.elastic.backends.signed_store import SignedStore
+from fluidtune.elastic.transport import HorovodBackend
+from fluidtune.elastic.transport.rendezvous import Rendezvous
+from fluidtune.elastic.transport.signed_store import SignedStore
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.collective_backends import (
     HERE,

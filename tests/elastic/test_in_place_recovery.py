@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fluidtune.elastic import GroupLost
-from fluidtune.elastic.backends.torch_backend import TorchBackend
-from fluidtune.elastic.in_place_recovery import GENERATION_STEP, agree_on_survivors
+from fluidtune.elastic.group.in_place_recovery import GENERATION_STEP, agree_on_survivors
+from fluidtune.elastic.transport.torch_backend import TorchBackend
 
 MEMBERS = ("w0", "w1", "w2", "w3")
 

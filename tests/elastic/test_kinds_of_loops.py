@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fluidtune.elastic import Reform
-from fluidtune.elastic.rehearsal import rehearse
+from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import PeerProcess, peer_processes, until
 
 from . import trials

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fluidtune.elastic.attribution import BatchesAtHand, Reading, Share
+from fluidtune.elastic.data.attribution import BatchesAtHand
+from fluidtune.elastic.data.batches import Reading, Share
 
 
 class Loop:

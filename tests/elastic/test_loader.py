@@ -22,9 +22,9 @@ from torch.utils.data import (
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
-from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.data.loader import ElasticLoader, part_of_batch
 from fluidtune.elastic.errors import CannotDivide
-from fluidtune.elastic.loader import ElasticLoader, part_of_batch
+from fluidtune.elastic.transport import TorchBackend
 from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all, open_backend, run_rank, serve

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fluidtune.elastic.loop_draws import DROPOUTS, LeadersStreams, OwnDropout, Part, PartsOfDataset
+from fluidtune.elastic.data.loop_draws import DROPOUTS, LeadersStreams, OwnDropout, Part, PartsOfDataset
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluidtune.elastic.backends.liveness import FollowerConnections, LeaderConnection
-from fluidtune.elastic.backends.rendezvous import Rendezvous
-from fluidtune.elastic.signing import Signer
+from fluidtune.elastic.transport.liveness import FollowerConnections, LeaderConnection
+from fluidtune.elastic.transport.rendezvous import Rendezvous
+from fluidtune.elastic.transport.signing import Signer
 
 SIGNER = Signer(b"the trial's secret")
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import precision, rehearsal
-from fluidtune.elastic.precision import Precision
-from fluidtune.elastic.rehearsal import rehearse
+from fluidtune.elastic.checks import rehearsal
+from fluidtune.elastic.checks.rehearsal import rehearse
+from fluidtune.elastic.data import precision
+from fluidtune.elastic.data.precision import Precision
 
 ROOT = Path(__file__).parents[2]
 
@@ -431,7 +432,8 @@ def test_a_precision_that_was_set_by_its_newer_name_stays(flag):
     run = "\n".join(
         [
             "import torch",
-            "from fluidtune.elastic import precision, rehearsal",
+            "from fluidtune.elastic.checks import rehearsal",
+            "from fluidtune.elastic.data import precision",
             "from fluidtune.torch_flags import flag, set_flag",
             "from tests.elastic.test_rehearsal import loop, mean",
             f"set_flag(torch.backends, {flag!r}, 'tf32')",

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform, comparison
-from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
+from fluidtune.elastic.alike import comparison
+from fluidtune.elastic.transport import TorchBackend
 from fluidtune.testing.processes import peer_processes, until
 
 from . import trials

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributions import Beta, Categorical, Normal
 
+from fluidtune.elastic.checks.steady_draws import SteadyDraws
 from fluidtune.elastic.random_streams import capture_streams
-from fluidtune.elastic.steady_draws import SteadyDraws
 
 #: A draw for a batch of so many samples.
 DRAWS: dict[str, Callable[[int], torch.Tensor]] = {

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fluidtune.elastic import ElasticSession, GroupLost
-from fluidtune.elastic.backends.stuck_collectives import WATCH_S
-from fluidtune.elastic.backends.torch_backend import NCCL_SETTINGS
 from fluidtune.elastic.errors import CannotDivide
+from fluidtune.elastic.transport.stuck_collectives import WATCH_S
+from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS
 from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place
 from fluidtune.testing.processes import PeerProcess, peer_processes, until
 

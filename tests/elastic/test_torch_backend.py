@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fluidtune.elastic.backends import TorchBackend
-from fluidtune.elastic.backends.torch_backend import interface_of
+from fluidtune.elastic.transport import TorchBackend
+from fluidtune.elastic.transport.torch_backend import interface_of
 from fluidtune.testing.collective_backends import (
     HERE,
     CollectiveBackendContract,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.elastic.trees import broadcast_tree, copied, unsendable
+from fluidtune.elastic.transport.trees import broadcast_tree, copied, unsendable
 
 
 class Line:

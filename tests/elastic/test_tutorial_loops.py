@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fluidtune.elastic.rehearsal import rehearse
+from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import peer_processes, until
 
 from . import trials, tutorial_loops, tutorial_models, tutorial_readings, tutorial_sequences

@@ -25,8 +25,8 @@ from torch.utils.data._utils import collate
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
-from fluidtune.elastic.backends import TorchBackend
-from fluidtune.elastic.whole_batches import WholeBatches, reader_of
+from fluidtune.elastic.data.whole_batches import WholeBatches, reader_of
+from fluidtune.elastic.transport import TorchBackend
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn),

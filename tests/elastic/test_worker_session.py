@@ -6,7 +6,7 @@ import pytest
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, FollowerSession, LazySession, LeaderSession
-from fluidtune.elastic.backends import TorchBackend
+from fluidtune.elastic.transport import TorchBackend
 from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
 
 

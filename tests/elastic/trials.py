@@ -19,17 +19,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import (
-    CommitStore,
-    ElasticSession,
-    GroupLost,
-    LoopThread,
-    Reform,
-    comparison,
-    gradients,
-    trial_state,
-)
-from fluidtune.elastic.backends import CollectiveBackend, backend_class
+from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform
+from fluidtune.elastic.alike import comparison
+from fluidtune.elastic.data import gradients, trial_state
+from fluidtune.elastic.transport import CollectiveBackend, backend_class
 from fluidtune.testing.collective_backends import SECRET
 
 Report = Callable[[float], None]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.elastic.rehearsal import rehearse
+from fluidtune.elastic.checks.rehearsal import rehearse
 from tests.elastic import trials
 from tests.elastic.test_kinds_of_loops import Refused, Trip, pool, same, seed
 from tests.idioms.guide_loops import LOOPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.elastic.verdict import Verdict
+from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.tune.growth_checks import VARIABLE, GrowthChecks
 
 

@@ -14,8 +14,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.messages import IterationReply
-from fluidtune.elastic.membership import LOOPBACK
-from fluidtune.elastic.verdict import Verdict
+from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.live import LiveRun

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError
 from fluidtune import FluidExecutor
 from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.messages import IterationReply
-from fluidtune.elastic.membership import LOOPBACK
+from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.ray_compat.trainable import TRIAL_INFO

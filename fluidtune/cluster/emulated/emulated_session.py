@@ -20,8 +20,8 @@ from typing import Any
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
-from fluidtune.elastic.membership import Reform
-from fluidtune.elastic.signing import SIGNATURE_SIZE, Signer
+from fluidtune.elastic.transport.membership import Reform
+from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
 from fluidtune.profiles import DEVICES_PER_NODE
 
 #: The most bytes of a follower's line. Judgement: a signature has 64, a worker's name some dozens.

@@ -33,7 +33,7 @@ _OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.worker")
 _WITH_RAY = {"ray", "fluidtune"}
 #: What packages import when they are first used, and a driver therefore has not: torch its compiler, when the first
 #: optimizer is made; and what an elastic trial imports.
-_LATER = {"torch": ("torch._dynamo", "fluidtune.elastic.session", "fluidtune.elastic.backends.torch_backend")}
+_LATER = {"torch": ("torch._dynamo", "fluidtune.elastic.group.session", "fluidtune.elastic.transport.torch_backend")}
 
 
 class Unforkable(Exception):

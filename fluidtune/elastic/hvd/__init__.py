@@ -12,10 +12,10 @@ from typing import Any
 
 from fluidtune.errors import FluidTuneError
 
-from ..backends import HorovodBackend
-from ..backends.horovod_there import require_horovod
-from ..current_session import current
-from ..session import ElasticSession
+from ..group.current_session import current
+from ..group.session import ElasticSession
+from ..transport import HorovodBackend
+from ..transport.horovod_there import require_horovod
 
 require_horovod()
 

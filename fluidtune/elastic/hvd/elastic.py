@@ -19,10 +19,10 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from horovod.torch import elastic as _elastic
 from horovod.torch.elastic import ElasticSampler, TorchState
 
-from ..backends import CollectiveBackend
-from ..current_session import current
 from ..errors import GroupLost
-from ..session import ElasticSession
+from ..group.current_session import current
+from ..group.session import ElasticSession
+from ..transport import CollectiveBackend
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

@@ -1,0 +1,184 @@
+"""Which batch a backward pass is about, when the loop has fetched several: found out by a rule, or refused.
+
+A worker's gradient counts by the worker's share of the batch. PyTorch does not say which batch a loss was computed
+from. The rule: every loader that is being read has one batch *at hand*, its latest. If the loop fetches a second batch
+before it has used the first one (it prefetches, or puts several batches into one backward pass), all batches of that
+reading are at hand until the next boundary. A use may be about any batch at hand, so all of them must be divided alike.
+Batches are, if their sizes are equal or multiples of the width. Otherwise `CannotDivide` is raised on all workers, and
+the trial goes on alone. A reading that has ended stays at hand while the loop keeps its batches, as `itertools.cycle`
+does.
+
+A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
+gradients were off or all modules were in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import CannotDivide
+from .batches import Reading, Share
+from .counted import Counted
+from .left_out import LeftOut
+
+
+@dataclass
+class _Fetched:
+    """What one kind of use knows of a reading. ``shares``: its batches at hand, one of each kind."""
+
+    shares: dict[int, Share] = field(default_factory=dict)
+    unused: int = 0
+    used: bool = False
+    #: It was ahead of its uses: its batches stay at hand.
+    ahead: bool = False
+    ended: bool = False
+
+
+class Uses:
+    """One kind of use (gradients, batch statistics or counts of samples) and the batches that are at hand for it.
+
+    ``what`` names the kind in an error. ``alike``: for this use two batches are alike if it returns the same for both.
+    ``tell``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
+    """
+
+    def __init__(self, what: str, alike: Callable[[Share], int], tell: Callable[[], None], again: bool = True) -> None:
+        self._what = what
+        self._alike = alike
+        self._tell = tell
+        self._again = again
+        self._readings: dict[Reading, _Fetched] = {}
+        #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
+        self._evaluated = _Fetched()
+
+    def fetched(self, reading: Reading, share: Share) -> None:
+        """The loop gets a batch."""
+        fetched = self._readings.setdefault(reading, _Fetched())
+        if not fetched.unused and not fetched.ahead:
+            fetched.shares.clear()
+        fetched.shares[self._alike(share)] = share
+        fetched.unused += 1
+
+    def ended(self, reading: Reading) -> None:
+        """The loop reads no further."""
+        fetched = self._readings.get(reading)
+        if fetched is None:
+            return
+        fetched.ended = True
+        if reading.evaluates and not fetched.used:
+            self._evaluated.shares.update(fetched.shares)
+            del self._readings[reading]
+
+    def _is_over(self, reading: Reading, fetched: _Fetched) -> bool:
+        """Whether its batches are used up, now that there are others."""
+        if fetched.unused or fetched.ahead or not fetched.used:
+            return not self._again and fetched.ended and reading.let_go
+        return not self._again or (fetched.ended and not reading.kept)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the loop has fetched a batch before it used the last one."""
+        return any(fetched.ahead or fetched.unused > 1 for fetched in self._readings.values())
+
+    @property
+    def kept(self) -> bool:
+        """Whether the loop keeps batches on purpose."""
+        return any(reading.kept for reading in self._readings)
+
+    @property
+    def all_used(self) -> bool:
+        """Whether each batch was used that the loop learns from."""
+        return not any(f.unused for reading, f in self._readings.items() if not reading.evaluates)
+
+    def forget_ended(self) -> None:
+        """What was fetched is used up, except by readings that go on."""
+        self._readings = {reading: fetched for reading, fetched in self._readings.items() if not fetched.ended}
+        self._evaluated = _Fetched()
+
+    def use(self) -> Share | None:
+        """The share of the batch that is used now; None: no batch was fetched since the boundary.
+
+        Raises:
+            CannotDivide: it could be one of several batches that are not divided alike.
+        """
+        self._tell()
+        if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
+            self._readings = {r: f for r, f in self._readings.items() if not self._is_over(r, f)}
+        shares: dict[int, Share] = {}
+        for fetched in self._readings.values():
+            fetched.ahead = fetched.ahead or fetched.unused > 1
+            fetched.unused, fetched.used = 0, True
+            shares.update(fetched.shares)
+        if not shares:
+            shares = self._evaluated.shares
+        if len(shares) > 1:
+            sizes = sorted(share.size for share in shares.values())
+            raise CannotDivide(
+                f"{self._what} could belong to batches of {' or '.join(map(str, sizes))} samples, which "
+                f"{next(iter(shares.values())).width} workers do not share alike: the loop fetches a batch before it "
+                "has used the last one (drop_last=True, or batch sizes that the width divides, let it grow)"
+            )
+        return next(iter(shares.values()), None)
+
+
+class BatchesAtHand:
+    """The batches that the loop has fetched since its last boundary. Used in the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._modules: list[torch.nn.Module] = []
+        self.left_out = LeftOut()
+        #: Since the last mean, or since the group has formed.
+        self.counted = Counted()
+        self.clear()
+
+    def watch(self, module: torch.nn.Module) -> None:
+        """One of the trial's modules, by whose mode an evaluation is recognised."""
+        self._modules.append(module)
+
+    def next_turn(self) -> None:
+        """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.forget_ended()
+        self.left_out.clear()
+
+    def clear(self) -> None:
+        """The trial has another group: no batch is divided now."""
+        self.counted = Counted()
+        told, counted = self.left_out.used, self.left_out.counted
+        self.left_out.clear()
+        self.gradients = Uses("gradients", lambda share: share.division, told)
+        self.statistics = Uses("batch statistics", lambda share: share.division, counted)
+        self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, counted, again=False)
+
+    def fetching(self) -> None:
+        """The loop asks for a batch, at any width (see `rehearsal`)."""
+
+    def fetched(self, reading: Reading, share: Share) -> None:
+        """The loop gets a batch of which this worker has a share."""
+        reading.evaluates = reading.evaluates and self.nothing_learns()
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.fetched(reading, share)
+        if share.common:
+            self.left_out.fetched_whole()
+        else:
+            self.left_out.fetched(reading, share)
+
+    def ended(self, reading: Reading) -> None:
+        """The reading's last batch was fetched, or the loop reads no further."""
+        reading.evaluates = reading.evaluates and self.nothing_learns()
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.ended(reading)
+        self.left_out.ended(reading)
+
+    @property
+    def settled(self) -> bool:
+        """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
+        return not self.gradients.ahead and not self.gradients.kept and self.counts.all_used
+
+    def nothing_learns(self) -> bool:
+        """Whether gradients are off, or all of the trial's modules are in evaluation mode."""
+        if not torch.is_grad_enabled():
+            return True
+        return bool(self._modules) and not any(module.training for module in self._modules)

@@ -1,0 +1,362 @@
+"""The data of a trial: batches as the user's DataLoader makes them, each divided among the workers.
+
+Only the leader draws the batches' indices, one by one as a stock DataLoader does, from its own random streams, and
+sends them to the others. So the order does not depend on the width. At width 1 the user's DataLoader itself is
+iterated, or one that gives the same batches in less time (`whole_batches`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from weakref import WeakSet
+
+import numpy
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from ..errors import CannotDivide
+from ..random_streams import Streams
+from .batches import Reading, Share
+from .group_view import GroupView
+from .loop_draws import Part, PartsOfDataset, seed_of
+from .refusals import refuse_left_out
+from .whole_batches import as_it_is, in_whole_batches, reader_of
+
+#: Batches whose indices travel in one message, if nobody can see when the sampler draws. Judgement: many
+#: batches then share the delay of one message, and their indices are small.
+_AHEAD = 32
+
+
+class ElasticLoader:
+    """Stands for the user's DataLoader, and has its length, dataset and all other attributes.
+
+    ``len()`` is the number of batches, the same at every width. TypeError if the data cannot be divided.
+    """
+
+    def __init__(self, loader: DataLoader, group: GroupView) -> None:
+        if isinstance(loader.dataset, IterableDataset):
+            raise TypeError(
+                "elastic.prepare() got a DataLoader over an IterableDataset, which cannot be divided among "
+                "workers: give it a dataset with __getitem__ and __len__, or do not prepare it"
+            )
+        if loader.batch_sampler is None:
+            raise TypeError(
+                "elastic.prepare() got a DataLoader with batch_size=None, which cannot be divided among "
+                "workers: give it a batch_size or a batch_sampler"
+            )
+        self._loader = loader
+        self._group = group
+        #: The number of iterators that were made in the trial.
+        self.begun = 0
+        #: Batches that the loop has got in this turn.
+        self.read = 0
+        #: The loop has gone on, in a later turn, with an iterator that it had made before.
+        self.kept = False
+        #: The loop has let go of an iterator of an earlier turn, or made a new one although it still had it: it keeps
+        #: none.
+        self.let_go = False
+        self._made: WeakSet[_Batches] = WeakSet()
+        #: The user's loader has started its worker processes, which persist.
+        self._kept = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # while unpickling it is not there yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        turn = self._group.turn_number
+        self.let_go = self.let_go or any(made.turn is not None and made.turn < turn for made in self._unfinished())
+        if self._group.width == 1:
+            batches = _Batches(self, self._group, self._whole(), None)
+        else:
+            seed = self._seed()
+            if self._loader.num_workers:
+                seed = self._group.backend.broadcast_object(seed, "the seed of a loader's processes")
+            shares = _DividedBatches(self._loader, self._group, seed)
+            batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
+        self._made.add(batches)
+        return batches
+
+    @property
+    def undecided(self) -> bool:
+        """At a boundary: it is not known whether the loop will keep an iterator that it has not read to its end."""
+        last = self._group.turn_number - 1
+        return not self.let_go and any(made.turn == last for made in self._unfinished())
+
+    def _unfinished(self) -> list[_Batches]:
+        return [made for made in self._made if not made.over]
+
+    def _whole(self) -> Iterator[Any]:
+        """The iterator of the user's loader, which draws a seed only when an iterator of a stock loader would."""
+        loader, own = self._loader, self._loader.generator
+        if loader.persistent_workers and self.begun and not self._kept:
+            loader.generator = torch.Generator().manual_seed(self._seed())
+        self._kept = True
+        self.begun += 1
+        try:
+            return iter(reader_of(loader))
+        finally:
+            loader.generator = own
+
+    def _seed(self) -> int:
+        """The seed of the loader's worker processes, which a stock iterator draws when it is made.
+
+        If the processes persist, only the first iterator draws one; later ones get another number, and leave the stream
+        as it is.
+        """
+        stream = self._loader.generator or torch.default_generator
+        before = stream.get_state()
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator).item())
+        if self._loader.persistent_workers and self.begun:
+            stream.set_state(before)
+            seed += self.begun
+        self.begun += 1
+        return seed % 2**63
+
+    def _divided(self, shares: _DividedBatches, seed: int) -> DataLoader:
+        loader = self._loader
+        # The loader's worker processes are seeded from this generator as in a stock loader: what they draw once a batch
+        # is the same for all workers of the trial.
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        whole = in_whole_batches(loader.dataset, loader.collate_fn, loader.num_workers)
+        return DataLoader(
+            whole or PartsOfDataset(loader.dataset),
+            batch_sampler=shares,  # type: ignore[arg-type]
+            num_workers=loader.num_workers,
+            collate_fn=as_it_is if whole else loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            pin_memory_device=loader.pin_memory_device,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+            generator=generator,
+        )
+
+
+class _Batches:
+    """An iterator over the batches of a loader; ``shares``: that of its batch sampler, None at width 1.
+
+    Raises:
+        CannotDivide: it was made before the trial was resized, or the loop leaves batches out (`left_out`).
+    """
+
+    def __init__(
+        self, loader: ElasticLoader, group: GroupView, batches: Iterator[Any], shares: _DividedBatches | None
+    ) -> None:
+        self._loader = loader
+        self._group = group
+        #: The turn in which it was read last; None before.
+        self.turn: int | None = None
+        #: Its end was drawn.
+        self.finished = False
+        #: Batches that it has given, and that there are; None: nobody knows.
+        self._given = 0
+        self._all = _length(loader)
+        self._of_data = _length(loader.dataset)
+        self._generation = group.generation
+        self._batches = batches
+        self._shares = shares
+        self._reading = Reading()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    @property
+    def over(self) -> bool:
+        """It has given all its batches, though perhaps nobody has drawn its end: loops count batches, too."""
+        return self.finished or (self._all is not None and self._given >= self._all)
+
+    def __next__(self) -> Any:
+        if self._group.generation != self._generation:
+            if self.over:
+                raise StopIteration
+            raise CannotDivide(
+                "an iterator over a prepared DataLoader was kept while the trial was resized: make "
+                "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
+            )
+        turn = self._group.turn_number
+        self._loader.kept = self._loader.kept or (self.turn is not None and self.turn < turn and not self.over)
+        self.turn = turn
+        self._group.batches.fetching()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.finished = True
+            self._end()
+            if self._shares is not None:
+                refuse_left_out(self._group, "reading")
+            raise
+        self._given += 1
+        self._loader.read += 1
+        if self._shares is not None:
+            share, compare = self._shares.next_share()
+            self._group.common.got(share.common)
+            if compare and self._group.width > 1:
+                self._group.likeness.compare_weights(self._group.backend, self._group.state)
+            self._reading.note(batch)
+            self._group.batches.counted.read(
+                share.part,
+                uneven=not share.common and share.size % share.width > 0,
+                of_data=self._of_data,
+                batches=self._all,
+            )
+            self._group.batches.fetched(self._reading, share)
+        return batch
+
+    def __del__(self) -> None:
+        if self.turn is not None and not self.over and self._group.turn_number > self.turn:
+            self._loader.let_go = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._shares is not None:
+            self._group.batches.ended(self._reading)
+
+
+def _length(of: Any) -> int | None:
+    """None: it has none, as a sampler or a dataset of a batch sampler's own may."""
+    try:
+        return len(of)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What the leader sends of the next batches: their indices, or nothing at the end.
+
+    ``common``: all workers get them whole. ``compare``: the workers' weights are compared before the first of them.
+    ``seed``: of what the dataset draws. ``streams``: the leader's, if the others have others.
+    """
+
+    batches: list[list[Any]]
+    common: bool
+    compare: bool
+    seed: int
+    streams: Streams | None
+
+
+class _DividedBatches:
+    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`. ``seed``: the pass'."""
+
+    def __init__(self, loader: DataLoader, group: GroupView, seed: int) -> None:
+        self._sampler = loader.batch_sampler
+        self._group = group
+        self._seed = seed
+        self._ahead = _AHEAD if _draws_at_once(loader) else 1
+        self._handed: deque[tuple[Share, bool]] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        group = self._group
+        source = iter(self._sampler) if group.backend.rank == 0 else None  # type: ignore[arg-type]
+        number = 0
+        while True:
+            drawn = None if source is None else self._draw(source, first=not number)
+            drawn = group.backend.broadcast_object(drawn, "the next batches")
+            if source is None:
+                group.draws.take(drawn.streams)
+                group.common.follow(drawn.common)
+            if not drawn.batches:
+                return
+            for batch in drawn.batches:
+                number += 1
+                yield self._hand_out(batch, drawn, number, drawn.compare and batch is drawn.batches[0])
+
+    def _draw(self, source: Iterator[Any], first: bool) -> _Drawn:
+        group = self._group
+        if not first:
+            group.draws.look()
+        common = group.common.draw(may_divide=not first and group.batches.settled)
+        # An evaluation's weights may be others than those that learn, as an average is: a joiner may have another one.
+        evaluates = group.batches.nothing_learns()
+        compare = not common and (first if evaluates else group.likeness.weights_due(at_batch=True))
+        ahead = 1 if common or compare or group.draws.drawn else self._ahead
+        batches = [list(batch) for batch in islice(source, ahead)]
+        return _Drawn(batches, common, compare, self._seed, group.draws.news())
+
+    def _hand_out(self, batch: list[Any], drawn: _Drawn, number: int, compare: bool) -> list[Any]:
+        rank, world = self._group.backend.rank, self._group.backend.world
+        size = len(batch)
+        if drawn.common:
+            self._handed.append((Share(float(rank == 0), rank > 0, size, world, common=True), False))
+            return Part(batch, seed_of(drawn.seed, number))
+        start, stop = part_of_batch(size, rank, world)
+        self._handed.append((Share((stop - start) / size, stop == start, size, world), compare))
+        return Part(batch[start:stop] or batch[:1], seed_of(drawn.seed, number, rank))
+
+    def next_share(self) -> tuple[Share, bool]:
+        """The share of the batch that is handed out now, and whether the weights are to be compared before it.
+
+        Batches are handed out in the order of their indices.
+        """
+        return self._handed.popleft()
+
+
+def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:
+    """The contiguous part [start, stop) of a batch that a rank gets. Parts differ by at most one sample."""
+    each, over = divmod(size, world)
+    start = rank * each + min(rank, over)
+    return start, start + each + (rank < over)
+
+
+def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
+    """The user's own generators that determine the order of the data, each once."""
+    found: list[torch.Generator] = []
+    batches = loader.batch_sampler
+    for holder in (loader, batches, getattr(batches, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not known for known in found):
+            found.append(generator)
+    return found
+
+
+def sampler_contents(loader: ElasticLoader) -> str:
+    """A digest of the numbers that a loader's samplers choose by, such as weights. The leader alone draws.
+
+    A loop that changes them has learned them from the samples that it saw.
+    """
+    digest = 0
+    batches = loader.batch_sampler
+    for holder in (batches, getattr(batches, "sampler", None)):
+        for name, value in sorted(getattr(holder, "__dict__", {}).items()):
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            elif isinstance(value, list | tuple | numpy.ndarray) and (array := _numbers(value)) is not None:
+                data = array.tobytes()
+            else:
+                continue
+            digest = zlib.crc32(data, zlib.crc32(name.encode(), digest))
+    return f"with numbers {digest:08x}"
+
+
+def _numbers(value: Any) -> numpy.ndarray | None:
+    try:
+        array = numpy.asarray(value)
+    except ValueError:  # lists of several lengths
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _draws_at_once(loader: DataLoader) -> bool:
+    """Whether the sampler draws from a stream that others use only before its first batch.
+
+    Then indices can be drawn ahead, and a loop that is left early leaves the streams as a stock loader does.
+    """
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return False
+    sampler = batches.sampler
+    if type(sampler) is RandomSampler:
+        return sampler.generator is None
+    return type(sampler) is SequentialSampler

@@ -1,0 +1,197 @@
+"""What a loop draws at random between two batches is the same in all workers, and what is drawn for samples is not.
+
+The leader's random streams go on as they would alone, and a batch's indices bring them to the others whenever they have
+moved. So a choice a batch (``random.random() < 0.5``, with Python's, numpy's or torch's default stream) is the same
+everywhere. What a dataset draws for its samples, and the dropout of torch.nn, come from streams of each worker's own.
+Other numbers that the loop draws for each sample, such as ``torch.randn_like``, are then the same in the first, second
+.. samples of each worker's part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from ..random_streams import Streams, capture_streams, restore_streams
+
+#: The functions of torch.nn.functional that draw for each sample, by name, as this process has them where no trial has
+#: several workers (`rehearsal` has others meanwhile); torch.nn's modules call them there.
+DROPOUTS: dict[str, Callable[..., Any]] = {
+    name: getattr(F, name)
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+}
+
+
+class LeadersStreams:
+    """The streams of the loop, as the leader sends them. ``gpu``: the GPU of the trial's tensors; see `random_streams`.
+    """
+
+    def __init__(self, gpu: str = "cuda") -> None:
+        self._gpu = gpu
+        self._sent: Streams | None = None
+        #: The loop has drawn between two batches.
+        self.drawn = False
+
+    def restart(self) -> None:
+        """The group is a new one: its followers have streams of their own."""
+        self._sent = None
+
+    def look(self) -> None:
+        """Leader, between two batches of one reading: whether the loop has drawn since the last one."""
+        self.drawn = self.drawn or (self._sent is not None and not _same(self._sent, capture_streams(self._gpu)))
+
+    def news(self) -> Streams | None:
+        """Leader: the streams, if the followers have others; None: they have these."""
+        now = capture_streams(self._gpu)
+        if self._sent is not None and _same(self._sent, now):
+            return None
+        self._sent = now
+        return now
+
+    def take(self, streams: Streams | None) -> None:
+        """Go on from what the leader has sent; in the leader itself this changes nothing."""
+        if streams is not None:
+            restore_streams(streams, self._gpu)
+
+
+def _same(a: Streams, b: Streams) -> bool:
+    if a.keys() != b.keys() or a["python"] != b["python"]:
+        return False
+    for name in ("torch", "cuda"):
+        if name in a and not torch.equal(a[name], b[name]):
+            return False
+    if "numpy" not in a:
+        return True
+    mine, theirs = a["numpy"], b["numpy"]
+    return bool(mine[2:] == theirs[2:] and numpy.array_equal(mine[1], theirs[1]))
+
+
+class Part(list[Any]):
+    """The indices of the samples that a worker gets of a batch. ``seed``: of what the dataset draws for them."""
+
+    def __init__(self, indices: list[Any], seed: int) -> None:
+        super().__init__(indices)
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, (list(self), self.seed)
+
+
+class PartsOfDataset(Dataset):
+    """A dataset that is asked for a `Part` at a time. What it draws for the samples does not move the loop's streams.
+
+    What ``collate_fn`` draws is drawn once a batch, and comes from the loop's. Attributes are the dataset's: a
+    ``worker_init_fn`` opens its files there.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        object.__setattr__(self, "_dataset", dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dataset":  # while unpickling it is not there yet
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_dataset": self._dataset}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        object.__setattr__(self, "_dataset", state["_dataset"])
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, part: Part) -> Any:
+        at_once = getattr(self._dataset, "__getitems__", None)
+        before = capture_streams()
+        seed_streams(part.seed)
+        try:
+            return at_once(list(part)) if at_once else [self._dataset[index] for index in part]
+        finally:
+            restore_streams(before)
+
+
+def seed_streams(seed: int) -> None:
+    """Seed what `capture_streams` captures.
+
+    Where CUDA has not started, ``torch.manual_seed`` would note each seed, with the stack, for when it starts.
+    """
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+
+
+def seed_of(*names: object) -> int:
+    """A seed of 32 bits for these names."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, names)).encode()).digest()[:4], "little")
+
+
+class OwnDropout:
+    """Replaces the dropout of torch.nn.functional in this process by one that draws from this worker's own streams.
+
+    ``common``: whether the batch is one that all workers compute whole: then all draw from the loop's.
+    """
+
+    def __init__(self, common: Callable[[], bool]) -> None:
+        self._common = common
+        self._seed = 0
+        #: This worker's own streams, by the type of device, once it has drawn from them.
+        self._own: dict[str, torch.Tensor] = {}
+        self._enabled = False
+
+    def enable(self, enabled: bool, seed: int = 0) -> None:
+        """Replace torch's dropout, or restore it. ``seed``: of this worker's own streams, which begin anew."""
+        self._seed, self._own = seed, {}
+        if enabled != self._enabled:
+            self._enabled = enabled
+            for name, function in DROPOUTS.items():
+                setattr(F, name, self._in_own_streams(name) if enabled else function)
+
+    def _in_own_streams(self, name: str) -> Callable[..., Any]:
+        trains = inspect.signature(DROPOUTS[name]).parameters["training"].default
+
+        def dropped(input: torch.Tensor, p: float = 0.5, training: bool = trains, inplace: bool = False) -> Any:
+            function = DROPOUTS[name]
+            if not training or not p or torch.compiler.is_compiling() or self._common():
+                return function(input, p, training, inplace)
+            with self._drawing(input.device):
+                return function(input, p, training, inplace)
+
+        return dropped
+
+    @contextmanager
+    def _drawing(self, device: torch.device) -> Iterator[None]:
+        on_gpu = device.type == "cuda"
+        get: Callable[[], torch.Tensor] = (lambda: torch.cuda.get_rng_state(device)) if on_gpu else torch.get_rng_state
+        put: Callable[[torch.Tensor], Any] = (
+            (lambda state: torch.cuda.set_rng_state(state, device)) if on_gpu else torch.set_rng_state
+        )
+        before = get()
+        if device.type in self._own:
+            put(self._own[device.type])
+        elif on_gpu:
+            torch.cuda.manual_seed(self._seed)
+        else:
+            torch.default_generator.manual_seed(self._seed)
+        try:
+            yield
+        finally:
+            self._own[device.type] = get()
+            put(before)

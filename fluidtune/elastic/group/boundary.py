@@ -1,0 +1,332 @@
+"""What happens at a boundary, in which order, and how a worker enters its trial's group.
+
+At a boundary the leader takes the host's request and sends its order to the others (go on, re-form, stop or end). If
+the order says so, all re-form, and every follower in the new group receives the leader's state. Then the leader
+commits, if that is worth its price. Everything here runs in the loop's thread; the host's requests come through
+`HostRequests`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ..alike.common_batches import CommonBatches
+from ..alike.growth import Growth
+from ..alike.likeness import Likeness
+from ..commits.commit_policy import CommitPolicy
+from ..commits.committable import CommittableState, TrialPosition
+from ..data.attribution import BatchesAtHand
+from ..data.loop_draws import LeadersStreams, seed_of, seed_streams
+from ..data.refusals import refuse_left_out
+from ..errors import GroupLost, Left, Refused
+from ..random_streams import Streams
+from ..transport.base import CollectiveBackend
+from ..transport.membership import Address, Reform
+from .control_messages import BoundaryOrder, HostRequests
+from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
+from .joining import called_in
+
+#: What a boundary is called in an error.
+_ORDER = "the boundary"
+
+
+class GroupMember:
+    """One worker's place in its trial's group; the `GroupView` of its loop.
+
+    ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`. ``state`` must be set before the first
+    boundary.
+    """
+
+    state: CommittableState
+
+    def __init__(
+        self,
+        trial: str,
+        worker: str,
+        leader: bool,
+        backend: CollectiveBackend,
+        requests: HostRequests,
+        commits: CommitPolicy,
+    ) -> None:
+        self.trial, self.worker, self.leader = trial, worker, leader
+        self.commits = commits
+        resume = commits.resume
+        self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
+        #: See `GroupView`.
+        self.batches = BatchesAtHand()
+        self.common = CommonBatches()
+        self.draws = LeadersStreams(str(backend.device) if backend.device.type == "cuda" else "cuda")
+        #: The loop has called `prepare`, or has come to a boundary.
+        self.elastic = False
+        #: This worker is in the group. A follower is not before its first boundary.
+        self.entered = leader
+        #: Where the leader's store is.
+        self.address: Address | None = None
+        #: See `LeaderSession`.
+        self.committing = False
+        self.last_reform: tuple[float, float] | None = None
+        self.growth = Growth()
+        self.likeness = Likeness(self.common, self.growth, self._leave_leader_alone)
+        #: `last_reform` as it was before the last one.
+        self._reformed_before: tuple[float, float] | None = None
+        self._group = backend
+        self._requests = requests
+        self._members: tuple[str, ...] = (worker,)
+        #: In a joiner that has not received the trial's state yet: the trial's position, at which it is to join. Its
+        #: function may still be at an earlier `epochs` call.
+        self._joins_at: TrialPosition | None = None
+        #: The exception that ended this loop; None while the loop goes on.
+        self._over: BaseException | None = None
+
+    # -- the view of the loop's parts, see `GroupView` --
+
+    @property
+    def width(self) -> int:
+        """See `GroupView`."""
+        return 1 if self._joins_at is not None else self._group.world
+
+    @property
+    def turn_number(self) -> int:
+        """See `GroupView`."""
+        return self.position.iteration
+
+    @property
+    def generation(self) -> float:
+        """See `GroupView`."""
+        return self._group.generation
+
+    @property
+    def backend(self) -> CollectiveBackend:
+        """See `GroupView`. The exception that ended the loop is raised again, since user code may have swallowed it."""
+        if self._over is not None:
+            raise self._over
+        return self._group
+
+    # -- boundaries --
+
+    def become_elastic(self) -> None:
+        """The trial can have several workers from now on; its leader can be found."""
+        if not self.elastic and self.leader:
+            self.address = self._group.serve()
+        self.elastic = True
+
+    def begin(self, start: int, *, counted: bool) -> int | None:
+        """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop.
+
+        ``counted``: ``start`` is the epoch that the loop's own state has reached (from a checkpoint of the user's).
+        """
+        self.become_elastic()
+        self.position.loop += 1
+        self.state.loop_begins()
+        if self.leader:
+            first = self.commits.first_epoch(self.position, self.state, start, counted)
+            return None if first is None else self.come_to(first)
+        if not self.entered:
+            self._enter()
+            self.entered = True
+        elif self._joins_at is None:
+            return self.come_to(start)
+        assert self._joins_at is not None
+        if self._joins_at.loop > self.position.loop:
+            return None
+        self._receive(self._joins_at, joiners=True)
+        return self.position.epoch
+
+    def turn(self, epoch: int, closing: bool = False) -> int:
+        """The boundary after an iteration; ``epoch`` runs next. ``closing``: see `come_to`."""
+        self.position.iteration += 1
+        return self.come_to(epoch, closing)
+
+    def come_to(self, epoch: int, closing: bool = False) -> int:
+        """A boundary of a member: give the order as the leader, or obey it. ``epoch`` runs next.
+
+        ``closing``: at most one iteration of this loop is left, so that all weights are compared.
+
+        Raises:
+            Left: the trial or this worker's part in it is over.
+            GroupLost: another worker died.
+            RuntimeError: the leader stands before another epoch.
+        """
+        if self._over is not None:
+            raise self._over
+        self.position.epoch = epoch
+        if self.width > 1:
+            refuse_left_out(self, "boundary")
+            self.likeness.part_if_due()
+        self.batches.next_turn()
+        order = self._agree(closing)
+        if order.kind == "end":
+            self._group.dissolve(orderly=True)
+            self._end_loop(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
+        if order.epoch != epoch:
+            raise RuntimeError(
+                f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "
+                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
+            )
+        if self.width > 1:
+            self.likeness.compare_all(self._group, self.state, order.weights)
+        if order.kind == "stop":
+            self.committing = True
+            self.commits.offer(self.position, self.state, force=True)
+            self.commits.flush()
+            self.committing = False
+            self._group.dissolve(orderly=True)
+            self._end_loop(f"trial {self.trial} was asked to stop after iteration {self.position.iteration}")
+        if order.reform is not None:
+            self._reform(order.reform)
+        self.commits.offer(self.position, self.state)
+        return epoch
+
+    def _leave_leader_alone(self) -> None:
+        """All workers: the group ends, and the leader goes on from where it is."""
+        generation = self._group.generation
+        self._group.dissolve(orderly=True)
+        if not self.leader:
+            self._over = Refused(f"the leader goes on without {self.worker}: {self.growth.ungrowable}")
+            raise self._over
+        self.growth.refused = generation
+        if self.last_reform is not None and self.last_reform[0] == generation:
+            self.last_reform = self._reformed_before
+        self._members = (self.worker,)
+        self.common.formed(joiners=False)
+        self.state.set_width(1)
+
+    def end(self) -> None:
+        """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
+        order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None, _ORDER)
+        if order is not None and order.kind != "end":
+            raise RuntimeError(
+                f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
+                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
+            )
+        self._group.dissolve(orderly=True)
+
+    def close(self) -> None:
+        """Dissolve the group and let go of the leader's store."""
+        self._group.close()
+        self.state.set_width(1)
+
+    def _agree(self, closing: bool) -> BoundaryOrder:
+        """The leader's order for this boundary. Weights are compared when this group or its loop is about to end."""
+        order = self._decide() if self.leader else None
+        note = self.commits.note_of_save() if self.leader else None
+        if order is not None:
+            due = closing or order.kind != "go" or self.likeness.weights_due()
+            order = replace(order, note=note, weights=due, streams=self._news())
+        try:
+            heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
+        except GroupLost:
+            if order is not None and order.reform is not None:  # nobody heard it: keep it for another boundary
+                self._requests.keep(order.reform)
+            raise
+        if not self.leader:
+            self.commits.inherit(heard.note)
+            self.draws.take(heard.streams)
+        return heard
+
+    def _decide(self) -> BoundaryOrder:
+        """Leader: what the host's request means now."""
+        epoch = self.position.epoch
+        with self._requests.changed:
+            if self._requests.leaving:
+                return BoundaryOrder("stop", epoch)
+            reform = self._requests.reform
+            if reform is None:
+                return BoundaryOrder("go", epoch)
+            answer = self.growth.answer(reform, self._members, self.state, self._group)
+            if answer == "not now":
+                return BoundaryOrder("go", epoch)
+            self._requests.reform = None
+            return BoundaryOrder("go", epoch) if answer == "no" else BoundaryOrder("reform", epoch, reform=reform)
+
+    def _end_loop(self, why: str) -> None:
+        self._over = Left(why)
+        raise self._over
+
+    # -- forming a group --
+
+    def _reform(self, reform: Reform) -> None:
+        started = time.perf_counter()
+        if self.leader:
+            self._group.call_generation(reform.generation)
+        self._group.dissolve(orderly=True)
+        if self.worker not in reform.members:
+            self._end_loop(f"worker {self.worker} is not in generation {reform.generation}")
+        self.address = reform.address
+        self._join(reform.members, reform.generation)
+        self._reformed_before, self.last_reform = self.last_reform, (reform.generation, time.perf_counter() - started)
+
+    def _join(self, members: tuple[str, ...], generation: float) -> None:
+        """Form this generation and take the leader's state. A joiner calls `_enter` instead."""
+        rank, world = members.index(self.worker), len(members)
+        joiners = bool(set(members) - set(self._members))
+        self.batches.clear()
+        self._members = members  # set first: if one of them dies while the group forms, the others recover
+        assert self.address is not None
+        try:
+            self._group.form(self.address, generation, rank, world)
+        except GroupLost as error:  # this worker is alone now: its loop must not go on as if it were the trial
+            self._over = error
+            raise
+        if world > 1:
+            self._receive(self._group.broadcast_object(self.position), joiners)
+        else:
+            self.common.formed(joiners=False)
+            self.state.set_width(1)
+
+    def _enter(self) -> None:
+        """A joiner's way in: wait for the host's request, then for the leader's call."""
+        try:
+            reform = called_in(self._requests, self._group, self.worker)
+        except Left as error:
+            self._over = error
+            raise
+        started = time.perf_counter()
+        rank = reform.members.index(self.worker)
+        self._group.form(reform.address, reform.generation, rank, len(reform.members))
+        self._members, self.address = reform.members, reform.address
+        self._joins_at = self._group.broadcast_object()
+        self.last_reform = (reform.generation, time.perf_counter() - started)
+
+    def _receive(self, position: TrialPosition, joiners: bool) -> None:
+        """Called by every member of a new group: take the leader's state and go on from its random streams."""
+        self._joins_at = None
+        self.position.epoch, self.position.iteration = position.epoch, position.iteration
+        self.state.broadcast(self._group)
+        self.likeness.restart(joiners)
+        self.state.set_width(self._group.world)
+        self.draws.restart()
+        self.draws.take(self._group.broadcast_object(self._news(), "the leader's random streams"))
+        if self.state.own_streams and not self.leader:
+            seed_streams(seed_of(self.trial, position.iteration, self._group.generation, self._group.rank))
+
+    def _news(self) -> Streams | None:
+        """The leader's random streams, if its followers are to have them and have others."""
+        return self.draws.news() if self.leader and self.width > 1 and not self.state.own_streams else None
+
+    # -- when a worker died --
+
+    def recover(self) -> None:
+        """After a `GroupLost`: go on in a group of the workers that are left, under the leader.
+
+        If another worker dies meanwhile, the rest form a smaller group. See also `ElasticSession.mend`.
+        """
+        started = time.perf_counter()
+        for last in [False] * (MOST_RECOVERIES - 1) + [True]:
+            self._group.dissolve()
+            self._over = None
+            generation = round(self._group.generation + GENERATION_STEP, 3)
+            assert self.address is not None
+            members = agree_on_survivors(self._group, self.address, self._members, self.worker, generation)
+            if self.leader:
+                self._requests.drop_for(set(self._members) - set(members))
+            try:
+                self._join(members, generation)
+                break
+            except GroupLost:
+                if last:
+                    raise
+        if self.leader:
+            self.commits.rewind()
+        self.last_reform = (generation, time.perf_counter() - started)

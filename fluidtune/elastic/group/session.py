@@ -1,0 +1,336 @@
+"""One worker's part in one elastic trial: what its host and its loop call.
+
+The user's loop runs in one thread. The host calls from another thread and only leaves requests (`direct`, `enter`,
+`leave`), which the loop takes up at its next boundary: see `boundary`. Whether and when to resize is the host's
+business. What is committed and when is decided in `commit_policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..commits.commit_policy import CommitPolicy
+from ..commits.commit_store import Commit, CommitStore
+from ..commits.committable import CommittableState
+from ..data.refusals import refuse_left_out, total_of_all
+from ..data.trial_state import TrialState
+from ..errors import GroupLost, explain
+from ..random_streams import Streams, complete_streams
+from ..transport.base import CollectiveBackend
+from ..transport.membership import Address, Reform
+from .boundary import GroupMember
+from .control_messages import HostRequests
+
+
+class ElasticSession:
+    """A `LeaderSession` and a `FollowerSession`, and what a training loop calls of its trial.
+
+    One thing: it has the methods of these protocols and of the loop, and each hands its call on.
+
+    Args:
+        trial: names the trial; with the generation and rank it seeds a follower's random streams.
+        worker: this worker's id, as it stands in `Reform.members`.
+        leader: the trial's first worker: it runs the trial, commits, and takes followers in.
+        backend: not shared with another session; its ``host`` and ``device`` are the worker's.
+        device: where the trial's tensors are ("cpu", "cuda", "cuda:0").
+        commits: where the leader commits, or a follower in place of a leader that died; None: nowhere.
+        resume: the commit to go on from.
+        fingerprint: names the trial's configuration.
+        note: returns what the host wants kept with a commit (`Commit.note`), picklable; called for every commit.
+        brief: returns the part of such a note that a follower needs to commit in place of a leader that died.
+        rewind: called in the leader's loop, with the note of the last save, when the trial goes back to it (`mend`).
+        streams: the random streams with which the trial's code began (`random_streams`), for commits and joiners.
+
+    Raises:
+        ValueError: ``resume`` was made with another configuration than ``fingerprint`` names.
+    """
+
+    def __init__(
+        self,
+        *,
+        trial: str,
+        worker: str,
+        leader: bool,
+        backend: CollectiveBackend,
+        device: str = "cpu",
+        commits: CommitStore | None = None,
+        resume: Commit | None = None,
+        fingerprint: str = "",
+        note: Callable[[], Any] | None = None,
+        brief: Callable[[Any], Any] | None = None,
+        rewind: Callable[[Any], None] | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        self.trial, self.worker, self.leader = trial, worker, leader
+        #: See `LeaderSession`: set by `adopt`.
+        self.mends = False
+        self._commits = CommitPolicy(
+            trial,
+            leader,
+            commits,
+            resume=resume,
+            fingerprint=fingerprint,
+            note=note,
+            brief=brief,
+            rewind=rewind,
+            streams=None if streams is None else complete_streams(streams),
+        )
+        self._requests = HostRequests()
+        self._group = backend
+        self._member = GroupMember(trial, worker, leader, backend, self._requests, self._commits)
+        self._objects = TrialState(self._member, torch.device(device))
+        self._member.state = self._objects
+        #: A loop over `epochs` is running; one inside it has no boundaries.
+        self._in_epochs = False
+        #: For a class trainable, the epoch that its next boundary stands before; None before its first one.
+        self._next_step: int | None = None
+
+    # -- the host's side: any thread, never blocks for long --
+
+    @property
+    def is_elastic(self) -> bool:
+        """See `LeaderSession`: the loop has called `prepare`, or has come to a boundary."""
+        return self._member.elastic
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done, those before a restart included."""
+        return self._member.position.iteration
+
+    @property
+    def address(self) -> Address | None:
+        """See `LeaderSession`. None in a follower."""
+        return self._member.address if self.leader else None
+
+    @property
+    def streams(self) -> Streams | None:
+        """See `LeaderSession`."""
+        return self._commits.streams
+
+    @property
+    def ungrowable(self) -> str | None:
+        """See `LeaderSession`."""
+        return self._member.growth.ungrowable
+
+    @property
+    def refused(self) -> float | None:
+        """See `LeaderSession`."""
+        return self._member.growth.refused
+
+    @property
+    def lost(self) -> str | None:
+        """See `LeaderSession`."""
+        return self._group.lost
+
+    def fails_divided(self, error: BaseException) -> str | None:
+        """See `LeaderSession`."""
+        return self._member.common.fails_divided(error, self.width) if self.leader else None
+
+    def take_difference(self) -> str | None:
+        """See `LeaderSession`."""
+        return self._member.growth.take_difference()
+
+    @property
+    def generation(self) -> float:
+        """Of the group that the loop runs in; -1 before the first reform."""
+        return self._member.generation
+
+    @property
+    def width(self) -> int:
+        """See `LeaderSession`."""
+        return self._member.width
+
+    @property
+    def last_reform(self) -> tuple[float, float] | None:
+        """See `LeaderSession`."""
+        return self._member.last_reform
+
+    @property
+    def committing(self) -> bool:
+        """See `LeaderSession`."""
+        return self._member.committing
+
+    def forget_resume(self) -> None:
+        """See `LeaderSession`."""
+        self._commits.forget_resume()
+        self._member.position.iteration = 0
+
+    def outrun_resume(self) -> None:
+        """See `LeaderSession`. `epochs` sees by its ``start`` whether the loop took its newer state up.
+
+        Other loops begin with the state that they have.
+        """
+        self._commits.resume_is_older = True
+
+    def recall(self) -> None:
+        """See `LeaderSession`."""
+        self._commits.recall(self._member.state)
+
+    def direct(self, reform: Reform | None) -> None:
+        """See `LeaderSession`. None: stay as you are.
+
+        Raises:
+            ValueError: the leader is not members[0], or the generation is not a new one.
+        """
+        if reform is not None:
+            if not self.leader or reform.members[0] != self.worker:
+                raise ValueError(f"only the leader, members[0], can re-form: {self.worker} got {reform}")
+            if reform.generation <= self.generation:
+                raise ValueError(f"generation {reform.generation} must be above {self.generation}")
+        with self._requests.changed:
+            self._requests.reform = reform
+
+    def wait_ready(self, timeout: float | None) -> bool:
+        """See `FollowerSession`: ready is a loop that stands at its first boundary."""
+        requests = self._requests
+        with requests.changed:
+            requests.changed.wait_for(lambda: requests.ready or requests.closed, timeout)
+            return requests.ready and not requests.closed
+
+    def enter(self, reform: Reform) -> None:
+        """See `FollowerSession`.
+
+        Raises:
+            ValueError: this worker leads, or is no member.
+        """
+        if self.leader or self.worker not in reform.members:
+            raise ValueError(f"{self.worker} cannot enter {reform}: only a follower that is a member can")
+        with self._requests.changed:
+            self._requests.entry = reform
+            self._requests.changed.notify_all()
+
+    def leave(self) -> None:
+        """See `WorkerSession`: the loop ends with `Left`, at once if it waits to enter, else at its next boundary.
+
+        There a leader commits, whatever that costs, and stops its followers too. A follower ends when its leader does,
+        re-forms without it, or dies.
+        """
+        with self._requests.changed:
+            self._requests.leaving = True
+            self._requests.changed.notify_all()
+
+    # -- the loop's side: one thread --
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """See `FollowerSession`; a leader's function may also run in it."""
+        try:
+            value = fn(*args)
+            self._member.end()
+            return value
+        except (GroupLost, Exception) as error:
+            dismissed = self._requests.leaving and not self.leader
+            explain(error, self.lost, dismissed=dismissed, divided=self.fails_divided(error))
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """See `WorkerSession`; waits until the last commit is written. Called in the loop's thread."""
+        self._member.close()
+        self._commits.flush()
+        with self._requests.changed:
+            self._requests.closed = True
+            self._requests.changed.notify_all()
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        """See `elastic.prepare`. May be called several times."""
+        self._member.become_elastic()
+        return self._objects.add(objects)
+
+    def epochs(self, start: int, stop: int) -> Iterator[int]:
+        """See `elastic.epochs`."""
+        if self._in_epochs:
+            self._member.growth.end("elastic.epochs() is called inside elastic.epochs(): let the inner one be range()")
+            yield from range(start, stop)
+            return
+        self._in_epochs = True
+        try:
+            epoch = self._member.begin(start, counted=True)
+            while epoch is not None and epoch < stop:
+                yield epoch
+                epoch = self._member.turn(epoch + 1, closing=epoch + 2 >= stop)
+        finally:
+            self._in_epochs = False
+
+    def boundary(self, done: int | None = None) -> int:
+        """A class trainable's boundary, called before each ``step()``; returns the step's index, from 0.
+
+        ``done``: leader: the iterations that its host counts, which `iteration` is then in followers, too. In a
+        follower the first call waits until it has entered. To end: `leave`, a last call of this, and `close`.
+
+        Raises:
+            Left: `leave` was called, or the leader has ended.
+            GroupLost: another worker died.
+            ValueError: the trial's commit is that of another kind of trainable.
+        """
+        if self._next_step is None:
+            if done is not None:
+                self._member.position.iteration = done
+            step = self._member.begin(0, counted=False)
+        else:
+            step = self._member.turn(self._next_step)
+        if step is None:
+            raise ValueError(f"the commit of trial {self.trial} is from another kind of trainable")
+        self._next_step = step + 1
+        return step
+
+    def mean(self, total: float, count: float) -> float:
+        """See `elastic.mean`."""
+        pair = torch.tensor([total, count], dtype=torch.float64)
+        if self.width > 1:
+            refuse_left_out(self._member, "mean")
+            pair = total_of_all(self._member, pair)
+        return float(pair[0]) / float(pair[1])
+
+    def samples(self, n: int) -> int:
+        """See `elastic.samples`."""
+        share = self._member.batches.counts.use()
+        n = 0 if share is not None and share.stand_in else n
+        self._member.batches.counted.told += n
+        return n
+
+    # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --
+
+    def adopt(self, state: CommittableState) -> None:
+        """The trial is ``state``, and its boundaries are where it calls `boundary`."""
+        self._member.become_elastic()
+        self._member.state, self._next_step = state, None
+        self.mends = self._commits.saves_itself = True
+
+    def first_boundary(self) -> bool:
+        """The boundary before the first iteration, where a follower enters. False if the trial's commit is later."""
+        step = self._member.begin(0, counted=False)
+        self._next_step = None if step is None else step + 1
+        return step is not None
+
+    @property
+    def entered(self) -> bool:
+        """Whether this worker is in the trial's group. A follower is not before its first boundary."""
+        return self._member.entered
+
+    @property
+    def backend(self) -> CollectiveBackend:
+        """The group's collectives. Raises again what has ended this loop."""
+        return self._member.backend
+
+    def save(self) -> None:
+        """What the adopted state has saved now is what later boundaries commit, and what `mend` goes back to."""
+        self._commits.save(self._member.position, self._member.state)
+
+    def bequeath(self) -> None:
+        """Follower: commit in place of the leader, which is gone, what was saved before its last order."""
+        self._commits.commit_inherited()
+
+    def mend(self) -> None:
+        """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
+
+        The caller puts the last save back.
+
+        Raises:
+            GroupLost: in a follower whose leader is gone or went on without it, and when the host must help.
+        """
+        self._member.recover()
+        self._next_step = self._member.position.epoch + 1

@@ -1,0 +1,188 @@
+"""The protocols between a worker process and the session of the trial that it hosts.
+
+A worker process (`fluidtune.cluster.worker.Worker`, here *the host*) runs a trial's code and drives a session beside
+it. The trial's first worker leads: it runs the trial and reports to Tune. The others follow: they only share the
+leader's work. The engine decides whether and when a trial is resized; a session carries it out at the trial's next
+*boundary*, which is between two of its iterations.
+
+| session | what stands behind it |
+| --- | --- |
+| `fluidtune.elastic.ElasticSession` | training on real devices, with a collective backend |
+| `fluidtune.elastic.LazySession` | a leader whose loop has not called `fluidtune.elastic` so far |
+| `fluidtune.cluster.emulated.EmulatedSession` | emulated devices, where nothing is computed |
+
+`fluidtune.testing.worker_sessions` is this contract as tests: a new session's test file is a fixture and an import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..random_streams import Streams
+from ..transport.membership import Address, Reform
+
+
+class WorkerSession(Protocol):
+    """What the host asks of any session.
+
+    The host's main thread calls every method, unless the method says otherwise. The trial's own loop may run in
+    another thread meanwhile; it calls what the implementation offers it, which is not part of the protocol.
+    """
+
+    def leave(self) -> None:
+        """End this worker's part in the trial, when the host unloads it; idempotent, returns at once.
+
+        A follower that waits to enter ends at once. A leader's group ends at its next boundary at the latest, where the
+        session may end the leader's loop with `Left`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group and free what the session holds (sockets, threads, its device); idempotent.
+
+        Called when the trial's code has ended, however it ended. The process may then host another session.
+        """
+        ...
+
+
+class LeaderSession(WorkerSession, Protocol):
+    """The session of a trial's first worker.
+
+    The host reads the properties after every iteration, and passes them on with the iteration's result.
+    """
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the trial can have several workers. May become true as its loop runs, and then stays true."""
+        ...
+
+    @property
+    def address(self) -> Address | None:
+        """(host, port) where followers find the leader. None while the session is not elastic."""
+        ...
+
+    @property
+    def streams(self) -> Streams | None:
+        """The random streams with which the trial's code began, for its joiners. None: it has none, or is not elastic.
+        """
+        ...
+
+    @property
+    def width(self) -> int:
+        """The number of workers in the trial's group, this one included."""
+        ...
+
+    @property
+    def last_reform(self) -> tuple[float, float] | None:
+        """Generation and pause in seconds of the last resize, None before the first."""
+        ...
+
+    @property
+    def ungrowable(self) -> str | None:
+        """Why the trial must go on with one worker, in a line. None: as far as is known, it can have several."""
+        ...
+
+    @property
+    def refused(self) -> float | None:
+        """The generation of the last reform that the leader has refused. Its joiners end by themselves."""
+        ...
+
+    @property
+    def lost(self) -> str | None:
+        """Why the group is lost, in a line; None: it is not, as far as is known.
+
+        An error of the loop that is raised after that is no error of the trial's: a GPU's collective that was aborted
+        leaves no sum behind.
+        """
+        ...
+
+    def fails_divided(self, error: BaseException) -> str | None:
+        """The loop has raised ``error``: why it must have one worker, in a line; None: the error is the trial's.
+
+        In the first turn whose batches are divided it may come of that. Alone the turn fails again, or does not.
+        """
+        ...
+
+    def take_difference(self) -> str | None:
+        """What differed between the workers at a boundary since the last call, in a line. They are equal again."""
+        ...
+
+    @property
+    def mends(self) -> bool:
+        """Whether the trial's loop goes on by itself, in a smaller group, when a follower dies."""
+        ...
+
+    @property
+    def committing(self) -> bool:
+        """Whether the loop is writing its last commit, which the host then waits for. Any thread reads it."""
+        ...
+
+    def direct(self, reform: Reform) -> None:
+        """Re-form at the next boundary at which all joiners stand ready; the trial goes on until then.
+
+        Called between two iterations, only if the session is elastic. Replaces a directive that was not carried out.
+        """
+        ...
+
+    def boundary(self, done: int) -> object:
+        """Let a class trainable come to its boundary: called before each of its iterations, if the session is elastic.
+
+        ``done``: the iterations done so far. (A function's loop comes to its boundaries by itself.)
+
+        Raises:
+            Left: `leave` was called; the trial is committed, and its followers end.
+            GroupLost: a follower died.
+        """
+        ...
+
+    def forget_resume(self) -> None:
+        """Do not go on from the trial's commit. Called before the loop runs: Tune has given it another trial's state.
+
+        This method and the next two do nothing in a session that has no commit to go on from.
+        """
+        ...
+
+    def outrun_resume(self) -> None:
+        """Go on from the trial's commit only if the loop's own state is older.
+
+        Called before the loop runs: Tune has restored a checkpoint that is newer than the commit.
+        """
+        ...
+
+    def recall(self) -> None:
+        """Put the commit's state into a class trainable's objects before its first step, so that Tune can save it."""
+        ...
+
+
+class FollowerSession(WorkerSession, Protocol):
+    """The session of any other worker of a trial. The order of calls: `run` and `wait_ready`, then `enter`."""
+
+    @property
+    def trial(self) -> str:
+        """Names the trial, for the name of the thread."""
+        ...
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Take part in the trial from `enter` until dismissed, then `close`. Called in a thread of its own.
+
+        ``fn(*args)`` is the trial's code; a session whose followers compute nothing need not call it. Returns what
+        ``fn`` returns.
+
+        Raises:
+            Left: dismissed, or asked to `leave`.
+            GroupLost: the leader or another follower died.
+            BaseException: what ``fn`` raised.
+        """
+        ...
+
+    def wait_ready(self, timeout: float | None) -> bool:
+        """Wait up to ``timeout`` seconds until the thread in `run` is ready to enter a group. False if it is not.
+
+        False at once when `run` has ended.
+        """
+        ...
+
+    def enter(self, reform: Reform) -> None:
+        """Join this generation when the leader comes to it; returns at once. Replaces one that did not form yet."""
+        ...
