@@ -179,11 +179,9 @@ def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
 
 
 def _on_unloaded(life: TrialLife, event: m.Unloaded) -> None:
-    if life.place == "moving":
+    if life.place == "moving":  # else the engine knows that it can run again, or Tune has let go of it
         life.go("queued")
-    elif life.place != "queued":
-        return  # the engine has given it a place meanwhile, or Tune has let go of it
-    life.order(m.Tell(engine.TrialEnded(life.trial, "paused")), m.Announce())
+        life.order(m.Tell(engine.TrialEnded(life.trial, "paused")), m.Announce())
 
 
 def _on_released(life: TrialLife, event: m.Released) -> None:

@@ -162,7 +162,8 @@ class TrialShell:
         self._calls.track_call(worker.actor.join.remote(run.trainable_ref, spec), partial(self._joined, run, worker))
 
     def _joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        self._on_their_way.pop(worker.name, None)
+        if self._on_their_way.get(worker.name, (None,))[0] is run:  # else it joins another trial by now
+            del self._on_their_way[worker.name]
         self.tell(run, worker_answers.joined(worker, value))
 
     def _note_verdict(self, run: TrialRun, verdict: m.NoteVerdict) -> None:

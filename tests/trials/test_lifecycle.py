@@ -340,6 +340,16 @@ def test_a_place_that_comes_before_the_move_is_over_is_taken() -> None:
     assert driver.hears(m.Unloaded()) == []
 
 
+def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_once() -> None:
+    # docs/bugs.md, 432
+    driver = Driver().elastic()
+    driver.hears(m.LeaveWanted())
+    driver.asked()
+    driver.placed(1)
+    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a", device=1)]
+    assert driver.hears(m.Unloaded()) == [] and driver.life.place == "queued"
+
+
 @pytest.mark.parametrize(("between", "states"), [(True, "moving"), (False, "queued")])
 def test_a_lack_of_room_moves_the_trial_or_costs_its_iteration(between: bool, states: str) -> None:
     driver = Driver(shares_gpus_by_count=True).elastic()

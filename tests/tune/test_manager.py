@@ -20,7 +20,9 @@ from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
+from fluidtune.trials.seen_results import SeenResults
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.trial_shell import LATE_S
@@ -193,6 +195,16 @@ def test_a_new_worker_that_does_not_arrive_gives_its_device_back(tried: Tried) -
     assert tried.written()[-1] == "resize_failed"
     tried.manager._shell.report_late(now + 3 * LATE_S)
     assert run.life.crew.follower_errors == 1
+
+
+def test_a_late_answer_of_a_joiner_does_not_stop_the_clock_for_its_next_trial(tried: Tried) -> None:
+    # docs/bugs.md, 433
+    run, joiner = growing(tried)
+    before: Any = SimpleNamespace(life=TrialLife("b", run.life.outside, False, "elastic", SeenResults()))
+    tried.joined(before, joiner, "a new worker's loop ended early")
+    assert run.life.crew.change == "gathering"
+    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
+    assert run.life.crew.change == "steady" and tried.written()[-1] == "resize_failed"
 
 
 def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:
