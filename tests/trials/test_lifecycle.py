@@ -424,6 +424,15 @@ def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
     assert told(out)[0] == engine.Resized("a", (0, 2), 0.1)
 
 
+def test_a_dismissed_worker_is_none_of_the_group_also_before_its_loop_has_ended() -> None:
+    driver, joined = Driver().wide()
+    driver.hears(m.ResizeWanted((0, 2)))
+    driver.asked()
+    driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    assert driver.life.crew.members().keys() == {0, 2}
+    assert kinds(driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))) == ["Bury"]
+
+
 def test_an_old_boundary_is_no_answer_to_a_newer_resize() -> None:
     driver = Driver().elastic()
     driver.hears(m.ResizeWanted((0, 1)))
