@@ -32,13 +32,15 @@ def standing_alone(
     devices: Any,
     pool: Callable[..., Any],
     take_over: Callable[[Any, int], None] = lambda trial, up_to: None,
+    setup: DeviceSetup | None = None,
 ) -> Iterator[FluidActorManager]:
     """A manager whose run is kept in ``directory``.
 
     ``devices``: stands in for a `DeviceSource`. ``pool``: makes the stand-in for the job's `WorkerPool`.
-    ``take_over``: is told a trial whose log files would be made whole, and up to which iteration.
+    ``take_over``: is told a trial whose log files would be made whole, and up to which iteration. ``setup``: how the
+    devices are shared; None: each is a GPU that one trial fills.
     """
-    setup = DeviceSetup("job", layout(len(devices.nodes)), 1, 1, None, None, None, None)
+    setup = setup or DeviceSetup("job", layout(len(devices.nodes)), 1, 1, None, None, None, None)
     controller = SimpleNamespace(
         search_alg=None,
         _storage=SimpleNamespace(experiment_dir_name="run"),

@@ -5,8 +5,8 @@ actor for this trial, run ``train`` on it, tell me the result". But an actor her
 decides when a trial starts, on which devices and how wide; a warm worker hosts it; a worker that dies is replaced
 under the trial without Tune noticing.
 
-The manager decides nothing but the order in which messages are carried. A trial's life under it is in `trial_leaders`
-(its worker and its answers), `resizer` (further workers) and `trial_recovery` (losses, and the end).
+The manager decides nothing but the order in which messages are carried. A trial's life under it is decided in
+`fluidtune.trials`, and `trial_shell` carries that out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
-from fluidtune.cluster.pool import cleanup_patience
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.controller import (
@@ -28,13 +27,12 @@ from fluidtune.ray_compat.controller import (
     extend_controller,
     replace_actor_manager,
 )
-from fluidtune.tune.manager_parts import ManagerParts
+from fluidtune.trials import messages as life
 from fluidtune.tune.ray_calls import RayCalls
-from fluidtune.tune.resizer import Resizer
 from fluidtune.tune.run_table import RunTable
-from fluidtune.tune.trial_leaders import TrialLeaders
-from fluidtune.tune.trial_recovery import TrialRecovery
-from fluidtune.tune.trial_run import Task, TrialRun
+from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.trial_shell import TrialShell
+from fluidtune.tune.trial_surroundings import new_run
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import WorkerDispatch
@@ -89,8 +87,9 @@ class FluidActorManager(ActorManager):
         #: What the engine has not been told yet.
         self._events: list[m.Event] = []
         self._runs = RunTable()
-        #: Runs that Tune let go of in this step; why is read from the trial when the step is over.
-        self._released: list[TrialRun] = []
+        #: Runs that Tune let go of in this step, and whether each failed; why is read from the trial when the step is
+        #: over.
+        self._released: list[tuple[TrialRun, bool]] = []
         #: Tune's run is over; trials that it stops now have not ended.
         self._over = False
         #: The status line, and until when it counts as new (monotonic clock).
@@ -99,10 +98,7 @@ class FluidActorManager(ActorManager):
         self._callbacks = TuneCallbacks()
         emit = self._emit
         self._dispatch = WorkerDispatch(job, self._calls, emit)
-        parts = ManagerParts(job, self, self._runs, self._calls, self._callbacks, self._dispatch, emit)
-        self._recovery = TrialRecovery(parts)
-        self._resizer = Resizer(parts, self._recovery)
-        self._leaders = TrialLeaders(parts, self._recovery, self._resizer)
+        self._shell = TrialShell(job, self, self._runs, self._calls, self._callbacks, self._dispatch, emit)
         self._events += job.begin(wait_s=FIRST_DEVICE_WAIT_S)
 
     def _emit(self, event: m.Event) -> None:
@@ -156,8 +152,7 @@ class FluidActorManager(ActorManager):
             self.set_failed(tracked)
             self._callbacks.tell_failed(tracked, [], self._refused[trial_id])
             return
-        gang = trials.share_of(trial) > 1
-        run = TrialRun(tracked, trial, kwargs, trials.trainable_ref(trial), kind=trials.kind_of(trial), gang=gang)
+        run = new_run(self._job, tracked, trial, kwargs)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._runs.add_run(run)
@@ -167,9 +162,9 @@ class FluidActorManager(ActorManager):
     def release_trial(self, tracked: TrackedActor) -> bool:
         run = self._runs[tracked]
         was_live = self.unset_live(tracked)
-        run.failed = run.trial.status == Trial.ERROR  # Tune may set it to PENDING at once, for a retry
-        self._recovery.forget_trial(run)
-        self._released.append(run)
+        failed = run.trial.status == Trial.ERROR  # Tune may set it to PENDING at once, for a retry
+        self._shell.tell(run, life.Released())
+        self._released.append((run, failed))
         if was_live:
             self._callbacks.tell_stopped(tracked)
         return was_live
@@ -184,22 +179,19 @@ class FluidActorManager(ActorManager):
         on_error: Callable[..., None] | None,
     ) -> Any:
         run = self._runs[tracked]
-        task = Task(method, args, kwargs, on_result, on_error)
-        if self._leaders.answer_save(run, task):
-            return None
-        run.tasks.append(task)
-        self._leaders.issue_next_task(run)
-        if task.future is None and run.tasks[0].method == method:
-            return run.tasks[0].future  # asked for already, and nothing is done between
+        task = Task(args, kwargs, on_result, on_error)
+        call = life.Call(method, on_result is not None, on_error is not None, carried=task)
+        self._shell.tell(run, life.Asked(call, plain=not args and not kwargs))
+        calls = run.life.calls
+        if call in calls and task.future is None and calls[0].method == method:
+            return task_of(calls[0]).future  # asked for already, and nothing is done between
         return task.future
 
     def drop_calls(self, tracked: TrackedActor) -> None:
         self._callbacks.drop_answers(tracked)
         run = self._runs.get(tracked)
         if run is not None:
-            for task in run.tasks:
-                self._calls.drop_call(task.future)
-            run.tasks.clear()
+            self._shell.tell(run, life.CallsDropped())
 
     def resources_in_use(self) -> dict[str, float]:
         return self._job.resources_in_use()
@@ -214,7 +206,7 @@ class FluidActorManager(ActorManager):
         return len(self._runs) + len(self._callbacks) + self._dispatch.cleaning
 
     def count_calls(self) -> int:
-        return sum(len(run.tasks) for run in self._runs.begun())
+        return sum(len(run.life.calls) for run in self._runs.begun())
 
     def answer_call(self, future: Any) -> None:
         """Wait for one task and tell Tune now (it does so for a trial's export, and then stops the trial)."""
@@ -262,43 +254,32 @@ class FluidActorManager(ActorManager):
             # Trials that could not start may need a device that is only asked for now.
             self._dispatch.poll_devices()
         self._dispatch.serve_requests()
-        starting = (run for run in self._runs.begun() if run.placement is not None and not run.live)
-        self._job.ask_ahead(sum(1 for run in starting if not run.delivered))
+        lives = (run.life for run in self._runs.begun() if run.life.place in ("placed", "loading"))
+        self._job.ask_ahead(sum(1 for starting in lives if not starting.seen.delivered))
         self._dispatch.kill_overdue_workers()
-        self._resizer.call_off_late(time.monotonic())
+        self._shell.report_late(time.monotonic())
         self._job.do_periodic_work(cleaning=self._dispatch.cleaning > 0)
 
     def _tell_released(self) -> None:
         """Unload the trials that Tune let go of, and tell the engine."""
-        for run in self._released:
+        for run, failed in self._released:
             if run.trial.status == Trial.ERROR:
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
-            self._job.departing += run.placement is not None
-            keep = self._job.keeps_trainables and not run.failed
-            fresh = "its trial failed" if run.failed else None
-            self._recovery.unload_workers(run, cleanup_patience(), keep=keep, fresh=fresh)
-            self._job.trial_ended(run.trial, ending)
-            self._emit(m.TrialEnded(run.id, ending))
+            keep = self._job.keeps_trainables and not failed
+            self._shell.tell(run, life.Left(ending, keep, "its trial failed" if failed else None))
         self._released.clear()
 
     def _carry_out(self, instruction: m.Instruction) -> None:
         if isinstance(instruction, m.Start):
             run = self._runs.of_trial(instruction.trial)
-            if run.placement is not None:
-                self._recovery.detach_trial(run, "its device was lost")
-            run.devices, run.share, run.width = instruction.devices, instruction.share, 1
-            run.suspend = False
-            run.wanted, run.why = instruction.devices, instruction.why
-            self._leaders.place_trial(run)
+            self._shell.tell(run, life.Placed(instruction.devices, instruction.share, instruction.why))
         elif isinstance(instruction, m.Resize):
-            run = self._runs.of_trial(instruction.trial)
-            run.wanted, run.why = instruction.devices, instruction.why
-            self._resizer.begin_resize(run)
+            wanted = life.ResizeWanted(instruction.devices, instruction.why)
+            self._shell.tell(self._runs.of_trial(instruction.trial), wanted)
         elif isinstance(instruction, m.Suspend):
-            run = self._runs.of_trial(instruction.trial)
-            run.suspend, run.suspended_for = True, instruction.why.words
+            self._shell.tell(self._runs.of_trial(instruction.trial), life.LeaveWanted(instruction.why.words))
         elif isinstance(instruction, m.Release):
             self._leave_devices(instruction.trial)
 
@@ -309,6 +290,5 @@ class FluidActorManager(ActorManager):
         others: its one process may live there and see the lost device.
         """
         run = self._runs.find_trial(trial_id)
-        waits = self._job.engine.trial(trial_id).status == "waiting"
-        if waits and run is not None and run.placement is not None:
-            self._recovery.detach_trial(run, "one of its devices was lost")
+        if run is not None and self._job.engine.trial(trial_id).status == "waiting":
+            self._shell.tell(run, life.PlaceTaken())

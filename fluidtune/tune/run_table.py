@@ -33,19 +33,19 @@ class RunTable:
         """Tune asks for the trial's actor."""
         self._by_tracked[run.tracked] = run
         self._by_trial[run.id] = run
-        self._untried += not run.delivered
+        self._untried += not run.life.seen.delivered
 
     def begin_run(self, run: TrialRun) -> None:
         """The engine has given the trial devices."""
         if run.tracked not in self._begun:
             self._begun[run.tracked] = run
-            self._untried -= not run.delivered
+            self._untried -= not run.life.seen.delivered
 
     def drop_run(self, run: TrialRun) -> None:
         """Tune let go of the trial, or it failed."""
         dropped = self._by_tracked.pop(run.tracked, None)
         if self._begun.pop(run.tracked, None) is None and dropped is not None:
-            self._untried -= not run.delivered
+            self._untried -= not run.life.seen.delivered
         if self._by_trial.get(run.id) is run:
             del self._by_trial[run.id]
 
@@ -75,7 +75,8 @@ class RunTable:
 
     def count_pending(self) -> int:
         """Runs of which Tune has seen no iteration and that are not live."""
-        return self._untried + sum(1 for run in self._begun.values() if not run.delivered and not run.live)
+        lives = (run.life for run in self._begun.values())
+        return self._untried + sum(1 for life in lives if not life.seen.delivered and life.place != "live")
 
     def unknown_alike(self, run: TrialRun) -> list[TrialRun]:
         """Runs of the same trainable that wait for devices and whose kind nobody knows yet."""
@@ -83,5 +84,5 @@ class RunTable:
         return [
             other
             for other in self
-            if other.placement is None and other.kind == "plain" and other.trial.trainable_name == name
+            if not other.life.has_place and other.life.kind == "plain" and other.trial.trainable_name == name
         ]

@@ -166,22 +166,23 @@ class TuningJob:
 
     def load_spec(self, run: TrialRun) -> LoadSpec:
         """What a worker needs to host the trial."""
+        life = run.life
         kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
         return LoadSpec(
             trial=run.id,
             kwargs=kwargs,
-            delivered=run.delivered,
-            repeats=run.retried,
-            own_numbers=run.own_numbers,
+            delivered=life.seen.delivered,
+            repeats=life.seen.retried,
+            own_numbers=life.seen.own_numbers,
             backend=self._scheduler.executor.backend,
             device=self.setup.torch_device,
             emulation=self.setup.emulation,
-            streams=run.streams,
-            lanes=self.setup.lane_settings(run.devices[0]),
+            streams=life.streams,
+            lanes=self.setup.lane_settings(life.crew.devices[0]),
             ticket=self.lane_ticket(run),
             secret=run.secret,
             one_node=self._on_one_node(run),
-            may_be_squeezed=self.setup.shares_gpus_by_count and not run.squeezed,
+            may_be_squeezed=self.setup.shares_gpus_by_count and not life.squeezed,
             beside=self._scheduler.executor.beside,
             cores=self.trials.cores_of(run.trial),
         )
@@ -189,8 +190,9 @@ class TuningJob:
     def _on_one_node(self, run: TrialRun) -> bool:
         """Whether the trial's leader is to be found on its own node only. Its followers look where it is."""
         self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
-        if run.address is not None:
-            return run.address[0] == LOOPBACK
+        address = run.life.crew.address
+        if address is not None:
+            return address[0] == LOOPBACK
         return self.setup.one_node and not self._several_nodes
 
     def out_of_reach(self, run: TrialRun) -> bool:
@@ -198,8 +200,8 @@ class TuningJob:
 
         It then has to be loaded anew: nodes have come to a cluster that had one.
         """
-        found = {self.devices.nodes.get(device) for device in run.wanted} - {None}
-        return self.commits_when_unloaded(run) and self._on_one_node(run) and len(found) > 1
+        found = {self.devices.nodes.get(device) for device in run.life.crew.wanted} - {None}
+        return run.life.commits and self._on_one_node(run) and len(found) > 1
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
         """The trial's needs on the device that it shares; None while it has the device alone."""
@@ -210,17 +212,13 @@ class TuningJob:
             return None
         return LaneTicket(view.need, view.height, view.rung, view.least)
 
-    def commits_when_unloaded(self, run: TrialRun) -> bool:
-        """Whether the trial commits when it is unloaded, so that it goes on from there."""
-        return run.kind == "elastic" and self.setup.emulation is None
-
     def align_logs(self, run: TrialRun) -> None:
         """Before Tune starts a trial: make its log files hold what was reported, no less and nothing twice."""
         if run.id in self._logged:
             if run.trial.checkpoint:
                 result_logs.upload(run.trial)
         else:
-            result_logs.take_over(run.trial, run.results)
+            result_logs.take_over(run.trial, run.life.seen.results)
         self._logged.add(run.id)
 
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
@@ -228,14 +226,16 @@ class TuningJob:
         self.stall_detector.iteration_done(run.id, reply.seconds)
         metric = self._scheduler.metric
         value = reply.result.get(metric) if metric else None
-        self.log.iteration(run.id, run.delivered, self._width(run), reply, value, memory=self.setup.lanes is not None)
+        lanes = self.setup.lanes is not None
+        self.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory=lanes)
         if reply.gpu is not None:
-            self.gpu_telemetry.record_sample(run.devices[0], reply.gpu, self.pool.workers.values())
+            self.gpu_telemetry.record_sample(run.life.crew.devices[0], reply.gpu, self.pool.workers.values())
 
     def _width(self, run: TrialRun) -> float:
         """The width of the iteration: workers, or the trial's share of one device beside those that are there."""
-        if run.width > 1 or self.setup.lanes is None:
-            return float(run.width if run.width > 1 else 1 / max(1, len(self.engine.tenants(run.devices[0]))))
+        crew = run.life.crew
+        if crew.width > 1 or self.setup.lanes is None:
+            return float(crew.width if crew.width > 1 else 1 / max(1, len(self.engine.tenants(crew.devices[0]))))
         return self.engine.trial(run.id).width
 
     # --- from time to time

@@ -37,10 +37,10 @@ def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> No
     sound(tried)
     run = tried.placed(1.0)
     tried.manager.schedule_actor_task(run.tracked, "train")
-    (broken,) = run.devices
-    tried.manager._leaders._task_answered(run, run.tasks[0], IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
+    (broken,) = run.life.crew.devices
+    tried.answered(run, IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
     tried.manager._advance()
-    assert run.leader is not None and run.devices == (1 - broken,) and not run.squeezed
+    assert run.life.crew.leader is not None and run.life.crew.devices == (1 - broken,) and not run.life.squeezed
     (event,) = lost(tried)
     assert (event["device"], event["reason"]) == (broken, BUS)
     assert not tried.job.engine.has_device(broken)
@@ -49,23 +49,21 @@ def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> No
 def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(tried: Tried) -> None:
     sound(tried)
     run = tried.placed(1.0)
-    worker, (broken,) = run.leader, run.devices
+    worker, (broken,) = run.life.crew.leader, run.life.crew.devices
     assert worker is not None
     tried.manager._dispatch._worker_answered(worker, WorkerInfo(7, ["0"], broken=BUS))
     tried.manager._advance()
-    assert run.devices == (1 - broken,) and run.leader is not worker
+    assert run.life.crew.devices == (1 - broken,) and run.life.crew.leader is not worker
     tried.manager._dispatch._trial_unloaded(worker, None)
     assert [event["reason"] for event in lost(tried)] == [BUS]
 
 
 def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:
     sound(tried, needed=2)
-    run = tried.placed(1.0)
-    tried.manager._leaders.leader_loaded(run, run.leader, Lack(BUS, broken=0))  # type: ignore[arg-type]
     told: list[Any] = []
     tried.manager._callbacks.tell_failed = lambda *args: told.append(args[-1])  # type: ignore[method-assign]
-    run = tried.placed(1.0)
-    tried.manager._leaders.leader_loaded(run, run.leader, Lack(BUS, broken=0))  # type: ignore[arg-type]
+    run = tried.placed(1.0, loaded=False)
+    tried.loaded(run, Lack(BUS, broken=0))
     (error,) = told
     assert isinstance(error, FluidTuneError) and str(error).startswith(f"{BUS}; the job has no other GPU")
     assert lost(tried) == []
@@ -74,9 +72,9 @@ def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried
 def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:
     sound(tried)
     run, follower = wide(tried)
-    tried.manager._resizer.follower_ended(run, follower, Lack(BUS, broken=0))
+    tried.follower_ended(run, follower, Lack(BUS, broken=0))
     tried.manager._advance()
-    assert run.follower_errors == 0 and run.devices == (0,) and run.leader is not None
+    assert run.life.crew.follower_errors == 0 and run.life.crew.devices == (0,) and run.life.crew.leader is not None
     assert [event["device"] for event in lost(tried)] == [follower.device]
 
 

@@ -15,29 +15,17 @@ from ray.exceptions import RayActorError, RayTaskError
 from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.elastic.checks.verdict import Verdict
-from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.live import LiveRun
-from fluidtune.tune.resizer import LATE_S
-from fluidtune.tune.trial_run import TrialRun
-from tests.tune.test_manager import Stepper
-from tests.tune.tried_manager import Tried, wide
+from fluidtune.trials import messages as life
+from fluidtune.tune.trial_shell import LATE_S
+from tests.tune.trainables import Stepper
+from tests.tune.tried_manager import Tried, growing, wide
 
 
 def logged(tried: Tried, event: str) -> list[dict[str, Any]]:
     return [each for each in read_events(tried._directory / EVENT_LOG_NAME) if each["event"] == event]
-
-
-def growing(tried: Tried) -> TrialRun:
-    """A trial on device 0 that has begun to grow to both devices."""
-    run = tried.placed(1.0)
-    tried.manager._leaders._kind_found(run, "elastic")
-    run.kind, run.address = "elastic", (LOOPBACK, 4321)
-    tried.manager._emit(m.Result("a", 1.0, 1))
-    tried.manager._advance()
-    assert run.wanted == (0, 1)
-    return run
 
 
 def test_a_start_and_a_growth_have_the_engines_reasons(tried: Tried) -> None:
@@ -58,15 +46,14 @@ def test_a_trial_has_its_name_in_the_log(tried: Tried) -> None:
 
 def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
     growing(tried)
-    tried.manager._resizer.call_off_late(time.monotonic() + LATE_S + 60)
+    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
     (failed,) = logged(tried, "resize_failed")
     assert failed["trial"] == "a" and "has not come to its loop's first boundary in 600 s" in failed["reason"]
 
 
 def test_a_growth_that_its_rehearsal_refuses_says_so(tried: Tried) -> None:
-    run = growing(tried)
-    (joiner,) = run.joining.values()
-    tried.manager._resizer._worker_joined(run, joiner, Verdict("differs", "gradients are off by 0.5"))
+    run, joiner = growing(tried)
+    tried.joined(run, joiner, Verdict("differs", "gradients are off by 0.5"))
     for event in ("growth_checked", "growth_ended"):
         (said,) = logged(tried, event)
         assert (said["trial"], said["reason"]) == ("a", "gradients are off by 0.5")
@@ -76,20 +63,19 @@ def test_a_growth_that_its_rehearsal_refuses_says_so(tried: Tried) -> None:
 
 def test_a_group_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(tried: Tried) -> None:
     run, follower = wide(tried)
-    run.mends = True
-    tried.manager._resizer.follower_ended(run, follower, RayActorError())
+    run.life.crew.mends = True
+    tried.follower_ended(run, follower, RayActorError())
+    tried.manager._advance()
     resized = logged(tried, "resized")[-1]
-    assert (resized["devices"], resized["why"], resized["reason"]) == ([0], "worker_lost", "worker follower was lost")
+    assert (resized["devices"], resized["why"], resized["reason"]) == ([0], "worker_lost", "worker w2 was lost")
 
 
 def test_a_trial_whose_leader_died_says_why_it_left_and_why_it_is_tried_again(tried: Tried) -> None:
     run = tried.placed(1.0)
-    tried.manager._recovery.leader_died(run, run.leader, RayActorError())
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    tried.answered(run, RayActorError())
     tried.manager._advance()
-    trial: Any = run.trial
-    trial.set_ray_actor = lambda actor: None
-    assert run.leader is not None
-    tried.manager._leaders.leader_loaded(run, run.leader, None)
+    tried.loaded(run, None)
     (left,), (back,) = logged(tried, "trial_suspended"), logged(tried, "recovered")
     assert left["trial"] == back["trial"] == "a" and left["reason"] == back["reason"]
     assert left["reason"].startswith("its worker died: ")
@@ -103,7 +89,7 @@ def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> No
     controller.checkpoint = lambda **how: None
     error = RayTaskError("train", "Traceback\nof many lines", ValueError("no\nmore"))
     tried.manager.schedule_actor_task(run.tracked, "train", on_error=lambda tracked, error: None)
-    tried.manager._leaders._task_answered(run, run.tasks[0], error)
+    tried.answered(run, error)
     trial.status = "ERROR"
     tried.manager.remove_actor(run.tracked)
     if again:
@@ -117,7 +103,7 @@ def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> No
 def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: Tried) -> None:
     # docs/bugs.md, 425
     run = tried.placed(1.0, Stepper)
-    run.suspend = True
+    tried.tell(run, life.LeaveWanted(""))
     tried.manager.schedule_actor_task(run.tracked, "train")
     list(tried.manager._calls._handlers.values())[-1](None)
     tried.manager._advance()
@@ -128,18 +114,17 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
 
 
 def test_a_trial_that_no_worker_can_load_says_by_what(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    assert run.leader is not None
-    tried.manager._leaders.leader_loaded(run, run.leader, ValueError())
+    run = tried.placed(1.0, loaded=False)
+    tried.loaded(run, ValueError())
     tried.manager._advance()
     assert logged(tried, "trial_ended")[0]["reason"] == "it failed: ValueError"
 
 
 def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
     run = tried.placed(1.0, Stepper)
-    run.suspend, run.suspended_for = True, "a device is idle"
+    tried.tell(run, life.LeaveWanted("a device is idle"))
     tried.manager.schedule_actor_task(run.tracked, "train")
-    assert run.loss == "moved to another device: a device is idle"
+    assert run.life.losses.last == "moved to another device: a device is idle"
     unloaded = list(tried.manager._calls._handlers.values())[-1]
     unloaded(None)
     tried.manager._advance()
@@ -151,23 +136,21 @@ def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> N
 
 
 def test_a_trial_that_the_engine_suspends_is_said_to_leave_with_the_reason(tried: Tried) -> None:
-    run = growing(tried)
-    run.call_off_resize()
-    tried.manager._emit(m.ResizeFailed("a", (0,)))
+    run, joiner = growing(tried)
+    tried.joined(run, joiner, RayActorError())
     for event in (m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.DeviceLeaving(0)):
         tried.manager._emit(event)
     tried.manager._advance()
     (asked,) = logged(tried, "suspend_asked")
     assert (asked["trial"], asked["why"], asked["numbers"]) == ("a", "leaving_device", {"width": 1, "leaving": 1})
-    assert run.suspend and run.suspended_for == asked["reason"] == "1 of its 1 device will be lost soon"
+    assert run.life.wish == "leave" and run.life.leaves_for == asked["reason"] == "1 of its 1 device will be lost soon"
 
 
 def test_a_trial_that_is_out_of_reach_says_why_it_moves(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
-    run.kind, run.address, run.delivered, run.wanted = "elastic", (LOOPBACK, 4321), 1, (0, 1)
     tried.devices.nodes[1] = "other"
-    tried.manager._resizer.begin_resize(run)
+    tried.trains(run, 1)
     (asked,) = logged(tried, "suspend_asked")
     assert asked["trial"] == "a" and "a node that its leader is not reached from" in asked["reason"]
     assert "why" not in asked and not logged(tried, "resize_started")
@@ -175,17 +158,7 @@ def test_a_trial_that_is_out_of_reach_says_why_it_moves(tried: Tried, monkeypatc
 
 def test_workers_that_differed_have_trial_and_reason(tried: Tried) -> None:
     run, _ = wide(tried)
-    run.address = (LOOPBACK, 4321)
-    reply = IterationReply(
-        {"training_iteration": 3},
-        "elastic",
-        1.0,
-        address=run.address,
-        differed="weights differ",
-        ungrowable="its workers drift apart",
-    )
-    tried.manager._leaders._iteration_done(run, reply)
-    tried.manager._advance()
+    tried.trains(run, 3, differed="weights differ", ungrowable="its workers drift apart")
     (differed,), (ended,) = logged(tried, "workers_differed"), logged(tried, "growth_ended")
     assert (differed["trial"], differed["reason"]) == ("a", "weights differ")
     assert (ended["trial"], ended["reason"]) == ("a", "its workers drift apart")
@@ -197,7 +170,7 @@ def test_a_device_without_room_is_the_reason_of_a_move(tried: Tried) -> None:
     run = tried.placed(1.0, Stepper)
     tried.manager.schedule_actor_task(run.tracked, "train")
     reply = IterationReply({}, "plain", 0.0, lack=Lack("there is no room", between=True))
-    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.answered(run, reply)
     (lacking,) = logged(tried, "room_lacking")
     assert (lacking["trial"], lacking["reason"]) == ("a", "there is no room")
-    assert run.loss == "moved to another device: there is no room"
+    assert run.life.losses.last == "moved to another device: there is no room"

@@ -20,12 +20,16 @@ from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.trials import TrialLife
+from fluidtune.trials import messages as life
+from fluidtune.trials.seen_results import SeenResults
 from fluidtune.tune import final_report, tuning_job
-from fluidtune.tune.resizer import LATE_S
 from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.trial_shell import LATE_S
 from fluidtune.tune.tuning_job import TuningJob
+from tests.engine.helpers import resize
 from tests.tune.trainables import Stepper
-from tests.tune.tried_manager import Tried, wide
+from tests.tune.tried_manager import Tried, growing, leader_of, wide
 
 
 def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> None:
@@ -35,7 +39,7 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda tracked, result: told.append(result))
     assert tried.job.stall_detector.newly_silent(1e9)[0].trial == "a"
     reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0)
-    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.answered(run, reply)
     assert tried.manager.step(0.0) and told == [reply.result]
     view = tried.job.engine.trial("a")
     assert (view.kind, view.done, view.seconds) == ("checkpointing", 1, {1.0: 2.0})
@@ -50,7 +54,7 @@ def reported(tried: Tried, saved: Any) -> tuple[TrialRun, list[Any]]:
     told: list[Any] = []
     tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda *_: told.append("trained"))
     reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0, 1, saved=saved)
-    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.answered(run, reply)
     tried.manager.step(0.0)
     assert told.pop() == "trained"
     return run, told
@@ -59,8 +63,7 @@ def reported(tried: Tried, saved: Any) -> tuple[TrialRun, list[Any]]:
 def asked_to_save(tried: Tried, run: TrialRun, told: list[Any]) -> list[str]:
     """Tune asks for a checkpoint. Returns what the worker was called for up to now."""
     tried.manager.schedule_actor_task(run.tracked, "save", on_result=lambda tracked, value: told.append(value))
-    assert run.leader is not None
-    called: list[str] = run.leader.actor.called
+    called: list[str] = leader_of(run).actor.called
     return called
 
 
@@ -77,7 +80,7 @@ def test_a_checkpoint_of_an_earlier_result_is_no_answer(tried: Tried) -> None:
     tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda *_: None)
     asked_to_save(tried, run, told)
     reply = IterationReply({"training_iteration": 2, "score": 0.5}, "checkpointing", 2.0, 2)
-    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.answered(run, reply)
     assert asked_to_save(tried, run, told)[2:] == ["train", "save"] and told == []
 
 
@@ -85,7 +88,7 @@ def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> 
     tried.job.waits_for_checkpoints = True
     run, _ = reported(tried, saved="first")
     future = tried.manager.schedule_actor_task(run.tracked, "save", _return_future=True)
-    assert future is not None and run.leader is not None and run.leader.actor.called[2:] == ["save"]
+    assert future is not None and leader_of(run).actor.called[2:] == ["save"]
 
 
 def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None:
@@ -100,7 +103,7 @@ def test_a_worker_that_cleans_up_is_unfinished_until_it_answers(tried: Tried) ->
     # docs/bugs.md, 300: as long as there is one, Tune gives it 5 s at the end of a run.
     run = tried.placed(1.0)
     assert tried.manager.step(0.0) and tried.told == ["started"]
-    leader: Any = run.leader
+    leader: Any = run.life.crew.leader
     tried.manager.remove_actor(run.tracked)
     tried.manager._advance()
     assert leader.actor.called == ["load", "unload"]
@@ -113,38 +116,41 @@ def test_a_worker_that_cleans_up_is_unfinished_until_it_answers(tried: Tried) ->
 
 
 def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    dismissed = tried.pool.add_worker("dismissed", 1)
-    run.devices, run.wanted, run.followers, run.width = (0, 1), (0,), {1: dismissed}, 2
-    tried.manager._resizer.follower_ended(run, dismissed, None)
-    assert dismissed.actor.called == ["unload"] and list(tried.watched) == ["dismissed"]
+    run, dismissed = wide(tried)
+    tried.tell(run, life.ResizeWanted((0,), resize("a", ()).why))
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    tried.follower_ended(run, dismissed, None)
+    assert dismissed.actor.called == ["join", "enter", "unload"] and list(tried.watched) == [dismissed.name]
     tried.watched.clear()  # it has cleaned up, and serves another trial
-    tried.manager._recovery.leader_died(run, run.leader, RayActorError())
+    tried.answered(run, RayActorError())
     assert not tried.watched
     tried.manager._advance()
-    assert tried.written()[3:] == ["worker_lost", "trial_suspended", "trial_started"]
+    assert tried.written()[-3:] == ["worker_lost", "trial_suspended", "trial_started"]
 
 
 def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_left_before(tried: Tried) -> None:
     run = tried.placed(1.0)
     dismissed, dead = tried.pool.add_worker("dismissed", 1), tried.pool.add_worker("dead", 2)
-    run.devices, run.wanted, run.followers, run.width = (0, 1, 2), (0, 2), {1: dismissed, 2: dead}, 3
-    run.mends = run.reforming = True
-    tried.manager._resizer.follower_ended(run, dismissed, None)
-    tried.manager._resizer.follower_ended(run, dead, RayActorError())
-    assert run.devices == run.wanted == (0,) and run.width == 1
+    crew = run.life.crew
+    crew.devices, crew.wanted, crew.followers, crew.width = (0, 1, 2), (0, 2), {1: dismissed, 2: dead}, 3
+    crew.mends, crew.change = True, "reforming"
+    tried.follower_ended(run, dismissed, None)
+    tried.follower_ended(run, dead, RayActorError())
+    assert crew.devices == crew.wanted == (0,) and crew.width == 1
     assert tried.manager._events[-1] == m.WorkerLost("a", (0,), 2)
     assert tried.written()[3:] == ["worker_lost", "resized"]
 
 
 def test_the_second_error_of_a_followers_own_ends_growth_and_the_trial_goes_on(tried: Tried) -> None:
     run, follower = wide(tried)
-    tried.manager._resizer.follower_ended(run, follower, "ValueError('its own')")
-    assert run in tried.manager._runs and not run.growth_ended
+    tried.follower_ended(run, follower, "ValueError('its own')")
+    assert run in tried.manager._runs and not run.life.crew.growth_ended
     tried.manager._advance()
-    run.joining, run.awaited = {1: follower}, {1}
-    tried.manager._resizer._worker_joined(run, follower, "a new worker's loop ended early: ValueError('its own')")
-    assert run in tried.manager._runs and run.growth_ended and run.leader is not None
+    tried.loaded(run, None)
+    tried.trains(run, 3)  # it was placed on two devices again
+    (joiner,) = run.life.crew.joining.values()
+    tried.joined(run, joiner, "a new worker's loop ended early: ValueError('its own')")  # type: ignore[arg-type]
+    assert run in tried.manager._runs and run.life.crew.growth_ended and run.life.crew.leader is not None
     events = [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "growth_ended"]
     assert len(events) == 1 and "ValueError('its own')" in events[0]["reason"]
     assert m.GrowthEnded("a") in tried.manager._events
@@ -154,13 +160,13 @@ def test_the_second_error_of_a_followers_own_ends_growth_and_the_trial_goes_on(t
 def test_a_loop_that_cannot_be_divided_goes_on_alone(tried: Tried, who: str) -> None:
     run, follower = wide(tried)
     if who == "follower":
-        tried.manager._resizer.follower_ended(run, follower, Ungrowable("the loop is so"))
+        tried.follower_ended(run, follower, Ungrowable("the loop is so"))
     else:
         tried.manager.schedule_actor_task(run.tracked, "train")
         reply = IterationReply({}, "elastic", 0.0, lost="the loop is so", ungrowable="the loop is so")
-        tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+        tried.answered(run, reply)
     tried.manager._advance()
-    assert run in tried.manager._runs and run.leader is not None and len(run.devices) == 1
+    assert run in tried.manager._runs and run.life.crew.leader is not None and len(run.life.crew.devices) == 1
     assert [name for name in tried.written() if name != "worker_lost"][-3:] == [
         "growth_ended",
         "trial_suspended",
@@ -169,43 +175,53 @@ def test_a_loop_that_cannot_be_divided_goes_on_alone(tried: Tried, who: str) -> 
 
 
 def test_a_refused_joiner_costs_nothing(tried: Tried) -> None:
-    run, follower = wide(tried)
-    run.devices, run.width, run.reforming, run.generation = (0,), 1, True, 3
-    tried.manager._resizer.follower_ended(run, follower, NotTakenIn())
-    reply = IterationReply({"training_iteration": 3}, "elastic", 1.0, ungrowable="the loop is so", refused=3.0)
-    tried.manager._leaders._iteration_done(run, reply)
-    assert run.live and not run.resizing and run.wanted == (0,)
+    run, joiner = growing(tried)
+    tried.joined(run, joiner, None)
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    tried.follower_ended(run, joiner, NotTakenIn())
+    reply = IterationReply({"training_iteration": 2}, "elastic", 1.0, 2, ungrowable="the loop is so", refused=1.0)
+    tried.answered(run, reply)
+    assert run.life.place == "live" and run.life.crew.change == "steady" and run.life.crew.wanted == (0,)
     assert tried.written()[-3:] == ["growth_ended", "resize_failed", "trial_result"]
 
 
 def test_a_new_worker_that_does_not_arrive_gives_its_device_back(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    run.kind, run.address, run.delivered, run.wanted = "elastic", (LOOPBACK, 4321), 1, (0, 1)
-    tried.manager._resizer.begin_resize(run)
+    run, _ = growing(tried)
     now = time.monotonic()
-    tried.manager._resizer.call_off_late(now + LATE_S - 60)
-    assert run.resizing and 1 in run.joining
-    tried.manager._resizer.call_off_late(now + LATE_S + 60)
-    assert not run.resizing and not run.joining and run.wanted == (0,) and run.live
+    tried.manager._shell.report_late(now + LATE_S - 60)
+    assert run.life.crew.change == "gathering" and 1 in run.life.crew.joining
+    tried.manager._shell.report_late(now + LATE_S + 60)
+    assert run.life.crew.change == "steady" and not run.life.crew.joining and run.life.place == "live"
+    assert run.life.crew.wanted == (0,)
     assert tried.written()[-1] == "resize_failed"
-    tried.manager._resizer.call_off_late(now + 3 * LATE_S)
-    assert run.follower_errors == 1
+    tried.manager._shell.report_late(now + 3 * LATE_S)
+    assert run.life.crew.follower_errors == 1
+
+
+def test_a_late_answer_of_a_joiner_does_not_stop_the_clock_for_its_next_trial(tried: Tried) -> None:
+    # docs/bugs.md, 433
+    run, joiner = growing(tried)
+    before: Any = SimpleNamespace(life=TrialLife("b", run.life.outside, False, "elastic", SeenResults()))
+    tried.joined(before, joiner, "a new worker's loop ended early")
+    assert run.life.crew.change == "gathering"
+    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
+    assert run.life.crew.change == "steady" and tried.written()[-1] == "resize_failed"
 
 
 def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:
     run = tried.placed(2.0)
-    assert run.devices == (0, 1)
-    leader: Any = run.leader
+    assert run.life.crew.devices == (0, 1)
+    leader: Any = run.life.crew.leader
     tried.devices.gone = [1]
     tried.manager._dispatch.poll_devices(force=True)
     tried.manager._advance()
-    assert run.leader is None and not run.live
+    assert run.life.crew.leader is None and run.life.place != "live"
     assert leader.actor.called == ["load", "unload"]
     assert tried.job.engine.held_devices() == {} and tried.job.resources_in_use() == {"GPU": 0.0}
     tried.devices.came = {1: "n"}
     tried.manager._dispatch.poll_devices(force=True)
     tried.manager._advance()
-    assert run.leader is not None and run.leader is not leader
+    assert run.life.crew.leader is not None and run.life.crew.leader is not leader
     assert tried.job.resources_in_use() == {"GPU": 2.0}
     assert tried.written()[3:] == ["device_lost", "device_gained", "trial_started"]
 
@@ -216,20 +232,17 @@ def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
     assert tried.job.load_spec(run).one_node
-    run.kind, run.address, run.delivered = "elastic", (LOOPBACK, 4321), 1
-    tried.manager._resizer.begin_resize(run)
-    assert not run.suspend
+    assert run.life.wish == "stay"
     # A node has come, and the trial is to grow onto it.
     tried.devices.nodes[1] = "other"
-    run.wanted = (0, 1)
-    tried.manager._resizer.begin_resize(run)
-    assert run.suspend and not run.awaited
-    first: Any = run.leader
+    tried.trains(run, 1)
+    assert run.life.wish == "leave" and run.life.crew.change == "steady"
+    first: Any = run.life.crew.leader
     tried.manager.schedule_actor_task(run.tracked, "train")
-    assert first.actor.called == ["load", "unload"]
+    assert first.actor.called == ["load", "train", "unload"]
     assert not tried.job.load_spec(run).one_node
     # Where the leader says another address, its followers use another one, too.
-    run.address = ("10.0.0.1", 4321)
+    run.life.crew.address = ("10.0.0.1", 4321)
     assert not tried.job.load_spec(run).one_node
 
 
@@ -239,12 +252,12 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     # docs/bugs.md, 181
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
-    run.kind, run.address, run.delivered, run.wanted = "elastic", (LOOPBACK, 4321), 1, (0, 1)
+    run.life.kind, run.life.crew.address, run.life.crew.wanted = "elastic", (LOOPBACK, 4321), (0, 1)
     tried.devices.nodes[1] = "other"
     assert tried.job.out_of_reach(run)
     del tried.devices.nodes[1]
     assert tried.job.out_of_reach(run) is False
-    run.address = None
+    run.life.crew.address = None
     assert not tried.job.load_spec(run).one_node
 
 
@@ -280,37 +293,38 @@ def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> No
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint(tried: Tried) -> None:
     """It was asked for one checkpoint after the other: that of a class without an iteration has no number."""
     run = tried.placed(1.0, Stepper)
-    leader: Any = run.leader
-    run.suspend = True
+    leader: Any = run.life.crew.leader
+    tried.tell(run, life.LeaveWanted("for a test"))
     tried.manager.schedule_actor_task(run.tracked, "train")
     assert leader.actor.called == ["load", "unload"]
-    assert not run.suspend and run.tasks[0].method == "train", "what Tune waits for is asked of the next worker"
+    assert run.life.wish == "stay"
+    assert run.life.calls[0].method == "train", "what Tune waits for is asked of the next worker"
 
 
 def test_a_class_that_is_told_to_move_saves_once(tried: Tried) -> None:
     run = tried.placed(1.0, Stepper)
-    leader: Any = run.leader
+    leader: Any = run.life.crew.leader
     trial: Any = run.trial
     trial.on_checkpoint = lambda saved: setattr(trial, "latest_checkpoint_result", saved)
     tried.manager.schedule_actor_task(run.tracked, "train")
     reply = IterationReply({"training_iteration": 70}, "plain", 1.0, iteration=1)
-    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
-    run.suspend = True
+    tried.answered(run, reply)
+    tried.tell(run, life.LeaveWanted("for a test"))
     tried.manager.schedule_actor_task(run.tracked, "train")
     saved = SimpleNamespace(metrics={"training_iteration": 70})
-    tried.manager._leaders._task_answered(run, run.tasks[0], saved)
+    tried.answered(run, saved)
     assert leader.actor.called == ["load", "train", "save", "unload"]
 
 
 def test_a_trial_that_is_not_elastic_gives_back_the_devices_that_it_was_promised(tried: Tried) -> None:
     """Others of its trainable were elastic, so it was started on two devices."""
     run = tried.placed(1.0)
-    run.kind, run.devices, run.wanted = "elastic", (0, 1), (0, 1)
+    run.life.kind, run.life.crew.wanted = "elastic", (0, 1)
     tried.manager.schedule_actor_task(run.tracked, "train")
     reply = IterationReply({"training_iteration": 1}, "plain", 1.0, iteration=1)
-    tried.manager._leaders._task_answered(run, run.tasks[0], reply)
+    tried.answered(run, reply)
     assert tried.manager._events[-1] == m.ResizeFailed("a", (0,))
-    assert run.wanted == run.devices == (0,)
+    assert run.life.crew.wanted == run.life.crew.devices == (0,)
 
 
 def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +395,7 @@ def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.Mo
 def unload_call(tried: Tried, status: str) -> tuple[str, tuple[Any, ...]]:
     """The last call of a worker's actor and its arguments, when its trial ends so and Tune retries it."""
     run = tried.placed(1.0)
-    leader: Any = run.leader
+    leader: Any = run.life.crew.leader
     run.trial.status = status
     tried.manager.remove_actor(run.tracked)
     run.trial.status = "PENDING"

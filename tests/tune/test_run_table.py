@@ -21,18 +21,20 @@ def test_pending_trials_are_counted_without_looking_at_those_that_wait(seed: int
         what = draw.randrange(5)
         run = draw.choice(runs) if runs else None
         if what < 2 or run is None:
-            run = SimpleNamespace(tracked=object(), id=str(step), delivered=draw.choice([0, 3]), live=False)
+            life = SimpleNamespace(place="queued", seen=SimpleNamespace(delivered=draw.choice([0, 3])))
+            run = SimpleNamespace(tracked=object(), id=str(step), life=life)
             runs.append(run)
             table.add_run(run)
         elif what == 2:
             table.begin_run(run)
         elif what == 3 and run in table.begun():
-            run.live = not run.live
-            run.delivered += draw.randrange(2)
+            run.life.place = "queued" if run.life.place == "live" else "live"
+            run.life.seen.delivered += draw.randrange(2)
         elif what == 4 and draw.random() < 0.3:
             runs.remove(run)
             for _ in range(draw.randint(1, 2)):  # a trial that failed is also let go of by Tune
                 table.drop_run(run)
         assert list(table) == runs
-        assert table.count_pending() == sum(not run.delivered and not run.live for run in runs)
+        lives = [run.life for run in runs]
+        assert table.count_pending() == sum(not one.seen.delivered and one.place != "live" for one in lives)
     assert len(table.begun()) < len(runs)

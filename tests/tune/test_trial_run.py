@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluidtune.tune.trial_run import MAX_DEATHS, MAX_MISSES, TrialRun
+from fluidtune.trials import TrialLife
+from fluidtune.trials.losses import MAX_DEATHS, MAX_MISSES
+from fluidtune.tune.trial_run import TrialRun, results_seen
+from fluidtune.tune.trial_surroundings import TrialSurroundings
 
 
 @pytest.fixture
@@ -20,24 +23,27 @@ def new_trial() -> SimpleNamespace:
 
 
 def run_of(trial: SimpleNamespace) -> TrialRun:
-    return TrialRun(tracked=None, trial=trial, kwargs={}, trainable_ref=None)  # type: ignore[arg-type]
+    surroundings = TrialSurroundings(None, trial)  # type: ignore[arg-type]
+    life = TrialLife("a", surroundings, False, "plain", results_seen(trial))  # type: ignore[arg-type]
+    return TrialRun(tracked=None, trial=trial, kwargs={}, trainable_ref=None, life=life)  # type: ignore[arg-type]
 
 
 def test_a_trial_whose_workers_die_and_die_is_to_blame(run: TrialRun) -> None:
-    assert [run.count_death(started=True, device_there=True) for _ in range(MAX_DEATHS)] == [False, False, True]
+    losses = run.life.losses
+    assert [losses.count_death(started=True, device_there=True) for _ in range(MAX_DEATHS)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("started", "device_there"), [(True, False), (False, True), (False, False)])
 def test_a_node_that_dies_again_and_again_is_not_the_trials_fault(
     run: TrialRun, started: bool, device_there: bool
 ) -> None:
-    too_often = [run.count_death(started=started, device_there=device_there) for _ in range(MAX_MISSES)]
+    too_often = [run.life.losses.count_death(started=started, device_there=device_there) for _ in range(MAX_MISSES)]
     assert too_often == [False] * (MAX_MISSES - 1) + [True]
 
 
 def hear(trial: SimpleNamespace, run: TrialRun, iteration: int, number: int) -> None:
     """Tune hears a result."""
-    progress = run.note_result(iteration, number)
+    progress = run.life.seen.note_result(iteration, number)
     trial.last_result = {"training_iteration": number}
     run.keep_progress(progress)
 
@@ -48,11 +54,12 @@ def test_results_are_counted_whatever_number_the_user_gives_them() -> None:
     for iteration in (1, 2, 3):
         hear(trial, first, iteration, 100 * iteration)
     resumed = run_of(trial)
-    assert (resumed.delivered, resumed.results, resumed.number) == (3, 3, 300)
-    assert resumed.own_numbers and not resumed.retried
+    seen = resumed.life.seen
+    assert (seen.delivered, seen.results, seen.number) == (3, 3, 300)
+    assert seen.own_numbers and not seen.retried
     assert resumed.iterations_to(1000.0) == 7
     trial.latest_checkpoint_result = SimpleNamespace(metrics={"training_iteration": 300})
-    assert resumed.at_own_checkpoint()
+    assert resumed.life.at_own_checkpoint()
 
 
 def test_a_result_that_tune_has_not_heard_is_not_kept() -> None:
@@ -60,8 +67,8 @@ def test_a_result_that_tune_has_not_heard_is_not_kept() -> None:
     trial = new_trial()
     run = run_of(trial)
     hear(trial, run, 1, 1)
-    run.note_result(2, 2)
-    assert run_of(trial).delivered == 1
+    run.life.seen.note_result(2, 2)
+    assert run_of(trial).life.seen.delivered == 1
 
 
 def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
@@ -69,14 +76,14 @@ def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
     hear(trial, run_of(trial), 1, 1)
     trial.num_failures = 1
     retry = run_of(trial)
-    assert retry.retried and retry.iterations_to(5.0) == 5
+    assert retry.life.seen.retried and retry.iterations_to(5.0) == 5
     hear(trial, retry, 1, 1)
-    assert not retry.retried and not run_of(trial).retried
-    assert run_of(trial).results == 2
+    assert not retry.life.seen.retried and not run_of(trial).life.seen.retried
+    assert run_of(trial).life.seen.results == 2
 
 
 def test_an_experiment_that_stock_tune_began_is_counted_by_its_last_result() -> None:
     trial = new_trial()
     trial.last_result = {"training_iteration": 4}
-    run = run_of(trial)
-    assert (run.delivered, run.results, run.retried, run.own_numbers) == (4, 4, False, False)
+    seen = run_of(trial).life.seen
+    assert (seen.delivered, seen.results, seen.retried, seen.own_numbers) == (4, 4, False, False)

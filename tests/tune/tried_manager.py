@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from benchmarks.stand_in_tune import standing_alone
+from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import messages as m
+from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.trials import messages as life
+from fluidtune.tune import worker_answers
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.trial_run import TrialRun
 
@@ -136,8 +139,8 @@ class Tried:
         """The events in the event log, but for its first one."""
         return [event["event"] for event in read_events(self._directory / EVENT_LOG_NAME)][1:]
 
-    def placed(self, share: float, trainable: type = Actor) -> TrialRun:
-        """A trial of this share, loaded into a worker."""
+    def placed(self, share: float, trainable: type = Actor, loaded: bool = True) -> TrialRun:
+        """A trial of this share, loaded into a worker; or that worker loads it."""
         request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
         trial: Any = SimpleNamespace(
             trial_id="a",
@@ -151,6 +154,7 @@ class Tried:
             latest_checkpoint_result=None,
             run_metadata=SimpleNamespace(),
             num_failures=0,
+            set_ray_actor=lambda actor: None,
         )
         self.manager.note_trial(trial)
         tracked = self.manager.add_actor(
@@ -158,10 +162,46 @@ class Tried:
         )
         self.manager._advance()
         run = self.manager._runs[tracked]
-        assert run.leader is not None
-        self.manager._leaders.leader_loaded(run, run.leader, None)
-        assert run.live
+        assert run.life.place == "loading"
+        if loaded:
+            self.loaded(run, None)
+            assert run.life.place == "live"
         return run
+
+    def tell(self, run: TrialRun, event: life.Event) -> None:
+        """Something happened to the trial."""
+        self.manager._shell.tell(run, event)
+
+    def loaded(self, run: TrialRun, value: Any) -> None:
+        """The leader has answered ``load``."""
+        self.tell(run, worker_answers.loaded(leader_of(run), value))
+
+    def answered(self, run: TrialRun, value: Any) -> None:
+        """The leader has answered the oldest call."""
+        self.manager._shell.leader_answered(run, run.life.calls[0], value)
+
+    def joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """A new worker has answered ``join``."""
+        self.manager._shell._joined(run, worker, value)
+
+    def follower_ended(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """A follower has answered ``enter``."""
+        self.tell(run, worker_answers.entered(worker, value))
+
+    def trains(self, run: TrialRun, iteration: int, **shown: Any) -> None:
+        """Tune asks for an iteration, and the leader of the elastic trial does it."""
+        self.manager.schedule_actor_task(run.tracked, "train")
+        reply = IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration, **shown)
+        reply.address = (LOOPBACK, 4321)
+        self.answered(run, reply)
+        self.manager._advance()
+
+
+def leader_of(run: TrialRun) -> PooledWorker:
+    """The trial's leader."""
+    leader = run.life.crew.leader
+    assert isinstance(leader, PooledWorker)
+    return leader
 
 
 @pytest.fixture
@@ -175,17 +215,18 @@ def tried(tmp_path: Path) -> Iterator[Tried]:
         yield Tried(manager, tmp_path, taken_over)
 
 
+def growing(tried: Tried) -> tuple[TrialRun, PooledWorker]:
+    """An elastic trial with one worker, and a second one that was told to join."""
+    run = tried.placed(1.0)
+    tried.trains(run, 1)
+    assert run.life.crew.change == "gathering"
+    return run, tried.pool.workers["w2"]
+
+
 def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
     """An elastic trial with two workers, and its follower."""
-    run = tried.placed(1.0)
-    tried.manager._leaders._kind_found(run, "elastic")
-    tried.manager._advance()
-    tried.manager._emit(m.Result("a", 1.0, 1))
-    tried.manager._advance()
-    run.call_off_resize()
-    follower = tried.pool.add_worker("follower", 1)
-    run.devices = run.wanted = (0, 1)
-    run.followers, run.width, run.kind = {1: follower}, 2, "elastic"
-    tried.manager._emit(m.Resized("a", (0, 1), 0.1))
-    tried.manager._advance()
+    run, follower = growing(tried)
+    tried.joined(run, follower, None)
+    tried.trains(run, 2, reformed=(1.0, 0.1))
+    assert run.life.crew.followers == {1: follower} and run.life.crew.width == 2
     return run, follower

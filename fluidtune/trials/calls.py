@@ -1,0 +1,201 @@
+"""What the leader is asked for and what its answers mean: which call is next, what Tune hears, and what an iteration
+shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluidtune.engine import messages as engine
+from fluidtune.trials import messages as m
+from fluidtune.trials.life import TrialLife
+from fluidtune.trials.recoveries import fail, move, recover
+from fluidtune.trials.resizes import (
+    ask_to_leave,
+    end_growth,
+    group_reformed,
+    resize_again,
+    resize_refused,
+    tell_leader,
+)
+
+
+def issue_next(life: TrialLife) -> None:
+    """Send the trial's oldest call to its leader, unless one is under way."""
+    if life.place != "live" or not life.calls or life.calls[0].issued:
+        return
+    call = life.calls[0]
+    if life.wish == "leave" and call.method == "train":
+        if life.movable:
+            move(life)
+            return
+        if life.outside.can_save:
+            # The trial is asked for a checkpoint of its newest iteration, as Tune would before a pause.
+            call = m.Call("save")
+            life.calls.appendleft(call)
+    call.issued, life.saved = True, None
+    assert life.crew.leader is not None
+    group = tell_leader(life) if call.method == "train" else None
+    life.order(m.CallLeader(life.crew.leader, call, group))
+
+
+def _on_asked(life: TrialLife, event: m.Asked) -> None:
+    call = event.call
+    if life.saved is not None and not life.calls and call.method == "save" and event.plain:
+        # It came with the newest result.
+        saved, life.saved = life.saved, None
+        life.order(m.TellTune(call, saved))
+        return
+    life.calls.append(call)
+    issue_next(life)
+
+
+def _on_calls_dropped(life: TrialLife, event: m.CallsDropped) -> None:
+    life.order(m.DropCalls(tuple(life.calls)))
+    life.calls.clear()
+
+
+def _on_loaded(life: TrialLife, event: m.Loaded) -> None:
+    if not life.expects(event.worker):
+        return  # the trial ended while it was being loaded
+    life.go("live")
+    life.times_live += 1
+    if life.times_live == 1:
+        life.order(m.TellStarted(event.worker))
+        return
+    # It is loaded at its last commit or checkpoint: go on with Tune's calls.
+    life.order(m.TellRecovered(event.worker, life.losses.last))
+    if life.outside.newest_checkpoint() is not None and not (life.calls and life.calls[0].method == "restore"):
+        life.calls.appendleft(m.Call("restore"))
+    issue_next(life)
+
+
+def _answered(life: TrialLife, call: m.Call) -> None:
+    """The call is answered: the next one may be sent."""
+    life.calls.remove(call)
+    issue_next(life)
+
+
+def _on_answered(life: TrialLife, event: m.Answered) -> None:
+    call = event.call
+    if not life.expects(call):
+        return
+    if call.method == "save" and not call.wants_result:
+        life.calls.remove(call)
+        life.order(m.KeepCheckpoint(event.value))
+    else:
+        _answered(life, call)
+    life.order(m.TellTune(call, event.value))
+
+
+def _on_checkpoint_kept(life: TrialLife, event: m.CheckpointKept) -> None:
+    issue_next(life)
+
+
+def _on_restored(life: TrialLife, event: m.Restored) -> None:
+    if life.expects(event.call):
+        # They change when another trial's checkpoint was restored, and in a retry.
+        life.seen.delivered, life.seen.number = event.delivered, event.number
+        _answered(life, event.call)
+        life.order(m.TellTune(event.call, event.value))
+
+
+def _on_raised(life: TrialLife, event: m.Raised) -> None:
+    if not life.expects(event.by):
+        return
+    if event.plain_process is not None:
+        life.order(m.StopForking(event.plain_process, event))
+    elif isinstance(event.by, m.Call) and event.by.wants_error:
+        _answered(life, event.by)
+        life.order(m.NoteFailure(event.error), m.TellError(event.by, event.error))
+    else:
+        # A restore or save of our own failed, too: the trial cannot go on from where Tune thinks it is.
+        fail(life, event.error)
+
+
+def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
+    """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
+    if not life.expects(event.by):
+        return
+    if event.broken is not None:
+        # A device's hardware has failed under the trial, which goes on elsewhere from its last commit.
+        life.order(m.GiveUpDevice(life.crew.devices[event.broken], event.reason))
+        return
+    if event.need is not None:
+        persistent, ephemeral = event.need
+        life.order(m.Tell(engine.NeedFound(life.trial, persistent + ephemeral, ephemeral)))
+    if life.outside.shares_gpus_by_count:
+        # It gets another try on a GPU without neighbours, of which idle workers hold contexts, too.
+        life.squeezed = True
+        life.order(m.EndIdleWorkers())
+    fields = {"trial": life.trial, "device": life.crew.devices[0], "memory": event.need}
+    life.order(m.Write("room_lacking", fields, event.reason))
+    if event.between and life.place == "live" and (life.movable or life.outside.can_save):
+        ask_to_leave(life, event.reason)
+        life.calls[0].issued = False
+        issue_next(life)
+    else:
+        recover(life, event.reason)
+
+
+def _on_iteration_done(life: TrialLife, event: m.IterationDone) -> None:
+    call, reply = event.call, event.reply
+    if not life.expects(call):
+        return
+    _answered(life, call)
+    progress = None if event.final else life.seen.note_result(reply.iteration, event.number)
+    _learn(life, reply, event.final)
+    if not life.calls and not life.outside.waits_for_checkpoints:
+        life.saved = reply.saved
+    life.order(m.TellTune(call, reply.result, progress))
+
+
+def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
+    """Tell the engine and the log what an iteration showed.
+
+    The engine's estimates of speed come from `Result` alone. The log and the stall detector get the same seconds at
+    once, while the engine gets its events in batches: in the log an iteration stands before what follows from it.
+    """
+    crew = life.crew
+    life.losses.forgive()
+    life.done_here += 1
+    crew.address, crew.mends = reply.address, reply.mends
+    life.streams = reply.streams or life.streams
+    if reply.kind != life.kind:
+        life.kind = reply.kind
+        life.order(m.SpreadKind(reply.kind))
+    if reply.reformed is not None:
+        group_reformed(life, *reply.reformed)
+    if reply.differed is not None:
+        life.order(
+            m.Warn(f"trial {life.trial}: {reply.differed}"),
+            m.Write("workers_differed", {"trial": life.trial}, reply.differed),
+        )
+    if reply.ungrowable is not None:
+        end_growth(life, reply.ungrowable)
+    if reply.refused is not None:
+        resize_refused(life, reply.refused)
+    if not final:
+        needs = reply.memory, reply.ephemeral, reply.compute
+        life.order(m.Tell(engine.Result(life.trial, reply.seconds, crew.ran_at, *needs)), m.WriteIteration(reply))
+    resize_again(life)
+
+
+def _on_kind_learned(life: TrialLife, event: m.KindLearned) -> None:
+    life.kind = event.kind
+    life.order(m.Tell(engine.KindFound(life.trial, event.kind)))
+
+
+HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
+    m.Asked: _on_asked,
+    m.CallsDropped: _on_calls_dropped,
+    m.Loaded: _on_loaded,
+    m.Answered: _on_answered,
+    m.CheckpointKept: _on_checkpoint_kept,
+    m.Restored: _on_restored,
+    m.Raised: _on_raised,
+    m.RoomLacking: _on_room_lacking,
+    m.IterationDone: _on_iteration_done,
+    m.KindLearned: _on_kind_learned,
+}

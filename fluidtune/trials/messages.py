@@ -1,0 +1,696 @@
+"""What goes into a trial's life and what comes out: events say what happened, instructions what a shell must do.
+
+All of them are plain, frozen dataclasses. A *worker* is the shell's object for a process; only its name and its device
+are looked at here. Errors, replies, checkpoints and results are handed through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol
+
+from fluidtune.engine import messages as engine
+from fluidtune.engine.messages import Ending, Kind
+from fluidtune.engine.reasons import Why
+
+#: How long a worker may clean up before it is killed. ``long``: it may write a last commit or checkpoint. ``short``:
+#: its group broke, so that it may stand in a call that never returns.
+Patience = Literal["long", "short"]
+#: How a follower's part ended. ``over``: it was dismissed or its group broke. ``refused``: the leader did not take it
+#: in. ``error``: its own code failed. ``ungrowable``: the loop cannot be divided. ``broken``: its device has failed.
+#: ``died``: its process has.
+End = Literal["over", "refused", "error", "ungrowable", "broken", "died"]
+
+
+class Worker(Protocol):
+    """A worker process, as the shell knows it."""
+
+    @property
+    def name(self) -> str:
+        """Its name: no other process of the job has it."""
+
+    @property
+    def device(self) -> int:
+        """The device that it belongs to."""
+
+
+class Reply(Protocol):
+    """What a leader's reply to an iteration has for a trial's life; see `fluidtune.cluster.messages.IterationReply`."""
+
+    result: dict[str, Any]
+    kind: Kind
+    seconds: float
+    iteration: int
+    address: tuple[str, int] | None
+    reformed: tuple[float, float] | None
+    ungrowable: str | None
+    refused: float | None
+    differed: str | None
+    mends: bool
+    streams: Any
+    memory: float | None
+    ephemeral: float
+    compute: float | None
+    saved: Any
+
+
+class Checkpoint(Protocol):
+    """The newest checkpoint that Tune has of a trial."""
+
+    @property
+    def number(self) -> Any:
+        """``training_iteration`` of the result that it belongs to."""
+
+
+class Outside(Protocol):
+    """What a trial's life reads of its surroundings. Reading changes nothing."""
+
+    @property
+    def can_save(self) -> bool:
+        """The trial can be asked for a checkpoint at any iteration."""
+
+    @property
+    def commits(self) -> bool:
+        """An elastic trial commits when it is unloaded."""
+
+    @property
+    def shares_gpus_by_count(self) -> bool:
+        """Several trials may be on one GPU, and nobody divides its memory among them."""
+
+    @property
+    def waits_for_checkpoints(self) -> bool:
+        """The algorithm may wait for the future of a checkpoint, so that each is asked of the leader."""
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that Tune has of the trial; None: Tune has none."""
+
+    def out_of_reach(self) -> bool:
+        """A device that the trial is to have is on a node from which its leader cannot be reached."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A method of the trial's trainable that is to be called. The life makes ``save`` and ``restore`` calls itself."""
+
+    method: str
+    #: Somebody waits for its result; for its error. Nobody does of a call that the life has made.
+    wants_result: bool = False
+    wants_error: bool = False
+    #: It was sent to the leader and is not answered.
+    issued: bool = False
+    #: What the shell keeps with it.
+    carried: Any = None
+
+
+@dataclass(frozen=True)
+class NewGroup:
+    """The workers of the trial from the leader's next boundary on, by name, the leader's first.
+
+    ``generation`` grows with every change of the group. ``address``: where the leader is found.
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    address: tuple[str, int]
+
+
+class Event:
+    """Something that happened."""
+
+    def outline(self) -> str:
+        """The event in a few words. What is handed through is left out."""
+        said = (f"{field.name}={_plain(getattr(self, field.name))}" for field in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Call):
+        return value.method
+    if value is None or isinstance(value, (bool, int, float, str, tuple)):
+        return repr(value)
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) else "..."
+
+
+# Events: from Tune
+
+
+@dataclass(frozen=True)
+class Asked(Event):
+    """Tune calls a method of the trainable. ``plain``: without arguments."""
+
+    call: Call
+    plain: bool
+
+
+@dataclass(frozen=True)
+class CallsDropped(Event):
+    """Tune waits for none of its calls any more."""
+
+
+@dataclass(frozen=True)
+class Released(Event):
+    """Tune lets go of the trial. `Left` follows."""
+
+
+@dataclass(frozen=True)
+class Left(Event):
+    """Tune has let go of the trial, and this is why.
+
+    ``keep``: its trainable may stay in its process for the next trial. ``fresh``: why its process does not stay.
+    """
+
+    ending: Ending
+    keep: bool = False
+    fresh: str | None = None
+
+
+# Events: from the engine
+
+
+@dataclass(frozen=True)
+class Placed(Event):
+    """`Start` or `Resume`: the trial has these devices, its leader's first, and this share of each, for this reason."""
+
+    devices: tuple[int, ...]
+    share: float
+    why: Why
+
+
+@dataclass(frozen=True)
+class ResizeWanted(Event):
+    """`Resize`: the trial is to have its workers on these devices, its leader's first, for this reason."""
+
+    devices: tuple[int, ...]
+    why: Why
+
+
+@dataclass(frozen=True)
+class LeaveWanted(Event):
+    """`Suspend`: the trial is to leave its devices at its next checkpoint or commit. ``why``: in words."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class PlaceTaken(Event):
+    """`Release` of a trial that waits now: it has lost a device."""
+
+
+# Events: about its leader
+
+
+@dataclass(frozen=True)
+class WorkerFound(Event):
+    """The trial gets this worker of its first device as its leader."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class PlaceDied(Event):
+    """A worker of its first device died while the trial waited for one."""
+
+
+@dataclass(frozen=True)
+class Loaded(Event):
+    """The leader has loaded the trial."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class LeaderDied(Event):
+    """The leader's process died before it answered ``by``: a call, or the loading in this worker.
+
+    The life answers with `Bury`, and the shell that with `LeaderBuried`.
+    """
+
+    by: Call | Worker
+    error: Exception
+
+
+@dataclass(frozen=True)
+class LeaderBuried(Event):
+    """Its leader's death is known everywhere.
+
+    ``started``: the process had started before. ``device_there``: its device is still there. ``why``: in words.
+    """
+
+    worker: Worker
+    error: Exception
+    why: str
+    started: bool
+    device_there: bool
+
+
+@dataclass(frozen=True)
+class Raised(Event):
+    """What ``by`` names (see `LeaderDied`) has raised an error.
+
+    ``plain_process``: why a process that is not forked may not raise it; None: any would. The life answers with
+    `StopForking`, and the shell that with `PlainProcessNeeded`, or with this event and None.
+    """
+
+    by: Call | Worker
+    error: Exception
+    plain_process: str | None = None
+
+
+@dataclass(frozen=True)
+class PlainProcessNeeded(Event):
+    """The trial must go on in a process that is not forked. The next ones are not."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class RoomLacking(Event):
+    """The trial cannot go on where it is.
+
+    ``by``: see `LeaderDied`. ``need``: (persistent, ephemeral) memory that it needs, as parts of a device's; None: not
+    known. ``between``: it is between two iterations. ``broken``: the place, among its devices, of one that has failed.
+    """
+
+    by: Call | Worker
+    reason: str
+    need: tuple[float, float] | None = None
+    between: bool = False
+    broken: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceJudged(Event):
+    """The shell's answer to `GiveUpDevice`. ``given_up``: the job uses the device no more; False: it has no other."""
+
+    device: int
+    why: str
+    given_up: bool
+    follower: str | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class IterationDone(Event):
+    """The leader has done an iteration.
+
+    ``number``: the result's ``training_iteration``. ``final``: it is no result of its own, but says that the loop is
+    over.
+    """
+
+    call: Call
+    reply: Reply
+    number: Any
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class GroupBroken(Event):
+    """The leader has no result, because its group broke. ``ungrowable``: why the loop must have one worker only."""
+
+    call: Call
+    why: str
+    ungrowable: str | None = None
+
+
+@dataclass(frozen=True)
+class Answered(Event):
+    """The leader has returned ``value`` from a call that is neither an iteration nor a restore."""
+
+    call: Call
+    value: Any
+
+
+@dataclass(frozen=True)
+class Restored(Event):
+    """The leader has restored a checkpoint.
+
+    ``delivered``: how many iterations now count as seen by Tune. ``number``: ``training_iteration`` of the checkpoint.
+    """
+
+    call: Call
+    delivered: int
+    number: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class CheckpointKept(Event):
+    """Tune has the checkpoint that the life asked for: the answer to `KeepCheckpoint`."""
+
+
+@dataclass(frozen=True)
+class Unloaded(Event):
+    """The worker that a moving trial has left is done with it, or dead."""
+
+
+# Events: about its followers
+
+
+@dataclass(frozen=True)
+class JoinerFound(Event):
+    """The trial gets this worker as a follower to be."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class Joined(Event):
+    """A new worker stands at its first boundary. ``verdict``: what its rehearsal has found, and why."""
+
+    worker: Worker
+    verdict: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class JoinFailed(Event):
+    """A new worker cannot get to its first boundary, for this reason."""
+
+    worker: Worker
+    why: str
+
+
+@dataclass(frozen=True)
+class JoinerDied(Event):
+    """A new worker's process died."""
+
+    worker: Worker
+    error: Exception
+
+
+@dataclass(frozen=True)
+class JoinerLate(Event):
+    """A new worker has not come to its first boundary in this many seconds."""
+
+    worker: Worker
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FollowerEnded(Event):
+    """A follower's loop is over. ``why``: a reason in words; ``said``: all that it returned, in words."""
+
+    worker: Worker
+    how: End
+    why: str = ""
+    said: str = ""
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class KindLearned(Event):
+    """Another trial of the same trainable has shown its kind."""
+
+    kind: Kind
+
+
+# Instructions
+
+
+class Instruction:
+    """Something that the shell must do."""
+
+
+@dataclass(frozen=True)
+class Tell(Instruction):
+    """Hand this event to the engine."""
+
+    event: engine.Event
+
+
+@dataclass(frozen=True)
+class Announce(Instruction):
+    """Hand the engine what it is told when Tune wants the trial to run."""
+
+
+@dataclass(frozen=True)
+class CountDeparture(Instruction):
+    """The trial leaves devices with the next batch of events."""
+
+
+# Instructions: to workers
+
+
+@dataclass(frozen=True)
+class RequestLeader(Instruction):
+    """Find a worker of ``device`` that sees the devices ``others`` as well.
+
+    Answered by `WorkerFound` or `PlaceDied`, while `TrialLife.wants_leader` holds for ``placement``.
+    """
+
+    device: int
+    others: tuple[int, ...]
+    placement: int
+
+
+@dataclass(frozen=True)
+class Load(Instruction):
+    """Load the trial into this worker. Answered by `Loaded`, `LeaderDied`, `Raised` or `RoomLacking`."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class CallLeader(Instruction):
+    """Send the call to the leader. ``group``: the group that it is to form at a boundary from now on.
+
+    Answered by `IterationDone`, `GroupBroken`, `Answered`, `Restored`, `LeaderDied`, `Raised` or `RoomLacking`.
+    """
+
+    worker: Worker
+    call: Call
+    group: NewGroup | None = None
+
+
+@dataclass(frozen=True)
+class DropCalls(Instruction):
+    """The answers to these calls are of no interest any more."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class RequestJoiner(Instruction):
+    """Find a worker of ``device``. Answered by `JoinerFound` while `TrialLife.wants_joiner` holds."""
+
+    device: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Join(Instruction):
+    """Have the worker run the trial's code up to its first boundary. ``first``: it is the first of the new workers.
+
+    Answered by `Joined`, `JoinFailed`, `JoinerDied` or `JoinerLate`.
+    """
+
+    worker: Worker
+    first: bool
+
+
+@dataclass(frozen=True)
+class Enter(Instruction):
+    """Have the worker enter the group. Answered by `FollowerEnded`."""
+
+    worker: Worker
+    group: NewGroup
+
+
+@dataclass(frozen=True)
+class Unload(Instruction):
+    """Have the worker unload the trial and clean up. ``then``: answer with `Unloaded`. For the rest see `Left`."""
+
+    worker: Worker
+    patience: Patience
+    then: bool = False
+    keep: bool = False
+    fresh: str | None = None
+
+
+@dataclass(frozen=True)
+class ExpectCleanup(Instruction):
+    """The worker ends its part by itself; kill it if it does not in time."""
+
+    worker: Worker
+    patience: Patience
+
+
+@dataclass(frozen=True)
+class Bury(Instruction):
+    """The worker's process is dead. ``leader``: answer with `LeaderBuried`."""
+
+    worker: Worker
+    error: Exception
+    leader: bool = False
+
+
+@dataclass(frozen=True)
+class StopForking(Instruction):
+    """Start no process by a fork any more. Answered as `Raised` says."""
+
+    why: str
+    raised: Raised
+
+
+@dataclass(frozen=True)
+class GiveUpDevice(Instruction):
+    """The device has failed. Answered by `DeviceJudged` with the same fields."""
+
+    device: int
+    why: str
+    follower: str | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class EndIdleWorkers(Instruction):
+    """End all idle workers of the job: they hold memory of GPUs."""
+
+
+@dataclass(frozen=True)
+class PollDevices(Instruction):
+    """Look now which devices are there."""
+
+
+# Instructions: to Tune
+
+
+@dataclass(frozen=True)
+class TellStarted(Instruction):
+    """The trial runs, for the first time since Tune asked for it, in this worker."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class TellRecovered(Instruction):
+    """The trial runs again, in this worker. Tune does not notice. ``why``: why it left its worker before."""
+
+    worker: Worker
+    why: str
+
+
+@dataclass(frozen=True)
+class TellTune(Instruction):
+    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune hears so."""
+
+    call: Call
+    value: Any
+    progress: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TellError(Instruction):
+    """A call has raised ``error``."""
+
+    call: Call
+    error: Exception
+
+
+@dataclass(frozen=True)
+class MarkFailed(Instruction):
+    """Tune's further calls for this trial do nothing. `TellFailed` follows."""
+
+
+@dataclass(frozen=True)
+class TellFailed(Instruction):
+    """The trial has failed, and with it these calls."""
+
+    calls: tuple[Call, ...]
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Forget(Instruction):
+    """Tune does not want the trial to run any more."""
+
+
+@dataclass(frozen=True)
+class KeepCheckpoint(Instruction):
+    """Hand Tune the checkpoint that the life asked for. Answered by `CheckpointKept`."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class TrialOver(Instruction):
+    """Tune let go of the trial, which has left its devices."""
+
+    ending: Ending
+
+
+# Instructions: what is written down
+
+
+@dataclass(frozen=True)
+class Write(Instruction):
+    """Write an event into the event log. ``reason``: a reason that may be long, and is cut."""
+
+    event: str
+    fields: Mapping[str, Any]
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class WriteResizeStarted(Instruction):
+    """The group begins to change from the first devices to the second, for this reason."""
+
+    devices_from: tuple[int, ...]
+    devices_to: tuple[int, ...]
+    why: Why
+
+
+@dataclass(frozen=True)
+class WriteResized(Instruction):
+    """The group has changed to these devices, which paused the trial for ``seconds``.
+
+    ``lost``: the loss of a worker that caused it, in words; None: the resize that was begun is done.
+    """
+
+    devices: tuple[int, ...]
+    seconds: float
+    lost: str | None = None
+
+
+@dataclass(frozen=True)
+class NoteDeparture(Instruction):
+    """The trial leaves its devices for this reason, in words: the next line of the log that says so carries it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoteFailure(Instruction):
+    """The trial leaves its devices with this error, or Tune hears of it: as `NoteDeparture`."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class WriteIteration(Instruction):
+    """An iteration has come that Tune has not seen before."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Warn(Instruction):
+    """Warn the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class NoteVerdict(Instruction):
+    """A rehearsal of a growth has ended with this verdict."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SpreadKind(Instruction):
+    """The trial has shown its kind: other trials of its trainable get `KindLearned` if theirs is not known yet."""
+
+    kind: Kind

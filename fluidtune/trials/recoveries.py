@@ -1,0 +1,220 @@
+"""How a trial leaves its workers: because Tune let go of it, because it moves, because a worker died, or because it
+failed.
+
+After a loss the engine gives the trial other devices and it goes on there; Tune does not notice. If there were too many
+losses, Tune is told that the trial failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluidtune.engine import messages as engine
+from fluidtune.errors import FluidTuneError
+from fluidtune.trials import messages as m
+from fluidtune.trials.life import LifeError, TrialLife
+from fluidtune.trials.life_states import HELD
+from fluidtune.trials.resizes import call_off, cancel_resize, end_growth, follower_failed, unload_joining
+
+
+def recover(life: TrialLife, reason: str, died: int | None = None, alive: int | None = None) -> None:
+    """Take the trial off what is left of its workers, and have the engine give it new devices.
+
+    ``died``: the device of a worker that is dead; ``alive``: the device of one that lives; None: not known.
+    """
+    if life.over:
+        return
+    detach(life, reason)
+    lost = engine.WorkerLost(life.trial, device=died, alive=alive)
+    life.order(m.NoteDeparture(reason), m.PollDevices(), m.Tell(lost))
+
+
+def detach(life: TrialLife, reason: str) -> None:
+    """Take the trial off its workers. What Tune waits for will be asked again of the next leader."""
+    life.go("queued")
+    life.losses.last = reason
+    life.order(m.DropCalls(tuple(life.calls)))
+    for call in life.calls:
+        call.issued = False
+    # A restore of our own that was not answered is part of getting back, not of what Tune waits for.
+    while life.calls and life.calls[0].method == "restore" and not life.calls[0].wants_result:
+        life.calls.popleft()
+    unload(life, "short")
+
+
+def fail(life: TrialLife, error: Exception) -> None:
+    """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
+    life.go("ended")
+    calls = tuple(life.calls)
+    life.order(m.MarkFailed(), m.Forget(), m.DropCalls(calls))
+    unload(life, "short")
+    life.order(m.NoteFailure(error), m.Tell(engine.TrialEnded(life.trial, "failed")), m.TellFailed(calls, error))
+    life.calls.clear()
+
+
+def move(life: TrialLife) -> None:
+    """Take the trial off its devices at its own checkpoint or commit; the engine says where it goes on."""
+    life.go("moving")
+    life.ask_to("stay")
+    life.losses.last = "moved to another device" + (f": {life.leaves_for}" if life.leaves_for else "")
+    life.leaves_for = ""
+    life.order(m.NoteDeparture(life.losses.last))
+    # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
+    unload(life, "long", then=True)
+
+
+def unload(
+    life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, fresh: str | None = None
+) -> None:
+    """Take all workers off the trial. The leader is unloaded first, so that it can commit and dismiss the others."""
+    crew = life.crew
+    leader, crew.leader = crew.leader, None
+    followers, crew.followers = crew.followers, {}
+    joining = call_off(life)
+    crew.address = None
+    if leader is not None:
+        life.order(m.Unload(leader, patience, then, keep, fresh))
+    for worker in joining:
+        life.order(m.Unload(worker, patience))
+    for worker in followers.values():
+        # It is unloaded when its loop has ended: `FollowerEnded`.
+        life.order(m.ExpectCleanup(worker, patience))
+
+
+# Events
+
+
+def _on_leader_died(life: TrialLife, event: m.LeaderDied) -> None:
+    if life.expects(event.by):
+        assert life.crew.leader is not None
+        life.order(m.Bury(life.crew.leader, event.error, leader=True))
+
+
+def _on_leader_buried(life: TrialLife, event: m.LeaderBuried) -> None:
+    if life.crew.leader is not event.worker:
+        raise LifeError(life, f"{event.worker.name} is not its leader")
+    life.crew.leader = None
+    if life.losses.count_death(started=event.started, device_there=event.device_there):
+        fail(life, event.error)
+    else:
+        recover(life, f"its worker died: {event.why}", died=event.worker.device)
+
+
+def _on_place_died(life: TrialLife, event: m.PlaceDied) -> None:
+    recover(life, "the worker that it was to go on in died", died=life.crew.devices[0])
+
+
+def _on_place_taken(life: TrialLife, event: m.PlaceTaken) -> None:
+    if life.has_place:
+        detach(life, "one of its devices was lost")
+
+
+def _on_plain_process_needed(life: TrialLife, event: m.PlainProcessNeeded) -> None:
+    recover(life, event.why, alive=life.crew.devices[0])
+
+
+def _on_group_broken(life: TrialLife, event: m.GroupBroken) -> None:
+    if life.expects(event.call):
+        if event.ungrowable is not None:
+            end_growth(life, event.ungrowable)
+        recover(life, f"its group broke: {event.why}", alive=life.crew.devices[0])
+
+
+def _on_device_judged(life: TrialLife, event: m.DeviceJudged) -> None:
+    if event.follower is not None:
+        if event.given_up:
+            recover(life, f"worker {event.follower} lost its device: {event.why}", died=event.device)
+        else:
+            follower_failed(life, event.said)
+            recover(life, f"worker {event.follower} left: {event.said}", alive=event.device)
+    elif event.given_up:
+        recover(life, event.why, died=event.device)
+    else:
+        fail(
+            life,
+            FluidTuneError(f"{event.why}; the job has no other GPU for the trial: run it where there is one"),
+        )
+
+
+def _on_follower_ended(life: TrialLife, event: m.FollowerEnded) -> None:
+    """A follower's loop is over: it was dismissed, its group broke, or its process died."""
+    crew, worker, how = life.crew, event.worker, event.how
+    if how == "died":
+        assert event.error is not None
+        life.order(m.Bury(worker, event.error))
+    else:
+        life.order(m.Unload(worker, "short"))
+    if crew.leader is None or crew.followers.get(worker.device) is not worker:
+        return
+    del crew.followers[worker.device]
+    if how == "refused" or worker.device not in crew.wanted:
+        return  # where it was dismissed, it may serve another trial before the leader says so
+    others_enter = crew.followers.keys() - {*crew.devices, worker.device}
+    if how == "broken":
+        life.order(m.GiveUpDevice(worker.device, event.why, worker.name, event.said))
+    elif crew.mends and how in ("died", "over") and not others_enter:
+        _go_on_without(life, worker)
+    elif how == "died":
+        recover(life, f"worker {worker.name} died", died=worker.device)
+    else:
+        if how == "ungrowable":
+            end_growth(life, event.why)
+        elif how == "error":
+            follower_failed(life, event.said)
+        recover(life, f"worker {worker.name} left: {event.said}", alive=worker.device)
+
+
+def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
+    """The other workers go on by themselves; the engine decides anew how wide the trial shall be.
+
+    A resize that is under way is called off: nobody enters a group together with a worker that died.
+    """
+    crew = life.crew
+    if lost.device not in crew.devices:
+        cancel_resize(life, f"worker {lost.name} was lost while it entered")
+        return
+    unload_joining(life)
+    crew.wanted = crew.devices = tuple(device for device in crew.devices if device in crew.members())
+    crew.width = len(crew.devices)
+    # What it cost the others is part of their next iteration.
+    life.order(
+        m.WriteResized(crew.wanted, 0.0, f"worker {lost.name} was lost"),
+        m.Tell(engine.WorkerLost(life.trial, crew.devices, lost.device)),
+    )
+
+
+def _on_unloaded(life: TrialLife, event: m.Unloaded) -> None:
+    if life.place == "moving":  # else the engine knows that it can run again, or Tune has let go of it
+        life.go("queued")
+        life.order(m.Tell(engine.TrialEnded(life.trial, "paused")), m.Announce())
+
+
+def _on_released(life: TrialLife, event: m.Released) -> None:
+    life.released_from = life.place
+    life.go("released")
+    life.order(m.Forget(), m.DropCalls(tuple(life.calls)))
+
+
+def _on_left(life: TrialLife, event: m.Left) -> None:
+    had_place = life.released_from in HELD
+    life.go("ended")
+    if had_place:
+        life.order(m.CountDeparture())
+    unload(life, "long", keep=event.keep, fresh=event.fresh)
+    life.order(m.TrialOver(event.ending), m.Tell(engine.TrialEnded(life.trial, event.ending)))
+
+
+HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
+    m.LeaderDied: _on_leader_died,
+    m.LeaderBuried: _on_leader_buried,
+    m.PlaceDied: _on_place_died,
+    m.PlaceTaken: _on_place_taken,
+    m.PlainProcessNeeded: _on_plain_process_needed,
+    m.GroupBroken: _on_group_broken,
+    m.DeviceJudged: _on_device_judged,
+    m.FollowerEnded: _on_follower_ended,
+    m.Unloaded: _on_unloaded,
+    m.Released: _on_released,
+    m.Left: _on_left,
+}

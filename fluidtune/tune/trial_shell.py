@@ -1,0 +1,315 @@
+"""Carries messages between the trials' lives and everything else: workers, the engine, Tune and the log.
+
+It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, one method for each
+instruction; what workers answer goes back as events (`worker_answers`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.pool import PooledWorker, cleanup_patience
+from fluidtune.elastic import Reform
+from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.engine import messages as engine
+from fluidtune.ray_compat.controller import ActorManager
+from fluidtune.trials import handle
+from fluidtune.trials import messages as m
+from fluidtune.tune import worker_answers
+from fluidtune.tune.growth_checks import GrowthChecks
+from fluidtune.tune.job_log import REASON_LENGTH
+from fluidtune.tune.ray_calls import RayCalls, failure, first_line
+from fluidtune.tune.run_table import RunTable
+from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.tune_callbacks import TuneCallbacks
+from fluidtune.tune.tuning_job import TuningJob
+from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
+
+log = logging.getLogger(__name__)
+
+#: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
+#: Judgement: the code before a loop may download data and compile; see `stall_detector.FIRST_S`.
+LATE_S = 600.0
+
+
+class TrialShell:
+    """Belongs to one manager. ``actors``: the manager, as Tune sees it. ``emit`` hands an event to the engine."""
+
+    def __init__(
+        self,
+        job: TuningJob,
+        actors: ActorManager,
+        runs: RunTable,
+        calls: RayCalls,
+        callbacks: TuneCallbacks,
+        dispatch: WorkerDispatch,
+        emit: Callable[[engine.Event], None],
+    ) -> None:
+        self._job, self._actors, self._runs = job, actors, runs
+        self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
+        self._checks = GrowthChecks()
+        #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
+        self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
+
+    def tell(self, run: TrialRun, event: m.Event) -> None:
+        """Hand the event to the trial's life, and carry out what follows."""
+        for instruction in handle(run.life, event):
+            _METHODS[type(instruction)](self, run, instruction)
+
+    def report_late(self, now: float) -> None:
+        """Tell trials of new workers that do not come to their loop's first boundary. ``now``: monotonic clock."""
+        for name, (run, worker, since) in list(self._on_their_way.items()):
+            if now - since > LATE_S:
+                del self._on_their_way[name]
+                self.tell(run, m.JoinerLate(worker, LATE_S))
+
+    # --- to the engine
+
+    def _tell(self, run: TrialRun, told: m.Tell) -> None:
+        self._emit(told.event)
+
+    def _announce(self, run: TrialRun, announce: m.Announce) -> None:
+        for event in self._job.trials.arrival_events(run, self._job.log):
+            self._emit(event)
+
+    def _count_departure(self, run: TrialRun, departure: m.CountDeparture) -> None:
+        self._job.departing += 1
+
+    def _spread_kind(self, run: TrialRun, found: m.SpreadKind) -> None:
+        self._job.trials.kind_found(run.trial, found.kind)
+        self._job.log.write("kind_found", trial=run.id, kind=found.kind)
+        self._emit(engine.KindFound(run.id, found.kind))
+        for alike in self._runs.unknown_alike(run):
+            self.tell(alike, m.KindLearned(found.kind))
+
+    # --- to the leader
+
+    def _request_leader(self, run: TrialRun, wanted: m.RequestLeader) -> None:
+        self._runs.begin_run(run)
+        self._dispatch.request_worker(
+            WorkerRequest(
+                wanted.device,
+                wanted.others,
+                on_worker=lambda worker: self.tell(run, m.WorkerFound(worker)),
+                still_wanted=lambda: run.life.wants_leader(wanted.placement),
+                on_death=lambda: self._place_died(run, wanted.placement),
+            )
+        )
+
+    def _place_died(self, run: TrialRun, placement: int) -> None:
+        if run.life.wants_leader(placement):
+            self.tell(run, m.PlaceDied())
+
+    def _load(self, run: TrialRun, load: m.Load) -> None:
+        worker = _pooled(load.worker)
+        future = worker.actor.load.remote(run.trainable_ref, self._job.load_spec(run))
+        self._calls.track_call(future, lambda value: self.tell(run, worker_answers.loaded(worker, value)))
+
+    def _call_leader(self, run: TrialRun, sent: m.CallLeader) -> None:
+        call = sent.call
+        if call.carried is None:  # the life has made the call
+            restores = call.method == "restore"
+            call.carried = Task((run.trial.latest_checkpoint_result, True) if restores else (), {})
+        task = task_of(call)
+        method = getattr(_pooled(sent.worker).actor, call.method)
+        if call.method == "train":
+            self._job.stall_detector.iteration_asked(run.id, time.monotonic())
+            group, ticket = _reform(sent.group), self._job.lane_ticket(run)
+            task.future = method.remote(group, ticket) if group or ticket else method.remote()
+        else:
+            task.future = method.remote(*task.args, **task.kwargs)
+        self._calls.track_call(task.future, partial(self.leader_answered, run, call))
+
+    def leader_answered(self, run: TrialRun, call: m.Call, value: Any) -> None:
+        """The leader answered a call, or the call raised ``value``."""
+        self.tell(run, worker_answers.called(call, value))
+
+    def _drop_calls(self, run: TrialRun, dropped: m.DropCalls) -> None:
+        for call in dropped.calls:
+            if call.carried is not None:
+                self._calls.drop_call(task_of(call).future)
+                task_of(call).future = None
+
+    def _stop_forking(self, run: TrialRun, stop: m.StopForking) -> None:
+        if self._job.pool.stop_forking(stop.why):
+            self.tell(run, m.PlainProcessNeeded(stop.why))
+        else:
+            self.tell(run, replace(stop.raised, plain_process=None))
+
+    # --- to followers
+
+    def _request_joiner(self, run: TrialRun, wanted: m.RequestJoiner) -> None:
+        self._dispatch.request_worker(
+            WorkerRequest(
+                wanted.device,
+                (),
+                on_worker=lambda worker: self.tell(run, m.JoinerFound(worker)),
+                still_wanted=lambda: run.life.wants_joiner(wanted.device, wanted.generation),
+            )
+        )
+
+    def _join(self, run: TrialRun, join: m.Join) -> None:
+        worker, spec = _pooled(join.worker), self._job.load_spec(run)
+        if join.first and spec.emulation is None and self._checks.due():
+            spec = replace(spec, rehearse=True)
+        self._on_their_way[worker.name] = run, worker, time.monotonic()
+        self._calls.track_call(worker.actor.join.remote(run.trainable_ref, spec), partial(self._joined, run, worker))
+
+    def _joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        if self._on_their_way.get(worker.name, (None,))[0] is run:  # else it joins another trial by now
+            del self._on_their_way[worker.name]
+        self.tell(run, worker_answers.joined(worker, value))
+
+    def _note_verdict(self, run: TrialRun, verdict: m.NoteVerdict) -> None:
+        self._checks.heard(Verdict(verdict.kind, verdict.reason))  # type: ignore[arg-type]
+
+    def _enter(self, run: TrialRun, enter: m.Enter) -> None:
+        worker = _pooled(enter.worker)
+        future = worker.actor.enter.remote(_reform(enter.group))
+        self._calls.track_call(future, lambda value: self.tell(run, worker_answers.entered(worker, value)))
+
+    # --- after a trial, and losses
+
+    def _unload(self, run: TrialRun, unload: m.Unload) -> None:
+        then = (lambda: self.tell(run, m.Unloaded())) if unload.then else None
+        self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep, unload.fresh)
+
+    def _expect_cleanup(self, run: TrialRun, expect: m.ExpectCleanup) -> None:
+        self._dispatch.expect_cleanup(_pooled(expect.worker), _seconds(expect.patience))
+
+    def _bury(self, run: TrialRun, bury: m.Bury) -> None:
+        worker, error = _pooled(bury.worker), bury.error
+        self._dispatch.worker_died(worker, error)
+        if bury.leader:
+            there = worker.device in self._job.devices.nodes
+            self.tell(run, m.LeaderBuried(worker, error, first_line(error), worker.pid is not None, there))
+
+    def _give_up_device(self, run: TrialRun, broken: m.GiveUpDevice) -> None:
+        given_up = self._dispatch.device_broken(broken.device, broken.why)
+        self.tell(run, m.DeviceJudged(broken.device, broken.why, given_up, broken.follower, broken.said))
+
+    def _end_idle_workers(self, run: TrialRun, end: m.EndIdleWorkers) -> None:
+        self._job.pool.discard_all_idle_workers()
+
+    def _poll_devices(self, run: TrialRun, poll: m.PollDevices) -> None:
+        self._dispatch.poll_devices(force=True)
+
+    # --- to Tune
+
+    def _tell_started(self, run: TrialRun, started: m.TellStarted) -> None:
+        self._job.align_logs(run)
+        self._actors.set_live(run.tracked, _pooled(started.worker).actor)
+        self._callbacks.tell_started(run.tracked)
+
+    def _tell_recovered(self, run: TrialRun, recovered: m.TellRecovered) -> None:
+        actor = _pooled(recovered.worker).actor
+        self._actors.set_live(run.tracked, actor)
+        run.trial.set_ray_actor(actor)
+        self._job.log.write("recovered", trial=run.id, iteration=run.life.seen.delivered, reason=recovered.why)
+
+    def _tell_tune(self, run: TrialRun, told: m.TellTune) -> None:
+        keep = None if told.progress is None else partial(run.keep_progress, dict(told.progress))
+        self._callbacks.tell_result(run.tracked, task_of(told.call), told.value, keep)
+
+    def _tell_error(self, run: TrialRun, told: m.TellError) -> None:
+        self._callbacks.tell_error(run.tracked, task_of(told.call), told.error)
+
+    def _mark_failed(self, run: TrialRun, failed: m.MarkFailed) -> None:
+        self._actors.set_failed(run.tracked)
+
+    def _tell_failed(self, run: TrialRun, failed: m.TellFailed) -> None:
+        self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
+
+    def _forget(self, run: TrialRun, forget: m.Forget) -> None:
+        self._runs.drop_run(run)
+
+    def _keep_checkpoint(self, run: TrialRun, kept: m.KeepCheckpoint) -> None:
+        run.trial.on_checkpoint(kept.value)
+        self.tell(run, m.CheckpointKept())
+
+    def _trial_over(self, run: TrialRun, over: m.TrialOver) -> None:
+        self._job.trial_ended(run.trial, over.ending)
+
+    # --- to the log
+
+    def _write(self, run: TrialRun, write: m.Write) -> None:
+        reason = {} if write.reason is None else {"reason": write.reason[:REASON_LENGTH]}
+        self._job.log.write(write.event, **write.fields, **reason)
+
+    def _write_resize_started(self, run: TrialRun, started: m.WriteResizeStarted) -> None:
+        self._job.log.resize_started(run.id, started.devices_from, started.devices_to, started.why)
+
+    def _write_resized(self, run: TrialRun, resized: m.WriteResized) -> None:
+        self._job.log.resized(run.id, resized.devices, resized.seconds, resized.lost)
+
+    def _note_departure(self, run: TrialRun, departure: m.NoteDeparture) -> None:
+        self._job.log.leaves(run.id, departure.reason)
+
+    def _note_failure(self, run: TrialRun, failed: m.NoteFailure) -> None:
+        self._job.log.leaves(run.id, f"it failed: {failure(failed.error)}")
+
+    def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
+        assert isinstance(iteration.reply, IterationReply)
+        self._job.iteration_reported(run, iteration.reply)
+
+    def _warn(self, run: TrialRun, warning: m.Warn) -> None:
+        log.warning("%s", warning.text)
+
+
+def _pooled(worker: m.Worker) -> PooledWorker:
+    """The worker, which came from the pool."""
+    assert isinstance(worker, PooledWorker)
+    return worker
+
+
+def _seconds(patience: m.Patience) -> float:
+    return cleanup_patience() if patience == "long" else CLEAN_BROKEN_S
+
+
+def _reform(group: m.NewGroup | None) -> Reform | None:
+    return None if group is None else Reform(group.generation, group.members, group.address)
+
+
+_METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
+    m.Tell: TrialShell._tell,
+    m.Announce: TrialShell._announce,
+    m.CountDeparture: TrialShell._count_departure,
+    m.SpreadKind: TrialShell._spread_kind,
+    m.RequestLeader: TrialShell._request_leader,
+    m.Load: TrialShell._load,
+    m.CallLeader: TrialShell._call_leader,
+    m.DropCalls: TrialShell._drop_calls,
+    m.StopForking: TrialShell._stop_forking,
+    m.RequestJoiner: TrialShell._request_joiner,
+    m.Join: TrialShell._join,
+    m.NoteVerdict: TrialShell._note_verdict,
+    m.Enter: TrialShell._enter,
+    m.Unload: TrialShell._unload,
+    m.ExpectCleanup: TrialShell._expect_cleanup,
+    m.Bury: TrialShell._bury,
+    m.GiveUpDevice: TrialShell._give_up_device,
+    m.EndIdleWorkers: TrialShell._end_idle_workers,
+    m.PollDevices: TrialShell._poll_devices,
+    m.TellStarted: TrialShell._tell_started,
+    m.TellRecovered: TrialShell._tell_recovered,
+    m.TellTune: TrialShell._tell_tune,
+    m.TellError: TrialShell._tell_error,
+    m.MarkFailed: TrialShell._mark_failed,
+    m.TellFailed: TrialShell._tell_failed,
+    m.Forget: TrialShell._forget,
+    m.KeepCheckpoint: TrialShell._keep_checkpoint,
+    m.TrialOver: TrialShell._trial_over,
+    m.Write: TrialShell._write,
+    m.WriteResizeStarted: TrialShell._write_resize_started,
+    m.WriteResized: TrialShell._write_resized,
+    m.NoteDeparture: TrialShell._note_departure,
+    m.NoteFailure: TrialShell._note_failure,
+    m.WriteIteration: TrialShell._write_iteration,
+    m.Warn: TrialShell._warn,
+}

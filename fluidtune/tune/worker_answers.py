@@ -1,0 +1,78 @@
+"""What workers' answers mean for a trial's life: each value that a call returns, or raises, is one event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
+from fluidtune.trials import messages as m
+from fluidtune.tune.trial_run import task_of
+
+
+def loaded(worker: PooledWorker, value: Any) -> m.Event:
+    """The worker answered ``load``. ``value`` None: the trial is loaded in it."""
+    if isinstance(value, Exception):
+        return _raised(worker, value)
+    return _lacking(worker, value) if isinstance(value, Lack) else m.Loaded(worker)
+
+
+def called(call: m.Call, value: Any) -> m.Event:
+    """The leader answered a call, or the call raised ``value``."""
+    if isinstance(value, Exception):
+        return _raised(call, value)
+    if isinstance(value, IterationReply):
+        if value.lost:
+            return m.GroupBroken(call, value.lost, value.ungrowable)
+        if value.lack is not None:
+            return _lacking(call, value.lack)
+        number = value.result.get(TRAINING_ITERATION, value.iteration)
+        return m.IterationDone(call, value, number, final=RESULT_DUPLICATE in value.result)
+    if call.method == "restore" and isinstance(value, int):
+        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value), value)
+    return m.Answered(call, value)
+
+
+def _raised(by: m.Call | PooledWorker, error: Exception) -> m.Event:
+    if isinstance(error, RayActorError):
+        return m.LeaderDied(by, error)
+    return m.Raised(by, error, NeedsPlainProcess.said_by(error))
+
+
+def _lacking(by: m.Call | PooledWorker, lack: Lack) -> m.Event:
+    return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.broken)
+
+
+def joined(worker: PooledWorker, value: Any) -> m.Event:
+    """A new worker answered ``join``: it stands at its first boundary (None, or a verdict), or says why not."""
+    if isinstance(value, Verdict):
+        return m.Joined(worker, (value.kind, value.reason))
+    if value is None:
+        return m.Joined(worker)
+    if isinstance(value, RayActorError):
+        return m.JoinerDied(worker, value)
+    return m.JoinFailed(worker, repr(value.cause) if isinstance(value, RayTaskError) else str(value))
+
+
+def entered(worker: PooledWorker, value: Any) -> m.Event:
+    """A follower's loop is over."""
+    how: m.End
+    why, error = "", None
+    if isinstance(value, RayActorError):
+        how, error = "died", value
+    elif isinstance(value, NotTakenIn):
+        how = "refused"
+    elif isinstance(value, Lack):
+        how, why = "broken", value.reason
+    elif isinstance(value, Ungrowable):
+        how, why = "ungrowable", value.reason
+    else:
+        how = "over" if value is None else "error"
+    return m.FollowerEnded(worker, how, why, str(value), error)

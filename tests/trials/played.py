@@ -1,0 +1,872 @@
+"""Plays a job without Ray: Tune, devices and workers are stand-ins; the manager, the trial machines and the engine are
+real.
+
+A `Play` draws from its seed what happens next: a worker answers, Tune asks, a process dies, a device goes. Every worker
+keeps what a real one would know, so that each answer is one that a real worker could give. The play checks that Tune
+hears every iteration of a trial once and in order, that no process hosts two trials, and that all trials end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from ray.exceptions import RayActorError
+from ray.tune.trainable import FunctionTrainable
+
+import fluidtune.tune
+from benchmarks.stand_in_tune import standing_alone
+from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.ray_compat.controller import TrackedActor
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
+from fluidtune.tune import job_log, result_logs
+from fluidtune.tune.device_setup import DeviceSetup
+from tests.tune.trainables import Stepper
+
+#: The kinds of trials, by what their code does; `Play` draws one for each job or one for each trial.
+KINDS = ("plain", "saving", "class", "elastic", "elastic", "mending")
+#: What may go wrong, or change from outside, as often as it stands here.
+FAULTS = ("kill", "kill", "member", "member", "member", "lose", "leave", "gain", "late", "tune", "budget") + (
+    "follower",
+) * 3
+#: A schedule ends with an error if it takes more steps than this.
+MOST_STEPS = 20_000
+
+
+class PlayFailed(AssertionError):
+    """The driver has lost something, done something twice, or stands still. The message has the play's last lines."""
+
+
+@dataclass(eq=False)
+class Future:
+    """A call of a worker's method that is not answered."""
+
+    worker: PlayedWorker
+    method: str
+    args: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class PlayedWorker:
+    """A process: what it hosts, and with whom it is in a group."""
+
+    play: Play
+    name: str
+    device: int
+    alive: bool = True
+    #: The trial that it hosts, and as what.
+    trial: PlayedTrial | None = None
+    role: str = ""
+    #: Iterations that it counts as reported.
+    reported: int = 0
+    #: Of a leader: its group without itself, what it was told to form, and whether the group broke.
+    group: list[PlayedWorker] = field(default_factory=list)
+    reform: Any = None
+    formed: int = 0
+    broken: str | None = None
+    refused: float | None = None
+    ungrowable: str | None = None
+    #: What it says of its newest group with its next result.
+    reformed: tuple[float, float] | None = None
+    #: Of a follower: the generation that it entered, and how its part ended; "" while it goes on.
+    entered: int | None = None
+    joined: bool = False
+    over: str = ""
+    #: Its leader, once it is in a group.
+    leads: PlayedWorker | None = None
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return SimpleNamespace(remote=lambda *args: self.play.called(self, method, args))
+
+
+class TunesTrial(SimpleNamespace):
+    """Tune's object of a trial, by its name."""
+
+    def __str__(self) -> str:
+        return str(self.trial_id)
+
+
+@dataclass(eq=False)
+class PlayedTrial:
+    """Tune's trial, and what Tune does with it."""
+
+    name: str
+    kind: str
+    share: float
+    budget: int
+    #: Its ``training_iteration`` is this many times its count.
+    factor: int
+    #: The name of its trainable: trials of one name are taken to be of one kind.
+    named: str = ""
+    #: Tune's object of it.
+    tune: Any = None
+    tracked: Any = None
+    #: Tune waits for: "" nothing, "start", "train", "save", "restore", "stop".
+    waits: str = ""
+    #: Iterations that Tune has heard of since the trial's beginning or its last failure.
+    heard: int = 0
+    failures: int = 0
+    #: It was asked for a checkpoint in order to pause.
+    pausing: bool = False
+    over: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        return self.kind in ("elastic", "mending")
+
+    @property
+    def true_kind(self) -> str:
+        return {"class": "checkpointing", "saving": "checkpointing", "plain": "plain"}.get(self.kind, "elastic")
+
+
+class PlayedDevices:
+    """A device source."""
+
+    complete, urgent = False, True
+
+    def __init__(self, nodes: dict[int, str]) -> None:
+        self.nodes = dict(nodes)
+        self.reasons: dict[int, str] = {}
+        self.given_back: list[int] = []
+        self.came, self.gone = dict(nodes), list[int]()
+        self.leave: list[int] = []
+        self.next = len(nodes)
+
+    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+        (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
+        return came, gone
+
+    def leaving(self) -> list[int]:
+        leave, self.leave = self.leave, []
+        return [device for device in leave if device in self.nodes]
+
+    def gain(self) -> None:
+        device, self.next = self.next, self.next + 1
+        self.nodes[device] = self.came[device] = f"node{device % 2}"
+
+    def lose(self, device: int) -> None:
+        if device in self.came:
+            del self.came[device]
+        else:
+            self.gone.append(device)
+        del self.nodes[device]
+
+    def give_up(self, device: int, why: str) -> bool:
+        if len(self.nodes) < 2 or device not in self.nodes:
+            return False
+        self.reasons[device] = why
+        self.lose(device)
+        return True
+
+    def revoked(self, device: int, group: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlayedPool:
+    """The pool: at most ``most`` processes of a device, each of which serves again."""
+
+    fresh = None
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self.workers: dict[str, PooledWorker] = {}
+        self.idle: dict[int, list[PooledWorker]] = {}
+        self.made = 0
+        self.forks = True
+
+    def start_spares(self) -> list[PooledWorker]:
+        return []
+
+    def process_ended(self, worker: PooledWorker) -> None:
+        pass
+
+    def stop_forking(self, why: str) -> bool:
+        forks, self.forks = self.forks, False
+        return forks
+
+    def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
+        there = [worker for worker in self.workers.values() if worker.device == device]
+        return bool(self.idle.get(device)) or len(there) < self._play.most_workers
+
+    def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
+        return []
+
+    def note_gpu(self, worker: PooledWorker) -> None:
+        pass
+
+    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker | None:
+        if not self.idle.get(device):
+            return None
+        worker = self.idle[device].pop()
+        worker.busy = True
+        return worker
+
+    def start_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
+        self.made += 1
+        name = f"w{self.made}"
+        worker = self.workers[name] = PooledWorker(name, device, PlayedWorker(self._play, name, device), 0.0)
+        return worker
+
+    def is_alive(self, worker: PooledWorker) -> bool:
+        return worker.name in self.workers
+
+    def has_worker(self, device: int) -> bool:
+        return any(worker.device == device for worker in self.workers.values())
+
+    def has_busy_worker(self, device: int) -> bool:
+        return any(worker.device == device and worker.busy for worker in self.workers.values())
+
+    def return_worker(self, worker: PooledWorker) -> None:
+        self._play.note("returned", worker.name)
+        worker.busy, worker.cleaning = False, None
+        self.idle.setdefault(worker.device, []).append(worker)
+
+    def forget_worker(self, worker: PooledWorker) -> None:
+        del self.workers[worker.name]
+        if worker in self.idle.get(worker.device, []):
+            self.idle[worker.device].remove(worker)
+
+    def discard_worker(self, worker: PooledWorker) -> None:
+        self._play.note("discarded", worker.name)
+        self.forget_worker(worker)
+        self._play.kill(worker.actor)
+
+    kill_worker = discard_worker
+
+    def discard_idle_workers(self, device: int) -> None:
+        for worker in list(self.idle.get(device, [])):
+            self.discard_worker(worker)
+
+    def discard_all_idle_workers(self) -> None:
+        for device in list(self.idle):
+            self.discard_idle_workers(device)
+
+    def close(self) -> None:
+        pass
+
+
+class Function(FunctionTrainable):
+    """A trainable without checkpoints of its own."""
+
+
+class Play:
+    """One job. ``rng`` decides everything; ``faults``: how many of a thousand steps are faults.
+
+    ``doubles``: some answers come twice.
+    """
+
+    def __init__(self, rng: random.Random, faults: int, doubles: bool = True) -> None:
+        self.rng, self.doubles = rng, doubles
+        self.faults = faults
+        self.now = 1000.0
+        self.lines: list[str] = []
+        self.futures: list[Future] = []
+        self.calm = self.answers = False
+        self.ahead = 0
+        one = rng.choice([*KINDS, "mending", None])
+        grows = one in ("elastic", "mending")
+        devices = rng.choice([2, 3, 4, 6] if grows else [1, 2, 2, 3, 4])
+        nodes = {device: f"node{device % rng.choice([1, 1, 2])}" for device in range(devices)}
+        self.devices = PlayedDevices(nodes)
+        self.pool = PlayedPool(self)
+        packing = rng.choice([1, 1, 2, 4])
+        self.most_workers = max(packing, rng.choice([1, 1, 2, 8]))
+        lanes = rng.choice([None, None, None, "FAIR"]) if packing > 1 else None
+        kind = rng.choice(["gpu", "gpu", "cpu"])
+        name = "GPU" if kind == "gpu" else "CPU"
+        found = Layout(kind, devices, {name: 1.0}, 1 / packing, packing, {name: 1.0})
+        limit = rng.choice([None, packing])
+        self.setup = DeviceSetup("job", found, limit, packing, None, lanes, None, None, one_node=rng.random() < 0.5)
+        self.resource = name
+        self.trials: dict[str, PlayedTrial] = {}
+        several = not grows and devices > 1
+        for number in range(rng.choice([1, 1, 2, 3] if grows else [1, 2, 3, 5])):
+            share = rng.choice([1.0, 1.0, 1.0, 0.5, 2.0 if several else 1.0])
+            kind, budget = one or rng.choice(KINDS), rng.choice([20, 40] if grows else [2, 5, 10, 20])
+            trial = PlayedTrial(f"t{number}", kind, share, budget, rng.choice([1, 1, 1, 10]))
+            trial.named = trial.kind
+            if grows and number and rng.random() < 0.2:
+                trial.kind = rng.choice(["plain", "saving"])
+            self.trials[trial.name] = trial
+        self.waits_for_checkpoints = rng.random() < 0.3
+        self.manager: Any = None
+
+    # --- what is written down
+
+    def note(self, *what: Any) -> None:
+        self.lines.append(" ".join(map(str, what)))
+
+    def check(self, held: bool, why: str) -> None:
+        if not held:
+            raise PlayFailed(why + "\n" + "\n".join(self.lines[-60:]))
+
+    # --- the manager in its stand-ins
+
+    @contextmanager
+    def stage(self, directory: Path) -> Iterator[None]:
+        """The manager is there inside. ``directory``: nothing is written there."""
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now, sleep=lambda seconds: None)
+        with ExitStack() as stack:
+            for module in vars(fluidtune.tune).values():
+                if isinstance(module, ModuleType) and hasattr(module, "time"):
+                    stack.enter_context(patch.object(module, "time", clock))
+            stack.enter_context(patch.object(result_logs, "upload", lambda trial: None))
+            stack.enter_context(patch.object(job_log, "EventLog", lambda *args: None))
+            self.manager = stack.enter_context(
+                standing_alone(
+                    directory,
+                    self.devices,
+                    lambda *args, **named: self.pool,
+                    lambda trial, up_to: self.note("logs", trial.trial_id, up_to),
+                    self.setup,
+                )
+            )
+            self._listen()
+            yield
+
+    def _listen(self) -> None:
+        job = self.manager._job
+        job.waits_for_checkpoints = self.waits_for_checkpoints
+        job.log._append = lambda event, fields: self.note("log", event, dict(fields))
+        job.log._clock = lambda: self.now
+        job.log._report = SimpleNamespace(prepare=lambda: None, begin=lambda: None, wait=lambda: None)
+        cleanup = {name: lambda *args: None for name in ("trial_ended", "save_and_delete", "run_ended", "close")}
+        job._commit_cleanup = SimpleNamespace(**cleanup)
+        decide = job.decide
+
+        def listened(events: list[Any]) -> list[Any]:
+            for event in events:
+                self.note("event", event)
+            instructions = decide(events)
+            job.engine.validate_state()
+            for instruction in instructions:
+                self.note("instruction", instruction)
+            return instructions
+
+        job.decide = listened
+        ahead = job.ask_ahead
+
+        def listened_ahead(starting: int) -> None:
+            if starting != self.ahead:
+                self.ahead = starting
+                self.note("ahead", starting)
+            ahead(starting)
+
+        job.ask_ahead = listened_ahead
+        self.manager._calls.wait_for_one = lambda timeout: self._answer_one()
+
+    # --- Tune
+
+    def begin(self) -> None:
+        """Tune makes its trials, and asks for the actors of all of them."""
+        for trial in self.trials.values():
+            request = SimpleNamespace(bundles=[{self.resource: trial.share}], head_bundle_is_empty=False)
+            cls = Stepper if trial.kind == "class" else Function
+            trial.tune = TunesTrial(
+                trial_id=trial.name,
+                last_result={},
+                status="PENDING",
+                placement_group_factory=request,
+                evaluated_params={},
+                trainable_name=trial.named,
+                get_trainable_cls=lambda cls=cls: cls,
+                checkpoint=None,
+                latest_checkpoint_result=None,
+                run_metadata=SimpleNamespace(),
+                num_failures=0,
+                storage=None,
+                set_ray_actor=lambda actor: None,
+                on_checkpoint=lambda saved, trial=trial: self._keep(trial, saved),
+            )
+            self.manager.note_trial(trial.tune)
+            self.add(trial)
+
+    def _keep(self, trial: PlayedTrial, saved: Any) -> None:
+        trial.tune.latest_checkpoint_result, trial.tune.checkpoint = saved, saved
+
+    def add(self, trial: PlayedTrial) -> None:
+        """Tune asks for the trial's actor."""
+        self.note("tune adds", trial.name)
+        trial.tune.status, trial.waits, trial.pausing = "RUNNING", "start", False
+        trial.tracked = self.manager.add_actor(
+            None,
+            {"config": {TRIAL_INFO: trial.tune}},
+            None,
+            on_start=lambda tracked: self._started(trial),
+            on_stop=lambda tracked: self.note("tune: stopped", trial.name),
+            on_error=lambda tracked, error: self._failed(trial, error),
+        )
+
+    def _ask(self, trial: PlayedTrial, method: str, *args: Any) -> None:
+        trial.waits = method
+        tracked = trial.tracked
+
+        def on_result(_: TrackedActor, value: Any) -> None:
+            self.check(trial.tracked is tracked and trial.waits == method, f"{trial.name}: {method} answered twice")
+            getattr(self, f"_on_{method}")(trial, value)
+
+        def on_error(_: TrackedActor, error: Exception) -> None:
+            if trial.tracked is tracked:  # else Tune has heard that the actor failed
+                self._failed(trial, error)
+
+        how = {"on_result": on_result, "on_error": on_error, "_return_future": self.waits_for_checkpoints}
+        future = self.manager.schedule_actor_task(trial.tracked, method, args, **how)
+        self.note("tune asks", trial.name, method, "" if future is None else "with a future")
+
+    def _started(self, trial: PlayedTrial) -> None:
+        self.check(trial.waits == "start", f"{trial.name} was started twice")
+        self.note("tune: started", trial.name)
+        if trial.tune.latest_checkpoint_result is not None:
+            self._ask(trial, "restore", trial.tune.latest_checkpoint_result)
+        else:
+            self._ask(trial, "train")
+
+    def _on_restore(self, trial: PlayedTrial, value: Any) -> None:
+        self._ask(trial, "train")
+
+    def _on_train(self, trial: PlayedTrial, result: dict[str, Any]) -> None:
+        self.note("tune hears", trial.name, result)
+        if RESULT_DUPLICATE in result:
+            self._stop(trial, "TERMINATED")
+            return
+        trial.heard += 1
+        count = result["count"]
+        self.check(count == trial.heard, f"{trial.name}: {count} instead of {trial.heard} was heard")
+        trial.tune.last_result = result
+        if trial.heard >= trial.budget and self.rng.random() < 0.9:
+            self._stop(trial, "TERMINATED")
+        elif result["saved"]:
+            self._ask(trial, "save")
+        elif self.rng.random() < 0.05:
+            self._pause(trial)
+        else:
+            self._ask(trial, "train")
+
+    def _on_save(self, trial: PlayedTrial, value: Any) -> None:
+        self._keep(trial, value)
+        if trial.pausing:
+            self._stop(trial, "PAUSED")
+        else:
+            self._ask(trial, "train")
+
+    def _pause(self, trial: PlayedTrial) -> None:
+        if trial.kind in ("saving", "class"):
+            trial.pausing = True
+            self._ask(trial, "save")
+        else:
+            self._stop(trial, "PAUSED")
+
+    def _stop(self, trial: PlayedTrial, status: str) -> None:
+        self.note("tune stops", trial.name, status)
+        trial.tune.status, trial.waits = status, "stop"
+        tracked, trial.tracked = trial.tracked, None
+        self.manager.clear_actor_task_futures(tracked)
+        tracked.set_on_start(None)
+        tracked.set_on_error(None)
+        self.manager.schedule_actor_task(tracked, "stop")
+        self.manager.remove_actor(tracked)
+        trial.over = status in ("TERMINATED", "ERROR")
+        if status == "PAUSED" and self.rng.random() < 0.3:
+            self.add(trial)
+
+    def _failed(self, trial: PlayedTrial, error: Exception) -> None:
+        self.note("tune: failed", trial.name, error)
+        self.check(trial.tracked is not None, f"{trial.name} failed after its end")
+        retry = self.rng.random() < 0.5 and trial.failures < 3
+        self._stop(trial, "ERROR")
+        if retry:
+            trial.failures += 1
+            trial.tune.num_failures += 1
+            trial.over = False
+            checkpoint = trial.tune.latest_checkpoint_result
+            trial.heard = checkpoint.count if checkpoint else 0
+            trial.tune.status = "PENDING"
+            if self.rng.random() < 0.5:
+                self.add(trial)
+
+    # --- workers
+
+    def called(self, worker: PlayedWorker, method: str, args: tuple[Any, ...]) -> Future:
+        self.note("call", worker.name, method, *map(_plain, args))
+        future = Future(worker, method, args)
+        if not worker.alive:
+            self.futures.append(future)
+            return future
+        if method == "load":
+            self.check(worker.trial is None, f"{worker.name} hosts two trials")
+            worker.trial, worker.role = self.trials[args[1].trial], "leader"
+            worker.reported = 0 if args[1].repeats else args[1].delivered
+            worker.group, worker.reform, worker.formed, worker.broken = [], None, 0, None
+            worker.refused = worker.ungrowable = worker.reformed = None
+        elif method == "join":
+            self.check(worker.trial is None, f"{worker.name} hosts two trials")
+            worker.trial, worker.role = self.trials[args[1].trial], "follower"
+            worker.joined, worker.entered, worker.over, worker.leads = False, None, "", None
+        elif method == "enter":
+            self.check(worker.joined and worker.name in args[0].members, f"{worker.name} enters before it is ready")
+            worker.entered = args[0].generation
+        elif method == "train" and args and args[0] is not None:
+            self.check(args[0].members[0] == worker.name, f"{worker.name} does not lead {args[0]}")
+            worker.reform = args[0]
+        if method in ("train", "save", "restore"):
+            self.check(worker.role == "leader", f"{worker.name} leads no trial: {method}")
+            busy = [one for one in self.futures if one.worker is worker and one.method in ("train", "save", "restore")]
+            self.check(not busy, f"{worker.name} is asked for two things at once")
+        self.futures.append(future)
+        return future
+
+    def kill(self, worker: PlayedWorker) -> None:
+        """The process dies; the calls under way end with it."""
+        if not worker.alive:
+            return
+        worker.alive = False
+        self.note("died", worker.name)
+        self._left(worker)
+
+    def _left(self, worker: PlayedWorker) -> None:
+        """The worker hosts nothing any more: what follows for its group."""
+        if worker.role == "leader":
+            for follower in worker.group:
+                follower.over = follower.over or "dismissed"
+            worker.group = []
+        leader = worker.leads
+        if worker.role == "follower" and leader is not None and leader.alive and worker in leader.group:
+            leader.group.remove(worker)
+            if not worker.over or worker.over not in ("dismissed", "refused"):
+                if leader.trial is not None and leader.trial.kind == "mending":
+                    pass
+                else:
+                    leader.broken = f"{worker.name} is lost"
+                    for follower in leader.group:
+                        follower.over = follower.over or "dismissed"
+                    leader.group = []
+        worker.trial, worker.role, worker.leads = None, "", None
+
+    def _can_answer(self, future: Future) -> bool:
+        worker = future.worker
+        return not worker.alive or future.method != "enter" or bool(worker.over) or worker.trial is None
+
+    def answer(self, future: Future) -> None:
+        """Give the call an answer that the worker could give now."""
+        worker = future.worker
+        if future.method == "unload" and worker.alive:
+            # What it was called for before has ended by then.
+            for before in [one for one in self.futures if one.worker is worker and one is not future]:
+                if before.method == "enter" and not worker.over:
+                    worker.over = "dismissed"
+                self.answer(before)
+        self.futures.remove(future)
+        if worker.alive:
+            value = getattr(self, f"_answer_{future.method}")(worker, *future.args)
+        else:
+            value = RayActorError()
+        handler = self.manager._calls._handlers.pop(future, None)
+        self.note("answer", worker.name, future.method, _plain(value), "" if handler else "(unheard)")
+        if handler is not None:
+            handler(value)
+            if self.doubles and future.method in ("train", "save", "restore") and self._chance(20):
+                handler(value)  # it comes twice
+
+    def _chance(self, thousandths: float) -> bool:
+        return not self.calm and self.rng.random() < thousandths / 1000 * self.faults / 20
+
+    def _answer_info(self, worker: PlayedWorker) -> Any:
+        broken = "its GPU is lost" if self._chance(10) else None
+        return WorkerInfo(int(worker.name[1:]), [str(worker.device)], broken=broken)
+
+    def _answer_load(self, worker: PlayedWorker, ref: Any, spec: Any) -> Any:
+        value: Any = None
+        if self._chance(40):
+            value = self.rng.choice(
+                [
+                    Lack("no room", (0.4, 0.1)),
+                    Lack("its GPU is lost", broken=0),
+                    ValueError("its code"),
+                    RuntimeError(f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: it reads X"),
+                ]
+            )
+        return value
+
+    def _answer_join(self, worker: PlayedWorker, ref: Any, spec: Any) -> Any:
+        if worker.trial is None:
+            return "a new worker's loop ended early"
+        if self._chance(60):
+            return self.rng.choice(["a new worker's loop ended early: ValueError()", Verdict("differs", "it differs")])
+        worker.joined = True
+        return Verdict("same", "") if spec.rehearse else None
+
+    def _answer_enter(self, worker: PlayedWorker, reform: Any) -> Any:
+        over = worker.over
+        if worker.role == "follower":
+            self._left(worker)
+        return {
+            "refused": NotTakenIn(),
+            "its own": "ValueError('its own')",
+            "ungrowable": Ungrowable("it cannot be divided"),
+            "broken": Lack("its GPU is lost", broken=0),
+        }.get(over)
+
+    def _answer_train(self, worker: PlayedWorker, reform: Any = None, ticket: Any = None) -> Any:
+        trial = worker.trial
+        if trial is None:
+            return RuntimeError("the trial was unloaded")
+        kind: Any = trial.true_kind
+        if worker.broken is not None:
+            why, worker.broken = worker.broken, None
+            return IterationReply({}, kind, 0.0, lost=why)
+        if self._chance(15):
+            return ValueError("its code")
+        if self._chance(15):
+            if self.rng.random() < 0.1:
+                return RuntimeError(f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: it reads X")
+            lack = self.rng.choice(
+                [
+                    Lack("no room", (0.4, 0.1), between=True),
+                    Lack("no room", (0.5, 0.1)),
+                    Lack("no room"),
+                    Lack("its GPU is lost", broken=0),
+                ]
+            )
+            return IterationReply({}, kind, 0.0, lack=lack)
+        if worker.group and self._chance(15):
+            for follower in worker.group:
+                follower.over = follower.over or "dismissed"
+            worker.group = []
+            return IterationReply({}, kind, 0.0, lost="the loop is so", ungrowable="the loop is so")
+        seconds = self.rng.choice([0.01, 1.0, 1.0, 4.0]) / (1 + len(worker.group))
+        self._form(worker)
+        reformed, worker.reformed = worker.reformed, None
+        if worker.reported >= trial.budget + 1 and self.rng.random() < 0.5:
+            return IterationReply({RESULT_DUPLICATE: True}, kind, 0.0, worker.reported)
+        worker.reported += 1
+        count = worker.reported
+        saved = None
+        if trial.kind == "saving" and self.rng.random() < 0.4:
+            saved = _saved(trial, count)
+        number = count * trial.factor
+        reply = IterationReply(
+            {TRAINING_ITERATION: number, "count": count, "score": 0.5, "saved": saved is not None},
+            kind,
+            seconds,
+            count,
+            width=1 + len(worker.group),
+            memory=0.2,
+            ephemeral=0.05,
+        )
+        reply.saved = None if self.waits_for_checkpoints else saved
+        if trial.elastic:
+            reply.address = ("127.0.0.1" if self.setup.one_node else "10.0.0.1", 4321)
+            reply.mends, reply.reformed, reply.refused = trial.kind == "mending", reformed, worker.refused
+            reply.ungrowable = worker.ungrowable
+            if self._chance(5):
+                reply.differed = "they differ"
+            if self._chance(5):
+                reply.ungrowable = worker.ungrowable = "the loop is so"
+        return reply
+
+    def _form(self, worker: PlayedWorker) -> None:
+        """The leader comes to a boundary: it forms the group that it was told of, if all of its members are there."""
+        reform = worker.reform
+        if reform is None or reform.generation <= worker.formed or self.rng.random() < 0.3:
+            return
+        found = [self.pool.workers.get(name) for name in reform.members[1:]]
+        others = [pooled.actor for pooled in found if pooled is not None]
+        new = [other for other in others if other not in worker.group]
+        if len(others) < len(found) or not all(
+            other.alive and not other.over and other.entered == reform.generation for other in new
+        ):
+            return
+        self.note("boundary", worker.name, reform.generation)
+        worker.reform, worker.formed = None, reform.generation
+        if new and (worker.ungrowable or self._chance(60)):
+            worker.refused, worker.ungrowable = float(reform.generation), worker.ungrowable or "the loop is so"
+            for other in new:
+                other.over = "refused"
+            return
+        for other in worker.group:
+            if other not in others:
+                other.over, other.leads = "dismissed", None
+        worker.group = others
+        for other in others:
+            other.leads = worker
+        worker.reformed = float(reform.generation), 0.1
+
+    def _answer_save(self, worker: PlayedWorker) -> Any:
+        if self._chance(10) or worker.trial is None:
+            return ValueError("its save")
+        return _saved(worker.trial, worker.reported)
+
+    def _answer_restore(self, worker: PlayedWorker, checkpoint: Any, again: bool = False) -> Any:
+        if self._chance(10) or worker.trial is None:
+            return ValueError("its restore")
+        worker.reported = max(worker.reported, checkpoint.count)
+        return worker.reported
+
+    def _answer_unload(self, worker: PlayedWorker, fresh: Any, keep: Any) -> Any:
+        if worker.role:
+            self._left(worker)
+        return "it has left threads" if self._chance(40) else None
+
+    # --- what happens
+
+    def act(self) -> None:
+        """One thing happens."""
+        draw = self.rng.random()
+        if not self.calm and draw < self.faults / 1000:
+            self.fault(self.rng.choice(FAULTS))
+            return
+        if draw < 0.2:
+            self.boundaries()
+        self.now += self.rng.choice([0.0, 0.01, 0.5, 2.0])
+        self.step(answers=draw < 0.7)
+
+    def boundaries(self) -> None:
+        """Leaders that train come to boundaries."""
+        for future in self.futures:
+            if future.method == "train" and future.worker.alive and future.worker.broken is None:
+                self._form(future.worker)
+
+    def step(self, answers: bool) -> None:
+        """The manager does a step. ``answers``: one worker answers if the manager waits."""
+        self.answers = answers
+        self.manager.step(0.0)
+        for run in self.manager._runs:
+            run.life.validate()
+
+    def _answer_one(self) -> None:
+        """The manager waits for one answer."""
+        answerable = [one for one in self.futures if self._can_answer(one)] if self.answers else []
+        if answerable:
+            self.answer(self.rng.choice(answerable))
+
+    def fault(self, what: str) -> None:
+        """Something goes wrong, or changes from outside: one of `FAULTS`."""
+        living = [worker.actor for worker in self.pool.workers.values() if worker.actor.alive]
+        if what == "kill" and living:
+            self.kill(self.rng.choice(living))
+        elif what == "member" and any(worker.role == "follower" for worker in living):
+            self.kill(self.rng.choice([worker for worker in living if worker.role == "follower"]))
+        elif what == "lose" and len(self.devices.nodes) > 1:
+            device = self.rng.choice(list(self.devices.nodes))
+            self.note("device lost", device)
+            self.devices.lose(device)
+            for worker in living:
+                if worker.device == device:
+                    self.kill(worker)
+        elif what == "leave" and self.devices.nodes:
+            device = self.rng.choice(list(self.devices.nodes))
+            if self.manager._job.engine.has_device(device) and device not in self.left():
+                self.note("device leaves", device)
+                self.devices.leave.append(device)
+                self.left().append(device)
+        elif what == "gain" and len(self.devices.nodes) < 6:
+            self.devices.gain()
+        elif what == "late":
+            self.now += 700.0
+        elif what == "follower":
+            entered = [one for one in living if one.role == "follower" and one.leads is not None and not one.over]
+            if entered:
+                one = self.rng.choice(entered)
+                one.over = self.rng.choice(["its own", "its own", "its own", "ungrowable", "broken"])
+                self.note("follower ends", one.name, one.over)
+        elif what == "tune":
+            self._tune_acts()
+        elif what == "budget":
+            trial = self.rng.choice(list(self.trials.values()))
+            if trial.waits in ("train", "save"):
+                self.note("budget", trial.name)
+                self.manager.budget_changed(trial.name, self.rng.choice([None, 5.0, 50.0, 500.0]), "g")
+
+    def left(self) -> list[int]:
+        return self.__dict__.setdefault("_told_to_leave", [])
+
+    def _tune_acts(self) -> None:
+        trial = self.rng.choice(list(self.trials.values()))
+        if trial.tracked is None and not trial.over:
+            self.add(trial)
+        elif trial.tracked is not None:
+            self._stop(trial, self.rng.choice(["PAUSED", "TERMINATED", "PAUSED"]))
+
+    def finish(self) -> None:
+        """No further fault happens: all trials come to their ends."""
+        self.calm = True
+        for device in [device for device in self.left() if device in self.devices.nodes]:
+            self.devices.lose(device)
+        most = max(1, *(int(trial.share) for trial in self.trials.values()))
+        idle = 0
+        for _ in range(MOST_STEPS):
+            if max(Counter(self.devices.nodes.values()).values(), default=0) < most:
+                self.devices.gain()
+            for trial in self.trials.values():
+                if trial.tracked is None and not trial.over:
+                    self.add(trial)
+            before = len(self.lines)
+            self.act()
+            idle = idle + 1 if len(self.lines) == before else 0
+            if all(trial.over for trial in self.trials.values()) and not self.futures and not self.manager._callbacks:
+                break
+            if idle > 60:
+                self.now += 700.0
+            left = [trial.name for trial in self.trials.values() if not trial.over]
+            self.check(idle < 200, f"it stands still; {left} are left")
+        else:
+            self.check(False, "it never ends")
+        for _ in range(5):
+            self.step(answers=False)
+        engine = self.manager._job.engine
+        self.check(engine.held_devices() == {}, f"devices are held at the end: {engine.held_devices()}")
+        busy = [name for name, worker in self.pool.workers.items() if worker.busy]
+        self.check(not busy, f"workers are busy at the end: {busy}")
+        self.check(len(self.manager._runs) == 0, "trials are left at the end")
+
+
+def _saved(trial: PlayedTrial, count: int) -> Any:
+    metrics = {TRAINING_ITERATION: count * trial.factor}
+    return SimpleNamespace(metrics=metrics, checkpoint=SimpleNamespace(path=f"{trial.name}/{count}"), count=count)
+
+
+def _plain(value: Any) -> str:
+    """A value in words that are the same in every run."""
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}({str(value)[:80]})"
+    if hasattr(value, "secret"):
+        kept = ("trial", "delivered", "repeats", "own_numbers", "one_node", "rehearse", "may_be_squeezed", "ticket")
+        return " ".join(f"{name}={getattr(value, name)}" for name in kept)
+    if isinstance(value, type):
+        return value.__name__
+    return repr(value)
+
+
+def play(seed: int, directory: Path, doubles: bool = True) -> list[str]:
+    """Play the schedule of this seed to its end. Returns what happened, line by line. ``doubles``: see `Play`.
+
+    Raises:
+        PlayFailed: the driver has lost something, done something twice, or stands still.
+    """
+    rng = random.Random(seed)
+    faults = rng.choice([0, 10, 30, 60, 120])
+    played = Play(rng, faults, doubles)
+    with played.stage(directory):
+        played.begin()
+        for _ in range(rng.choice([50, 150, 400])):
+            played.act()
+        played.finish()
+    return played.lines

@@ -1,0 +1,39 @@
+"""docs/trials.md draws exactly the changes of state that the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from fluidtune.trials import messages as m
+from fluidtune.trials.life_states import CHANGES, PLACES, WISHES, Change, Place, Wish
+from fluidtune.trials.lifecycle import _HANDLERS
+from fluidtune.tune.trial_shell import _METHODS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trials.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("section", "table", "states"),
+    [
+        ("## Where it is", PLACES, Place),
+        ("## What its group does", CHANGES, Change),
+        ("## What it is asked to do", WISHES, Wish),
+    ],
+)
+def test_the_diagram_shows_exactly_the_changes_of_the_code(section: str, table: Any, states: Any) -> None:
+    drawn = PAGE[PAGE.index(section) :].split("```")[1]
+    arrows = re.findall(r"^    (\w+) --> (\w+): (.+)$", drawn, re.MULTILINE)
+    assert {(before, after): causes for before, after, causes in arrows} == table
+    assert {state for pair in table for state in pair} == set(get_args(states))
+
+
+def test_every_cause_is_an_event_and_every_message_has_an_owner() -> None:
+    causes = {cause for table in (PLACES, CHANGES, WISHES) for causes in table.values() for cause in causes.split(", ")}
+    events = {event.__name__ for event in m.Event.__subclasses__()}
+    assert causes <= events
+    assert {event.__name__ for event in _HANDLERS} == events
+    assert set(_METHODS) == set(m.Instruction.__subclasses__())

@@ -1,0 +1,594 @@
+"""What a trial's life does at each event, row by row. Nothing but Python runs here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fluidtune.engine import messages as engine
+from fluidtune.trials import LifeError, TrialLife, handle
+from fluidtune.trials import messages as m
+from fluidtune.trials.losses import MAX_DEATHS, MAX_MISSES
+from fluidtune.trials.seen_results import SeenResults
+from tests.engine.helpers import resize, start
+
+ADDRESS = ("127.0.0.1", 4321)
+STARTS, RESIZES = start("a", (), 1.0).why, resize("a", ()).why
+ERROR = ValueError("its own code")
+
+
+@dataclass(frozen=True)
+class Process:
+    name: str
+    device: int
+
+
+@cache
+def process(name: str, device: int) -> Process:
+    """The one process of this name."""
+    return Process(name, device)
+
+
+@dataclass(frozen=True)
+class Saved:
+    number: Any
+
+
+@dataclass
+class Surroundings:
+    can_save: bool = False
+    commits: bool = True
+    shares_gpus_by_count: bool = False
+    waits_for_checkpoints: bool = False
+    checkpoint: Saved | None = None
+    far: bool = False
+
+    def newest_checkpoint(self) -> Saved | None:
+        return self.checkpoint
+
+    def out_of_reach(self) -> bool:
+        return self.far
+
+
+@dataclass
+class Shown:
+    """What a leader's reply shows."""
+
+    iteration: int
+    kind: engine.Kind = "plain"
+    result: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 1.0
+    address: tuple[str, int] | None = None
+    reformed: tuple[float, float] | None = None
+    ungrowable: str | None = None
+    refused: float | None = None
+    differed: str | None = None
+    mends: bool = False
+    streams: Any = None
+    memory: float | None = None
+    ephemeral: float = 0.0
+    compute: float | None = None
+    saved: Any = None
+
+
+class Driver:
+    """Says what happens to one trial, and looks at what follows."""
+
+    def __init__(self, gang: bool = False, **outside: Any) -> None:
+        self.outside = Surroundings(**outside)
+        self.life = TrialLife("a", self.outside, gang, "plain", SeenResults())
+        self.call: m.Call = m.Call("train", True, True)
+
+    def hears(self, event: m.Event) -> list[m.Instruction]:
+        out = handle(self.life, event)
+        self.life.validate()
+        return out
+
+    def placed(self, *devices: int) -> list[m.Instruction]:
+        return self.hears(m.Placed(devices, 1.0, STARTS))
+
+    def found(self, name: str = "w0") -> list[m.Instruction]:
+        return self.hears(m.WorkerFound(process(name, self.life.crew.devices[0])))
+
+    def loaded(self) -> list[m.Instruction]:
+        assert self.life.crew.leader is not None
+        return self.hears(m.Loaded(self.life.crew.leader))
+
+    def live(self, *devices: int, name: str = "w0") -> Driver:
+        self.placed(*devices or (0,))
+        self.found(name)
+        self.loaded()
+        return self
+
+    def asked(self, method: str = "train") -> list[m.Instruction]:
+        self.call = m.Call(method, True, True)
+        return self.hears(m.Asked(self.call, plain=True))
+
+    def trained(self, iteration: int, **shown: Any) -> list[m.Instruction]:
+        self.asked()
+        return self.done(iteration, **shown)
+
+    def done(self, iteration: int, **shown: Any) -> list[m.Instruction]:
+        return self.hears(m.IterationDone(self.life.calls[0], Shown(iteration, **shown), iteration))
+
+    def elastic(self, *devices: int) -> Driver:
+        self.live(*devices)
+        self.trained(1, kind="elastic", address=ADDRESS)
+        return self
+
+    def joins(self, *devices: int) -> dict[int, Process]:
+        """New workers of these devices are found."""
+        workers = {device: Process(f"j{device}", device) for device in devices}
+        for worker in workers.values():
+            self.hears(m.JoinerFound(worker))
+        return workers
+
+    def wide(self, mends: bool = False) -> tuple[Driver, dict[int, Process]]:
+        """It has grown from device 0 onto devices 1 and 2."""
+        self.elastic()
+        self.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+        joined = self.joins(1, 2)
+        for worker in joined.values():
+            self.hears(m.Joined(worker))
+        self.asked()
+        self.done(2, kind="elastic", address=ADDRESS, mends=mends, reformed=(1.0, 0.2))
+        assert self.life.crew.width == 3 and self.life.crew.change == "steady"
+        return self, joined
+
+    @property
+    def states(self) -> tuple[str, str, str]:
+        return self.life.place, self.life.crew.change, self.life.wish
+
+
+def told(instructions: list[m.Instruction]) -> list[engine.Event]:
+    """What the engine is told."""
+    return [each.event for each in instructions if isinstance(each, m.Tell)]
+
+
+def kinds(instructions: list[m.Instruction]) -> list[str]:
+    return [type(each).__name__ for each in instructions]
+
+
+# --- a leader
+
+
+def test_a_trial_gets_a_worker_loads_and_tells_tune() -> None:
+    driver = Driver()
+    assert driver.placed(3) == [m.RequestLeader(3, (), 1)]
+    assert driver.found() == [m.Load(process("w0", 3))]
+    assert driver.loaded() == [m.TellStarted(process("w0", 3))]
+    assert driver.asked() == [m.CallLeader(process("w0", 3), driver.call)]
+    assert driver.states == ("live", "steady", "stay")
+
+
+def test_a_gangs_one_process_sees_all_of_its_devices() -> None:
+    driver = Driver(gang=True)
+    assert driver.placed(1, 2, 3) == [m.RequestLeader(1, (2, 3), 1)]
+    assert driver.life.crew.devices == (1, 2, 3)
+
+
+def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
+    driver = Driver().live()
+    driver.asked()
+    assert kinds(driver.hears(m.LeaderDied(driver.call, ERROR))) == ["Bury"]
+    out = driver.hears(m.LeaderBuried(process("w0", 0), ERROR, "killed", True, True))
+    assert kinds(out) == ["DropCalls", "NoteDeparture", "PollDevices", "Tell"]
+    assert told(out) == [engine.WorkerLost("a", device=0)]
+    assert driver.states == ("queued", "steady", "stay")
+    driver.placed(1)
+    driver.found("w1")
+    again = driver.loaded()
+    assert again == [
+        m.TellRecovered(process("w1", 1), "its worker died: killed"),
+        m.CallLeader(process("w1", 1), driver.call),
+    ]
+
+
+def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
+    driver = Driver(checkpoint=Saved(4)).live()
+    driver.asked()
+    driver.hears(m.PlaceTaken())
+    driver.placed(0)
+    driver.found()
+    restore = driver.loaded()[-1]
+    assert isinstance(restore, m.CallLeader) and restore.call.method == "restore" and not restore.call.wants_result
+    out = driver.hears(m.Restored(restore.call, 4, 40, 4))
+    assert driver.life.seen.delivered == 4 and driver.life.seen.number == 40
+    assert kinds(out) == ["CallLeader", "TellTune"] and out[0].call is driver.call  # type: ignore[attr-defined]
+
+
+def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
+    driver = Driver(checkpoint=Saved(4)).live()
+    driver.asked()
+    for _ in range(2):
+        driver.hears(m.PlaceTaken())
+        driver.placed(0)
+        driver.found()
+        driver.loaded()
+    assert [call.method for call in driver.life.calls] == ["restore", "train"]
+
+
+@pytest.mark.parametrize(("started", "there", "most"), [(True, True, MAX_DEATHS), (False, True, MAX_MISSES)])
+def test_too_many_losses_fail_the_trial(started: bool, there: bool, most: int) -> None:
+    driver = Driver()
+    for loss in range(most):
+        driver.placed(0)
+        driver.found(f"w{loss}")
+        driver.hears(m.LeaderDied(process(f"w{loss}", 0), ERROR))
+        out = driver.hears(m.LeaderBuried(process(f"w{loss}", 0), ERROR, "killed", started, there))
+    assert told(out) == [engine.TrialEnded("a", "failed")]
+    assert kinds(out) == ["MarkFailed", "Forget", "DropCalls", "NoteFailure", "Tell", "TellFailed"]
+    assert driver.life.place == "ended"
+
+
+def test_an_iteration_forgives_losses() -> None:
+    driver = Driver()
+    for loss in range(2 * MAX_DEATHS):
+        driver.live(0, name=f"w{loss}")
+        if not loss:
+            driver.asked()
+        driver.done(loss + 1)
+        driver.asked()
+        driver.hears(m.LeaderDied(driver.call, ERROR))
+        driver.hears(m.LeaderBuried(process(f"w{loss}", 0), ERROR, "killed", True, True))
+    assert driver.life.place == "queued"
+
+
+def test_a_result_that_comes_twice_counts_once() -> None:
+    driver = Driver().live()
+    driver.asked()
+    reply = m.IterationDone(driver.call, Shown(1), 1)
+    assert kinds(driver.hears(reply)) == ["Tell", "WriteIteration", "TellTune"]
+    assert driver.hears(reply) == []
+    assert driver.life.seen.results == 1
+
+
+def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
+    driver = Driver().live()
+    driver.asked()
+    driver.hears(m.PlaceTaken())
+    assert driver.hears(m.IterationDone(driver.call, Shown(1), 1)) == []
+    assert driver.life.seen.results == 0 and list(driver.life.calls) == [driver.call]
+
+
+def test_the_end_of_a_loop_is_no_result() -> None:
+    driver = Driver().live()
+    driver.asked()
+    out = driver.hears(m.IterationDone(driver.call, Shown(0), None, final=True))
+    assert out == [m.TellTune(driver.call, {}, None)] and driver.life.seen.results == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) -> None:
+    driver = Driver(waits_for_checkpoints=waits).live()
+    driver.trained(1, saved="first")
+    assert kinds(driver.asked("save")) == (["CallLeader"] if waits else ["TellTune"])
+    if not waits:
+        assert kinds(driver.asked("save")) == ["CallLeader"]
+
+
+def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -> None:
+    driver = Driver().live()
+    driver.asked()
+    assert driver.hears(m.Raised(driver.call, ERROR)) == [m.NoteFailure(ERROR), m.TellError(driver.call, ERROR)]
+    driver.call = m.Call("train", True)
+    driver.hears(m.Asked(driver.call, True))
+    assert "TellFailed" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
+
+
+def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
+    driver = Driver()
+    driver.placed(0)
+    driver.found()
+    raised = m.Raised(process("w0", 0), ERROR, "it reads X")
+    assert driver.hears(raised) == [m.StopForking("it reads X", raised)]
+    assert told(driver.hears(m.PlainProcessNeeded("it reads X"))) == [engine.WorkerLost("a", alive=0)]
+
+
+def test_a_worker_that_dies_while_the_trial_waits_for_one_costs_the_place() -> None:
+    driver = Driver()
+    driver.placed(2)
+    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a", device=2)]
+    assert not driver.life.wants_leader(1)
+
+
+def test_a_second_place_costs_the_first() -> None:
+    driver = Driver().live()
+    out = driver.placed(1)
+    assert kinds(out) == ["DropCalls", "Unload", "RequestLeader"] and driver.life.wants_leader(2)
+
+
+# --- leaving
+
+
+def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
+    driver = Driver().live()
+    driver.trained(1)
+    driver.hears(m.LeaveWanted("for a test"))
+    assert kinds(driver.asked()) == ["CallLeader"]
+    driver.outside.checkpoint = Saved(2)
+    driver.done(2)
+    out = driver.asked()
+    assert out[1:] == [m.Unload(process("w0", 0), "long", then=True)] and driver.states == ("moving", "steady", "stay")
+    out = driver.hears(m.Unloaded())
+    assert told(out) == [engine.TrialEnded("a", "paused")] and kinds(out)[-1] == "Announce"
+    assert driver.life.place == "queued" and list(driver.life.calls) == [driver.call]
+
+
+def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
+    driver = Driver(can_save=True).live()
+    driver.trained(1)
+    driver.hears(m.LeaveWanted("for a test"))
+    save = driver.asked()[0]
+    assert isinstance(save, m.CallLeader) and save.call.method == "save"
+    assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
+    driver.outside.checkpoint = Saved(1)
+    assert kinds(driver.hears(m.CheckpointKept())) == ["NoteDeparture", "Unload"]
+
+
+def test_an_elastic_trial_commits_when_it_leaves() -> None:
+    driver = Driver().elastic()
+    driver.hears(m.LeaveWanted("for a test"))
+    assert kinds(driver.asked()) == ["NoteDeparture", "Unload"]
+
+
+def test_a_place_that_comes_before_the_move_is_over_is_taken() -> None:
+    driver = Driver().elastic()
+    driver.hears(m.LeaveWanted("for a test"))
+    driver.asked()
+    assert kinds(driver.placed(1)) == ["RequestLeader"]
+    assert driver.hears(m.Unloaded()) == []
+
+
+def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_once() -> None:
+    # docs/bugs.md, 432
+    driver = Driver().elastic()
+    driver.hears(m.LeaveWanted("for a test"))
+    driver.asked()
+    driver.placed(1)
+    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a", device=1)]
+    assert driver.hears(m.Unloaded()) == [] and driver.life.place == "queued"
+
+
+@pytest.mark.parametrize(("between", "states"), [(True, "moving"), (False, "queued")])
+def test_a_lack_of_room_moves_the_trial_or_costs_its_iteration(between: bool, states: str) -> None:
+    driver = Driver(shares_gpus_by_count=True).elastic()
+    driver.asked()
+    out = driver.hears(m.RoomLacking(driver.call, "no room", (0.3, 0.1), between))
+    assert kinds(out)[:3] == ["Tell", "EndIdleWorkers", "Write"] and driver.life.place == states
+    assert told(out)[0] == engine.NeedFound("a", 0.4, 0.1)
+    assert driver.life.squeezed
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool) -> None:
+    driver = Driver().live()
+    driver.asked()
+    assert driver.hears(m.RoomLacking(driver.call, "Xid 79", broken=0)) == [m.GiveUpDevice(0, "Xid 79")]
+    out = driver.hears(m.DeviceJudged(0, "Xid 79", given_up))
+    lost, failed = engine.WorkerLost("a", device=0), engine.TrialEnded("a", "failed")
+    assert told(out) == [lost if given_up else failed]
+
+
+@pytest.mark.parametrize(
+    ("place", "leaves"),
+    [
+        ("queued", []),
+        ("placed", ["CountDeparture"]),
+        ("loading", ["CountDeparture", "Unload"]),
+        ("live", ["CountDeparture", "Unload"]),
+        ("moving", []),
+    ],
+)
+def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(place: str, leaves: list[str]) -> None:
+    driver = Driver()
+    steps = [lambda: driver.placed(0), driver.found, driver.loaded]
+    for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
+        step()
+    if place == "moving":
+        driver.hears(m.LeaveWanted("for a test"))
+        driver.asked()
+    assert driver.life.place == place
+    assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
+    out = driver.hears(m.Left("stopped", keep=True))
+    assert kinds(out) == [*leaves, "TrialOver", "Tell"]
+    assert told(out) == [engine.TrialEnded("a", "stopped")] and driver.life.place == "ended"
+    assert driver.hears(m.Unloaded()) == []
+
+
+# --- a group
+
+
+def test_a_group_grows_at_a_boundary() -> None:
+    driver = Driver().elastic()
+    out = driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+    assert out[1:] == [m.RequestJoiner(1, 1), m.RequestJoiner(2, 1)]
+    assert driver.hears(m.JoinerFound(process("j2", 2))) == [m.Join(process("j2", 2), first=False)]
+    assert driver.hears(m.JoinerFound(process("j1", 1))) == [m.Join(process("j1", 1), first=True)]
+    assert driver.hears(m.Joined(process("j2", 2))) == [] and driver.life.crew.change == "gathering"
+    group = m.NewGroup(1, ("w0", "j1", "j2"), ADDRESS)
+    ready = driver.hears(m.Joined(process("j1", 1), ("same", "")))
+    assert ready[2:] == [m.Enter(process("j2", 2), group), m.Enter(process("j1", 1), group)]
+    assert driver.asked() == [m.CallLeader(process("w0", 0), driver.call, group)]
+    out = driver.done(2, kind="elastic", address=ADDRESS, reformed=(1.0, 0.2))
+    assert told(out) == [engine.Resized("a", (0, 1, 2), 0.2), engine.Result("a", 1.0, 3)]
+
+
+def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
+    driver, joined = Driver().wide()
+    out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
+    assert kinds(out) == ["WriteResizeStarted"] and driver.life.crew.change == "announced"
+    assert driver.asked()[0].group == m.NewGroup(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
+    assert kinds(driver.hears(m.FollowerEnded(joined[1], "over"))) == ["Unload"], "it was dismissed"
+    out = driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    assert told(out)[0] == engine.Resized("a", (0, 2), 0.1)
+
+
+def test_a_dismissed_worker_is_none_of_the_group_also_before_its_loop_has_ended() -> None:
+    driver, joined = Driver().wide()
+    driver.hears(m.ResizeWanted((0, 2), RESIZES))
+    driver.asked()
+    driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    assert driver.life.crew.members().keys() == {0, 2}
+    assert kinds(driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))) == ["Bury"]
+
+
+def test_an_old_boundary_is_no_answer_to_a_newer_resize() -> None:
+    driver = Driver().elastic()
+    driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    driver.hears(m.JoinFailed(driver.joins(1)[1], "it fails"))
+    driver.hears(m.ResizeWanted((0, 2), RESIZES))
+    driver.hears(m.Joined(driver.joins(2)[2]))
+    driver.asked()
+    assert told(driver.done(2, kind="elastic", address=ADDRESS, reformed=(1.0, 0.1))) == [engine.Result("a", 1.0, 1.0)]
+    assert driver.life.crew.change == "reforming"
+
+
+def failing(joiner: Process) -> list[tuple[m.Event, list[str]]]:
+    cancelled = ["Unload", "Unload", "Write", "Tell"]
+    return [
+        (m.JoinFailed(joiner, "it fails"), cancelled),
+        (m.JoinerLate(joiner, 600.0), ["Warn", *cancelled]),
+        (m.JoinerDied(joiner, ERROR), ["Bury", *cancelled[1:]]),
+    ]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_one_new_worker_that_does_not_come_calls_the_resize_off(which: int) -> None:
+    driver = Driver().elastic()
+    driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+    joiner = driver.joins(1, 2)[1]
+    event, expected = failing(joiner)[which]
+    out = driver.hears(event)
+    assert kinds(out) == expected and told(out) == [engine.ResizeFailed("a", (0,))]
+    assert driver.states == ("live", "steady", "stay")
+    assert all(driver.hears(late) == [] for late, _ in failing(joiner)), "late answers change nothing"
+
+
+def test_the_second_error_of_further_workers_ends_growth() -> None:
+    driver = Driver().elastic()
+    for attempt in range(2):
+        driver.hears(m.ResizeWanted((0, 1), RESIZES))
+        out = driver.hears(m.JoinFailed(driver.joins(1)[1], "it fails"))
+        assert driver.life.crew.growth_ended == bool(attempt)
+    assert told(out) == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
+
+
+def test_a_rehearsal_that_finds_a_difference_ends_growth() -> None:
+    driver = Driver().elastic()
+    driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    out = driver.hears(m.Joined(driver.joins(1)[1], ("differs", "by the mean")))
+    assert told(out) == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
+
+
+def test_a_leader_that_refuses_its_new_workers_stays_as_it_is() -> None:
+    driver = Driver().elastic()
+    driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    joiner = driver.joins(1)[1]
+    driver.hears(m.Joined(joiner))
+    driver.asked()
+    out = driver.done(2, kind="elastic", address=ADDRESS, ungrowable="the loop is so", refused=1.0)
+    assert told(out)[:2] == [engine.GrowthEnded("a"), engine.ResizeFailed("a", (0,))]
+    assert kinds(driver.hears(m.FollowerEnded(joiner, "refused"))) == ["Unload"]
+
+
+def test_refused_workers_are_none_of_a_trial_that_was_started_on_several_devices() -> None:
+    # docs/bugs.md, 430
+    driver = Driver().elastic(0, 1)
+    assert driver.states == ("live", "gathering", "stay") and driver.life.crew.devices == (0,)
+    driver.hears(m.Joined(driver.joins(1)[1]))
+    driver.asked()
+    out = driver.done(2, kind="elastic", address=ADDRESS, refused=1.0)
+    assert told(out)[0] == engine.ResizeFailed("a", (0,)) and driver.life.crew.members().keys() == {0}
+    assert driver.states == ("live", "steady", "stay")
+
+
+def test_a_trial_that_cannot_be_divided_is_not_grown_onto_the_devices_that_it_was_started_on() -> None:
+    # docs/bugs.md, 431
+    driver = Driver().live(0, 1)
+    out = driver.trained(1, kind="elastic", address=ADDRESS, ungrowable="the loop is so")
+    assert "RequestJoiner" not in kinds(out)
+    assert [type(event) for event in told(out)] == [engine.GrowthEnded, engine.Result, engine.ResizeFailed]
+
+
+@pytest.mark.parametrize(("how", "alive"), [("died", None), ("over", 1), ("error", 1), ("ungrowable", 1)])
+def test_a_group_that_loses_a_follower_goes_on_from_its_commit(how: m.End, alive: int | None) -> None:
+    driver, joined = Driver().wide()
+    error = ERROR if how == "died" else None
+    out = driver.hears(m.FollowerEnded(joined[1], how, "why", "said", error))
+    lost = engine.WorkerLost("a", device=None if alive else 1, alive=alive)
+    assert told(out)[-1] == lost and driver.life.place == "queued"
+    assert kinds(out).count("ExpectCleanup") == 1, "the other follower ends by itself"
+    assert driver.life.crew.growth_ended == (how == "ungrowable")
+
+
+@pytest.mark.parametrize("how", ["died", "over"])
+def test_a_group_that_mends_itself_goes_on_without_its_follower(how: m.End) -> None:
+    driver, joined = Driver().wide(mends=True)
+    out = driver.hears(m.FollowerEnded(joined[1], how, error=ERROR if how == "died" else None))
+    assert told(out) == [engine.WorkerLost("a", (0, 2), 1)]
+    assert driver.life.place == "live" and driver.life.crew.width == 2
+
+
+def test_a_group_that_mends_itself_does_so_only_while_nobody_else_enters() -> None:
+    driver, joined = Driver().wide(mends=True)
+    driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
+    new = driver.joins(3, 4)
+    for worker in new.values():
+        driver.hears(m.Joined(worker))
+    out = driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))
+    assert told(out) == [engine.WorkerLost("a", device=1)] and driver.life.place == "queued"
+
+
+def test_a_group_that_mends_itself_goes_on_as_it_is_if_the_only_one_that_enters_dies() -> None:
+    driver, _ = Driver().wide(mends=True)
+    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
+    new = driver.joins(3)[3]
+    driver.hears(m.Joined(new))
+    out = driver.hears(m.FollowerEnded(new, "died", error=ERROR))
+    assert told(out) == [engine.ResizeFailed("a", (0, 1, 2))] and driver.states == ("live", "steady", "stay")
+
+
+def test_a_broken_group_is_not_reported() -> None:
+    driver, _ = Driver().wide()
+    driver.asked()
+    out = driver.hears(m.GroupBroken(driver.call, "j1 is lost"))
+    assert told(out) == [engine.WorkerLost("a", alive=0)] and driver.life.seen.results == 2
+
+
+def test_a_trial_out_of_its_new_workers_reach_leaves() -> None:
+    driver = Driver(far=True).elastic()
+    assert kinds(driver.hears(m.ResizeWanted((0, 1), RESIZES))) == ["Write"]
+    assert driver.states == ("live", "steady", "leave")
+
+
+def test_devices_of_a_trial_that_is_not_elastic_are_given_back() -> None:
+    driver = Driver().live(0, 1)
+    assert told(driver.trained(1))[-1] == engine.ResizeFailed("a", (0,))
+
+
+# --- errors
+
+
+def test_an_error_tells_what_happened_before() -> None:
+    driver = Driver().live()
+    driver.asked()
+    with pytest.raises(LifeError) as error:
+        driver.hears(m.Left("stopped"))
+    assert str(error.value).splitlines() == [
+        "trial a: it cannot become ended, while it is live, steady, stay. Its latest events, with the states after "
+        "each:",
+        "  Placed(devices=(0,), share=1.0) -> placed, steady, stay",
+        "  WorkerFound(worker=w0) -> loading, steady, stay",
+        "  Loaded(worker=w0) -> live, steady, stay",
+        "  Asked(call=train, plain=True) -> live, steady, stay",
+        "  Left(ending='stopped', keep=False, fresh=None)",
+    ]
+
+
+def test_what_is_no_event_is_named() -> None:
+    with pytest.raises(LifeError, match="is not an event"):
+        handle(Driver().life, m.Event())
