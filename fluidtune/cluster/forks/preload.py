@@ -1,7 +1,8 @@
 """What a fork server imports before it forks, and what each import has depended on.
 
-An import is left out, with the reason, if after it no process could be forked any more: it has started a thread of
-Python's, it has opened CUDA, or it has drawn from Ray's generator of ids. The server begins anew then, without it.
+An import is left out, with the reason, if after it no process could be forked any more, or forks would share what
+each new process has alone: a thread, an open file, a temporary file, CUDA, Ray's generator of ids (`_check`). The
+server begins anew then, without it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import importlib.util
 import os
 import sys
 import sysconfig
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,8 +20,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
+from fluidtune.cluster.forks import forkable
+from fluidtune.cluster.forks.drawn_ids import DrawnIds
 from fluidtune.cluster.forks.generators import Generators
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf
+from fluidtune.cluster.forks.temporaries import Temporaries
 from fluidtune.ray_compat import worker_program
 
 #: Packages of the driver's that no trial needs: they are the notebook's, a debugger's, the test runner's, or pip's.
@@ -92,11 +95,14 @@ def _in_order(names: list[str]) -> tuple[list[str], list[str]]:
 class Notes:
     """What imports have depended on, by the name of the module whose code ran: written while `taken` is open.
 
-    ``generators``: which random generators began meanwhile.
+    ``generators``: which random generators began meanwhile. ``ids``: which identifiers were drawn. ``temporaries``:
+    which temporary files were made.
     """
 
     def __init__(self) -> None:
         self.generators = Generators()
+        self.ids = DrawnIds(lambda: _running(sys._getframe(1)))
+        self.temporaries = Temporaries(lambda: _running(sys._getframe(1)))
         self.needs: defaultdict[str, set[str]] = defaultdict(set)
         self.read: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
         self.wrote: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
@@ -131,7 +137,7 @@ class Notes:
         os.environ.__class__ = _Environ
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         try:
-            with self.generators.noted():
+            with self.ids.noted(), self.generators.noted(), self.temporaries.noted():
                 yield
         finally:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
@@ -149,7 +155,7 @@ class Notes:
         found = {}
         for name, module in modules.items():
             needs = self.needs[name] | {name.rpartition(".")[0]}
-            found[name] = Entry(name, module, needs, self.read[name], self.wrote[name])
+            found[name] = Entry(name, module, needs, self.read[name], self.wrote[name], self.temporaries.of(name))
         for name, module in modules.items():
             # What no import has made is there because of its package, or because of the module that it stands for.
             spec, own = getattr(module, "__spec__", None), str(getattr(module, "__name__", ""))
@@ -220,7 +226,7 @@ def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], carefu
         Unforkable: one of them, which is not in ``left_out``, makes forks impossible.
     """
     failed: dict[str, str] = {}
-    threads = set(threading.enumerate())
+    before = forkable.held()
     packages = {name.partition(".")[0] for name in left_out}
     names = list(names)
     with ExitStack() as meanwhile:
@@ -237,19 +243,19 @@ def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], carefu
             except BaseException as error:  # an import may even end the process
                 failed[name] = f"{type(error).__name__}: {error}"
             if careful:
-                _check(name, threads)
-    _check(None, threads)
+                _check(name, notes, before)
+    _check(None, notes, before)
     return failed
 
 
-def _check(name: str | None, threads: set[threading.Thread]) -> None:
-    """Raise `Unforkable` if there are other threads than these, if CUDA is open, or if forks would draw equal ids."""
-    started = [each.name for each in threading.enumerate() if each not in threads]
-    if started:
-        raise Unforkable(name, f"has started a thread ({', '.join(started)})")
-    opened = cuda_opened()
-    if opened is not None:
-        raise Unforkable(name, opened)
+def _check(name: str | None, notes: Notes, before: forkable.Held) -> None:
+    """Raise `Unforkable` if no fork of this process is what a new process would be. ``before``: what it had then."""
+    path = notes.temporaries.left()
+    made = None if path is None else f"has made {path}, which all processes would have together"
+    why = cuda_opened() or forkable.unforkable(before) or made
+    if why is not None:
+        notes.temporaries.remove()
+        raise Unforkable(name, why)
     if "ray" in sys.modules:
         from fluidtune.ray_compat.random_ids import forks_draw_alike
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -56,12 +56,13 @@ class Entry:
     """One module, and what its import has depended on.
 
     ``needs``: the names of the modules that it imported. ``read``: the environment variables that it read, each with
-    its value; None: it was not set. ``wrote``: those that it set; None: it has removed it.
+    its value; None: it was not set. ``wrote``: those that it set; None: it has removed it. ``anew``: what a child does
+    when it imports the module, so that it has alone what it would have alone; None: nothing.
     """
 
     # A child writes to the pages of what it only looks at, because Python counts references there. So what a child
     # looks at lies together: entries have no dictionaries, and names of their own.
-    __slots__ = ("compiled", "module", "name", "needs", "read", "wrote")
+    __slots__ = ("anew", "compiled", "module", "name", "needs", "read", "wrote")
 
     def __init__(
         self,
@@ -70,11 +71,13 @@ class Entry:
         needs: Iterable[str],
         read: Mapping[str, str | None],
         wrote: Mapping[str, str | None],
+        anew: Callable[[], None] | None = None,
     ) -> None:
         self.name = name.encode().decode()
         self.module = module
         self.needs = set(needs)
         self.read, self.wrote = tuple(read.items()), tuple(wrote.items())
+        self.anew = anew
         file = getattr(module, "__file__", None) or ""
         #: Whether it was loaded from a compiled file of an installed package.
         self.compiled = file.endswith((".so", ".pyd", ".dylib")) and "lib-dynload" not in file
@@ -185,6 +188,8 @@ class Shelf:
                     os.environ.pop(variable, None)
                 else:
                     os.environ[variable] = value
+            if each.anew is not None and not self.in_server:
+                each.anew()
         return entry.module
 
     def _needed(self, entry: Entry) -> list[Entry]:
