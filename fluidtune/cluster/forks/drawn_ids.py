@@ -14,8 +14,9 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
+
+from fluidtune.cluster.forks.lazily import variables
 
 #: Bytes from which on what was drawn is an identifier and can be found again. Judgement: half of a UUID.
 _LEAST = 8
@@ -57,17 +58,17 @@ class DrawnIds:
         """Find what of it is in variables of modules alone."""
         found: dict[int, tuple[Any, bytes]] = {}
         for by, bits in drawn:
-            for value in list(vars(sys.modules.get(by, ModuleType(""))).values()):
+            for value in list(variables(sys.modules.get(by)).values()):
                 if type(value) in (str, bytes, int, uuid.UUID) and _redrawn(value, bits, bits) is not None:
                     found[id(value)] = value, bits
         if not found:
             return
         places: dict[int, list[tuple[dict[str, Any], str]]] = {each: [] for each in found}
-        modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
-        for variables in {id(vars(each)): vars(each) for each in modules}.values():
-            for name in list(variables):
-                if id(variables[name]) in places:
-                    places[id(variables[name])].append((variables, name))
+        of_modules = [variables(each) for each in list(sys.modules.values())]
+        for holder in {id(each): each for each in of_modules}.values():
+            for name in list(holder):
+                if id(holder[name]) in places:
+                    places[id(holder[name])].append((holder, name))
         for each, (value, bits) in found.items():
             # Python's collector does not know of all that holds a text, but each holder counts: these variables, the
             # pair in `found`, `value` and the argument of `getrefcount`.
@@ -79,15 +80,15 @@ class DrawnIds:
         anew = {bits: os.urandom(len(bits)) for _, bits, _ in self._kept}
         for value, bits, places in self._kept:
             other = _redrawn(value, bits, anew[bits])
-            for variables, name in places:
-                if variables.get(name) is value:
-                    variables[name] = other
+            for holder, name in places:
+                if holder.get(name) is value:
+                    holder[name] = other
 
 
 def put_back(noting: Any, real: Any) -> None:
     """Modules that have imported ``noting`` by its name have ``real`` from now on."""
     for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+        for name, value in list(variables(module).items()):
             if value is noting:
                 setattr(module, name, real)
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from fluidtune.cluster.forks import forkable
 from fluidtune.cluster.forks.drawn_ids import DrawnIds
 from fluidtune.cluster.forks.generators import Generators
+from fluidtune.cluster.forks.lazily import variables
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf
 from fluidtune.cluster.forks.temporaries import Temporaries
 from fluidtune.ray_compat import worker_program
@@ -59,8 +60,8 @@ def installed_modules(modules: Mapping[str, ModuleType]) -> list[str]:
     for name, module in list(modules.items()):
         if name.partition(".")[0] in NOT_FOR_TRIALS or name == "__main__":
             continue
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.startswith(folders) and getattr(module, "__name__", None) == name:
+        file = variables(module).get("__file__")
+        if isinstance(file, str) and file.startswith(folders) and variables(module).get("__name__") == name:
             found.append(name)
     return found
 
@@ -158,7 +159,7 @@ class Notes:
             found[name] = Entry(name, module, needs, self.read[name], self.wrote[name], self.temporaries.of(name))
         for name, module in modules.items():
             # What no import has made is there because of its package, or because of the module that it stands for.
-            spec, own = getattr(module, "__spec__", None), str(getattr(module, "__name__", ""))
+            spec, own = variables(module).get("__spec__"), str(variables(module).get("__name__", ""))
             if getattr(spec, "name", None) != name:
                 for owner in {name.rpartition(".")[0], own} & found.keys() - {name}:
                     found[owner].needs.add(name)

@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from fluidtune.cluster.forks.lazily import variables
 from fluidtune.ray_compat.worker_program import READ_LATER
 
 #: How the names of environment variables begin that compiled code reads when it is loaded: OpenMP's, MKL's and
@@ -78,7 +79,7 @@ class Entry:
         self.needs = set(needs)
         self.read, self.wrote = tuple(read.items()), tuple(wrote.items())
         self.anew = anew
-        file = getattr(module, "__file__", None) or ""
+        file = variables(module).get("__file__") or ""
         #: Whether it was loaded from a compiled file of an installed package.
         self.compiled = file.endswith((".so", ".pyd", ".dylib")) and "lib-dynload" not in file
 
@@ -145,7 +146,7 @@ class Shelf:
         holder = self._entries.get(package)
         if holder is None or entry.name not in holder.needs:
             module = sys.modules.get(package) if holder is None else holder.module
-            if module is not None and vars(module).get(name) is entry.module:
+            if module is not None and variables(module).get(name) is entry.module:
                 delattr(module, name)
                 self._taken_out[entry.name] = module, name
 
@@ -160,8 +161,8 @@ class Shelf:
         if entry is None or target is not None:
             return None
         loader: Any = _Loader(self, entry)
-        spec = ModuleSpec(name, loader, origin=getattr(entry.module.__spec__, "origin", None))
-        spec.submodule_search_locations = getattr(entry.module, "__path__", None)
+        spec = ModuleSpec(name, loader, origin=getattr(variables(entry.module).get("__spec__"), "origin", None))
+        spec.submodule_search_locations = variables(entry.module).get("__path__")
         return spec
 
     def show(self, entry: Entry) -> ModuleType:
@@ -174,7 +175,7 @@ class Shelf:
         why = None if self.in_server else self._moved(entry) or self._changed(needed)
         if why is not None:
             self._drop(needed, why)
-            del sys.modules[entry.name]
+            sys.modules.pop(entry.name, None)
             return importlib.import_module(entry.name)
         for each in needed:
             self._seen.add(each.name)
@@ -229,7 +230,7 @@ class Shelf:
         ):
             return None
         found = PathFinder.find_spec(entry.package)
-        if found is None or found.origin is None or _same_file(found, top.module.__spec__):
+        if found is None or found.origin is None or _same_file(found, variables(top.module).get("__spec__")):
             return None
         return f"{entry.package} is now the one of {found.origin}"
 
@@ -264,7 +265,11 @@ def is_forked() -> bool:
 
 
 class _Loader:
-    """Puts the module of the shelf in the place of the one that is being made."""
+    """Puts the module of the shelf in the place of the one that is being made.
+
+    Who loads a module by hand, as `importlib.util.LazyLoader` does, goes on with the object that was made. That gets
+    all variables of the module then.
+    """
 
     def __init__(self, shelf: Shelf, entry: Entry) -> None:
         self._shelf, self._entry = shelf, entry
@@ -273,7 +278,17 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[self._entry.name] = self._shelf.show(self._entry)
+        name = self._entry.name
+        there = sys.modules.get(name)
+        found = self._shelf.show(self._entry)
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":  # Python's import system
+            sys.modules[name] = found
+            return
+        variables(module).update(variables(found))
+        if there is None:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = there
 
 
 def _same_file(one: ModuleSpec, other: ModuleSpec | None) -> bool:

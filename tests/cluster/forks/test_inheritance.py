@@ -175,3 +175,65 @@ print(lib.RUN[:4], lib.SHORT[:4], lib.ID.version, len(lib.KEY), lib.TEXT[::18], 
     drawn = [word for lines in (*runs, plain) for word in lines[0].split()]
     assert len(drawn) == 40 and {word for word in drawn if drawn.count(word) > 1} == set()
     assert {tuple(lines[1:]) for lines in (*runs, plain)} == {tuple(plain[1:])}
+
+
+#: The recipe of Python's documentation.
+LAZILY = """
+import importlib.util, sys
+def lazily(name):
+    spec = importlib.util.find_spec(name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+"""
+
+
+@pytest.mark.core
+def test_a_module_that_is_loaded_lazily_or_by_hand_has_what_it_has_in_a_plain_process(packages, serve, tmp_path):
+    # docs/bugs.md, 446
+    folder = packages(
+        lib="from lib import part\nVALUE = 1\ndef who():\n    return __name__, VALUE\n",
+        lib__part="import os\nclass Image:\n    WHERE = os.environ.get('A_VALUE')\n",
+        uses="from lib.part import Image\n",
+    )
+    served = serve(folder, "lib", "lib.part", "uses")
+    program = (
+        LAZILY
+        + """
+lib = lazily("lib")
+print(lib.who(), lib.part.Image.__name__, sys.modules["lib"] is lib, type(lib).__name__)
+import lib as again
+from lib import VALUE
+print(again is lib, VALUE)
+import uses
+part = lazily("lib.part") if len(sys.argv) > 1 else lib.part
+print(part.Image is uses.Image, part.Image.WHERE)
+del sys.modules["uses"]
+spec = importlib.util.find_spec("uses")
+by_hand = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(by_hand)
+print(by_hand.Image is part.Image, "uses" in sys.modules)
+"""
+    )
+    plain = plainly(program, tmp_path, served.environment)
+    assert served.run(program, tmp_path).stdout == plain and plain.count("True") == 4
+    other = plainly(program, tmp_path, {**served.environment, "A_VALUE": "2"})
+    assert served.run(program, tmp_path, A_VALUE="2").stdout == other != plain
+
+
+@pytest.mark.core
+def test_what_a_package_loads_lazily_is_loaded_neither_by_the_driver_nor_by_the_server(packages, serve, tmp_path):
+    # docs/bugs.md, 446
+    heavy = "import os\nwith open(os.path.dirname(__file__) + '/loaded', 'a') as f:\n    f.write('x')\nVALUE = 1\n"
+    folder = packages(lib=LAZILY + "heavy = lazily('heavy')\n", heavy=heavy)
+    served = serve(folder, "lib")
+    driver = "import sys, lib\nfrom fluidtune.cluster.forks.preload import installed_modules\n"
+    driver += "print({'lib', 'heavy'} - set(installed_modules(sys.modules)))\n"
+    assert plainly(driver, tmp_path, served.environment) == "set()\n"
+    assert not (folder / "heavy" / "loaded").exists()
+    program = "import sys\nprint('heavy' in sys.modules)\n"
+    program += "import lib\nprint(lib.heavy.VALUE, sys.modules['heavy'] is lib.heavy)\n"
+    assert served.run(program, tmp_path).stdout == "False\n1 True\n"
+    assert (folder / "heavy" / "loaded").read_text() == "x"
