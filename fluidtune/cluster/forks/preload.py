@@ -11,6 +11,7 @@ import builtins
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from collections import defaultdict
@@ -33,6 +34,8 @@ NOT_FOR_TRIALS = {"IPython", "ipykernel", "ipywidgets", "jupyter_client", "zmq",
 NOT_FOR_TRIALS |= {"xdist", "execnet", "hypothesis", "pip", "setuptools", "_distutils_hack"}
 #: What every worker of FluidTune's imports.
 _OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.worker")
+#: Where installed packages are, in a path, Ray apart: CPython's and Debian's names.
+_SITES = re.compile(r"/(?:site|dist)-packages/(?!(?:ray|fluidtune)/)")
 #: Packages that import Ray.
 _WITH_RAY = {"ray", "fluidtune"}
 #: What packages import when they are first used, and a driver therefore has not: torch its compiler, when the first
@@ -187,9 +190,10 @@ class _Environ(os._Environ):  # type: ignore[type-arg]
             _Environ.copied.pop()
         elif name not in OF_THE_PROCESS:
             _Environ.copied = []
-            by = _running(sys._getframe(1))
-            if by is not None and not any(name in wrote for wrote in self.notes.wrote.values()):
-                self.notes.read[by].setdefault(name, value)
+            by = _on_the_way(sys._getframe(1))
+            if by and not any(name in wrote for wrote in self.notes.wrote.values()):
+                for each in by:
+                    self.notes.read[each].setdefault(name, value)
         if value is None:
             raise KeyError(name)
         return value
@@ -216,6 +220,20 @@ def _running(frame: FrameType | None) -> str | None:
             return None if name == "__main__" else name
         frame = frame.f_back
     return None
+
+
+def _on_the_way(frame: FrameType | None) -> set[str]:
+    """The module that `_running` names, and those whose functions it has called to come to this frame.
+
+    Such a function may remember what it finds. Those of Python's library and of Ray are not among them.
+    """
+    found: set[str] = set()
+    last = _running(frame)
+    while last is not None and frame is not None and frame.f_code.co_name != "<module>":
+        if _SITES.search(frame.f_code.co_filename):
+            found.add(frame.f_globals.get("__name__", last))
+        frame = frame.f_back
+    return found if last is None else {*found, last}
 
 
 def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], careful: bool) -> dict[str, str]:

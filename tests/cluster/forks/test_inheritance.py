@@ -53,6 +53,20 @@ def test_temporary_files_are_made_where_the_process_own_environment_says(package
     assert found.stdout.strip() == str(tmp_path / "other")
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("imported", ["cached", "asks, cached", "cached, asks"])
+def test_what_a_function_remembers_of_the_environment_is_of_the_process_own(packages, serve, tmp_path, imported):
+    # docs/bugs.md, 445: the import of one package had another remember the server's value.
+    cached = "import functools, os\n@functools.cache\ndef place():\n    return os.environ.get('A_PLACE', 'none')\n"
+    served = serve(packages(cached=cached, asks="import cached\ncached.place()\n", other=""), "cached", "asks", "other")
+    program = f"import {imported}, other\nimport os\nprint(cached.place(), 'asks' in dir())\n"
+    program += "print(any('shelf' in type(f).__module__ for f in __import__('sys').meta_path))"
+    for place in ("none", "here"):
+        value = {} if place == "none" else {"A_PLACE": place}
+        there = f"{place} {'asks' in imported}\nTrue\n"
+        assert served.run(program, tmp_path, **value).stdout == there
+
+
 #: A package each, and what is said of it.
 SHARED = {
     "a temporary file": ("import tempfile\nFILE, PATH = tempfile.mkstemp()\nimport os\nos.close(FILE)\n", "has made /"),
