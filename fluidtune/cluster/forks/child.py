@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from types import FrameType
@@ -53,6 +54,7 @@ def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
+    tempfile.tempdir = None  # a package may have had it looked up, in the server's environment
     with suppress(OSError):
         os.chdir(request["folder"])
     os.umask(request["umask"])

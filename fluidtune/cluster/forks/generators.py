@@ -20,12 +20,16 @@ _DRAWN = 1 << 64
 
 
 class Generators:
-    """Those of Python's `random.Random` and of numpy's ``Generator`` and ``RandomState``, the global ones apart."""
+    """Those of Python's `random.Random` and of numpy's ``Generator`` and ``RandomState``, the global ones apart.
+
+    And numpy's ``SeedSequence``, from which generators are spawned.
+    """
 
     def __init__(self) -> None:
         self._of_python: list[weakref.ref[random.Random]] = []
         #: Their bit generators.
         self._of_numpy: list[Any] = []
+        self._seeds: list[Any] = []
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -44,13 +48,15 @@ class Generators:
             random.Random.seed = seed  # type: ignore[method-assign]
         numpy: Any = sys.modules.get("numpy.random")
         if numpy is not None:
-            known = {id(each) for each in self._of_numpy}
+            known = {id(each) for each in (*self._of_numpy, *self._seeds)}
             for each in gc.get_objects():
                 if type(each) in (numpy.Generator, numpy.RandomState):
                     # What both are made of, as they give it to who copies them.
                     for bits in each.__reduce__()[1]:
-                        if id(bits) not in known and getattr(getattr(bits, "seed_seq", None), "entropy", 0) >= _DRAWN:
+                        if id(bits) not in known and _is_drawn(getattr(bits, "seed_seq", None)):
                             self._of_numpy.append(bits)
+                elif type(each) is numpy.SeedSequence and id(each) not in known and _is_drawn(each):
+                    self._seeds.append(each)
 
     def begin_anew(self) -> None:
         """Let all of them begin from new entropy."""
@@ -60,3 +66,12 @@ class Generators:
                 random.Random.seed(generator, os.urandom(32))
         for bits in self._of_numpy:
             bits.state = type(bits)().state
+        for seed in self._seeds:
+            # As unpickling does: it has no other way to get another entropy.
+            new = type(seed)(spawn_key=seed.spawn_key, pool_size=seed.pool_size)
+            seed.__setstate__(new.__reduce__()[2])
+
+
+def _is_drawn(seed: Any) -> bool:
+    entropy = getattr(seed, "entropy", None)
+    return isinstance(entropy, int) and entropy >= _DRAWN

@@ -1,7 +1,8 @@
 """What a fork server imports before it forks, and what each import has depended on.
 
-An import is left out, with the reason, if after it no process could be forked any more: it has started a thread of
-Python's, it has opened CUDA, or it has drawn from Ray's generator of ids. The server begins anew then, without it.
+An import is left out, with the reason, if after it no process could be forked any more, or forks would share what
+each new process has alone: a thread, an open file, a temporary file, CUDA, Ray's generator of ids (`_check`). The
+server begins anew then, without it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import builtins
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,8 +21,12 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
+from fluidtune.cluster.forks import forkable
+from fluidtune.cluster.forks.drawn_ids import DrawnIds
 from fluidtune.cluster.forks.generators import Generators
+from fluidtune.cluster.forks.lazily import variables
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf
+from fluidtune.cluster.forks.temporaries import Temporaries
 from fluidtune.ray_compat import worker_program
 
 #: Packages of the driver's that no trial needs: they are the notebook's, a debugger's, the test runner's, or pip's.
@@ -29,6 +34,8 @@ NOT_FOR_TRIALS = {"IPython", "ipykernel", "ipywidgets", "jupyter_client", "zmq",
 NOT_FOR_TRIALS |= {"xdist", "execnet", "hypothesis", "pip", "setuptools", "_distutils_hack"}
 #: What every worker of FluidTune's imports.
 _OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.worker")
+#: Where installed packages are, in a path, Ray apart: CPython's and Debian's names.
+_SITES = re.compile(r"/(?:site|dist)-packages/(?!(?:ray|fluidtune)/)")
 #: Packages that import Ray.
 _WITH_RAY = {"ray", "fluidtune"}
 #: What packages import when they are first used, and a driver therefore has not: torch its compiler, when the first
@@ -56,8 +63,8 @@ def installed_modules(modules: Mapping[str, ModuleType]) -> list[str]:
     for name, module in list(modules.items()):
         if name.partition(".")[0] in NOT_FOR_TRIALS or name == "__main__":
             continue
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.startswith(folders) and getattr(module, "__name__", None) == name:
+        file = variables(module).get("__file__")
+        if isinstance(file, str) and file.startswith(folders) and variables(module).get("__name__") == name:
             found.append(name)
     return found
 
@@ -92,11 +99,14 @@ def _in_order(names: list[str]) -> tuple[list[str], list[str]]:
 class Notes:
     """What imports have depended on, by the name of the module whose code ran: written while `taken` is open.
 
-    ``generators``: which random generators began meanwhile.
+    ``generators``: which random generators began meanwhile. ``ids``: which identifiers were drawn. ``temporaries``:
+    which temporary files were made.
     """
 
     def __init__(self) -> None:
         self.generators = Generators()
+        self.ids = DrawnIds(lambda: _running(sys._getframe(1)))
+        self.temporaries = Temporaries(lambda: _running(sys._getframe(1)))
         self.needs: defaultdict[str, set[str]] = defaultdict(set)
         self.read: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
         self.wrote: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
@@ -131,7 +141,7 @@ class Notes:
         os.environ.__class__ = _Environ
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         try:
-            with self.generators.noted():
+            with self.ids.noted(), self.generators.noted(), self.temporaries.noted():
                 yield
         finally:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
@@ -149,10 +159,10 @@ class Notes:
         found = {}
         for name, module in modules.items():
             needs = self.needs[name] | {name.rpartition(".")[0]}
-            found[name] = Entry(name, module, needs, self.read[name], self.wrote[name])
+            found[name] = Entry(name, module, needs, self.read[name], self.wrote[name], self.temporaries.of(name))
         for name, module in modules.items():
             # What no import has made is there because of its package, or because of the module that it stands for.
-            spec, own = getattr(module, "__spec__", None), str(getattr(module, "__name__", ""))
+            spec, own = variables(module).get("__spec__"), str(variables(module).get("__name__", ""))
             if getattr(spec, "name", None) != name:
                 for owner in {name.rpartition(".")[0], own} & found.keys() - {name}:
                     found[owner].needs.add(name)
@@ -180,9 +190,10 @@ class _Environ(os._Environ):  # type: ignore[type-arg]
             _Environ.copied.pop()
         elif name not in OF_THE_PROCESS:
             _Environ.copied = []
-            by = _running(sys._getframe(1))
-            if by is not None and not any(name in wrote for wrote in self.notes.wrote.values()):
-                self.notes.read[by].setdefault(name, value)
+            by = _on_the_way(sys._getframe(1))
+            if by and not any(name in wrote for wrote in self.notes.wrote.values()):
+                for each in by:
+                    self.notes.read[each].setdefault(name, value)
         if value is None:
             raise KeyError(name)
         return value
@@ -211,6 +222,20 @@ def _running(frame: FrameType | None) -> str | None:
     return None
 
 
+def _on_the_way(frame: FrameType | None) -> set[str]:
+    """The module that `_running` names, and those whose functions it has called to come to this frame.
+
+    Such a function may remember what it finds. Those of Python's library and of Ray are not among them.
+    """
+    found: set[str] = set()
+    last = _running(frame)
+    while last is not None and frame is not None and frame.f_code.co_name != "<module>":
+        if _SITES.search(frame.f_code.co_filename):
+            found.add(frame.f_globals.get("__name__", last))
+        frame = frame.f_back
+    return found if last is None else {*found, last}
+
+
 def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], careful: bool) -> dict[str, str]:
     """Import the modules in this order. Returns which of them could not be imported, with the reason.
 
@@ -220,7 +245,7 @@ def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], carefu
         Unforkable: one of them, which is not in ``left_out``, makes forks impossible.
     """
     failed: dict[str, str] = {}
-    threads = set(threading.enumerate())
+    before = forkable.held()
     packages = {name.partition(".")[0] for name in left_out}
     names = list(names)
     with ExitStack() as meanwhile:
@@ -237,19 +262,19 @@ def fill(notes: Notes, names: Iterable[str], left_out: Mapping[str, str], carefu
             except BaseException as error:  # an import may even end the process
                 failed[name] = f"{type(error).__name__}: {error}"
             if careful:
-                _check(name, threads)
-    _check(None, threads)
+                _check(name, notes, before)
+    _check(None, notes, before)
     return failed
 
 
-def _check(name: str | None, threads: set[threading.Thread]) -> None:
-    """Raise `Unforkable` if there are other threads than these, if CUDA is open, or if forks would draw equal ids."""
-    started = [each.name for each in threading.enumerate() if each not in threads]
-    if started:
-        raise Unforkable(name, f"has started a thread ({', '.join(started)})")
-    opened = cuda_opened()
-    if opened is not None:
-        raise Unforkable(name, opened)
+def _check(name: str | None, notes: Notes, before: forkable.Held) -> None:
+    """Raise `Unforkable` if no fork of this process is what a new process would be. ``before``: what it had then."""
+    path = notes.temporaries.left()
+    made = None if path is None else f"has made {path}, which all processes would have together"
+    why = cuda_opened() or forkable.unforkable(before) or made
+    if why is not None:
+        notes.temporaries.remove()
+        raise Unforkable(name, why)
     if "ray" in sys.modules:
         from fluidtune.ray_compat.random_ids import forks_draw_alike
 

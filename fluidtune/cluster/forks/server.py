@@ -318,6 +318,7 @@ def main() -> None:
     os.close(lock)
     out.close()
     notes.generators.begin_anew()
+    notes.ids.draw_anew()
     child.become(request, shelf, path)
 
 

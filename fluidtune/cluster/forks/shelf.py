@@ -13,12 +13,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from fluidtune.cluster.forks.lazily import variables
 from fluidtune.ray_compat.worker_program import READ_LATER
 
 #: How the names of environment variables begin that compiled code reads when it is loaded: OpenMP's, MKL's and
@@ -56,12 +57,13 @@ class Entry:
     """One module, and what its import has depended on.
 
     ``needs``: the names of the modules that it imported. ``read``: the environment variables that it read, each with
-    its value; None: it was not set. ``wrote``: those that it set; None: it has removed it.
+    its value; None: it was not set. ``wrote``: those that it set; None: it has removed it. ``anew``: what a child does
+    when it imports the module, so that it has alone what it would have alone; None: nothing.
     """
 
     # A child writes to the pages of what it only looks at, because Python counts references there. So what a child
     # looks at lies together: entries have no dictionaries, and names of their own.
-    __slots__ = ("compiled", "module", "name", "needs", "read", "wrote")
+    __slots__ = ("anew", "compiled", "module", "name", "needs", "read", "wrote")
 
     def __init__(
         self,
@@ -70,12 +72,14 @@ class Entry:
         needs: Iterable[str],
         read: Mapping[str, str | None],
         wrote: Mapping[str, str | None],
+        anew: Callable[[], None] | None = None,
     ) -> None:
         self.name = name.encode().decode()
         self.module = module
         self.needs = set(needs)
         self.read, self.wrote = tuple(read.items()), tuple(wrote.items())
-        file = getattr(module, "__file__", None) or ""
+        self.anew = anew
+        file = variables(module).get("__file__") or ""
         #: Whether it was loaded from a compiled file of an installed package.
         self.compiled = file.endswith((".so", ".pyd", ".dylib")) and "lib-dynload" not in file
 
@@ -142,7 +146,7 @@ class Shelf:
         holder = self._entries.get(package)
         if holder is None or entry.name not in holder.needs:
             module = sys.modules.get(package) if holder is None else holder.module
-            if module is not None and vars(module).get(name) is entry.module:
+            if module is not None and variables(module).get(name) is entry.module:
                 delattr(module, name)
                 self._taken_out[entry.name] = module, name
 
@@ -157,8 +161,8 @@ class Shelf:
         if entry is None or target is not None:
             return None
         loader: Any = _Loader(self, entry)
-        spec = ModuleSpec(name, loader, origin=getattr(entry.module.__spec__, "origin", None))
-        spec.submodule_search_locations = getattr(entry.module, "__path__", None)
+        spec = ModuleSpec(name, loader, origin=getattr(variables(entry.module).get("__spec__"), "origin", None))
+        spec.submodule_search_locations = variables(entry.module).get("__path__")
         return spec
 
     def show(self, entry: Entry) -> ModuleType:
@@ -171,7 +175,7 @@ class Shelf:
         why = None if self.in_server else self._moved(entry) or self._changed(needed)
         if why is not None:
             self._drop(needed, why)
-            del sys.modules[entry.name]
+            sys.modules.pop(entry.name, None)
             return importlib.import_module(entry.name)
         for each in needed:
             self._seen.add(each.name)
@@ -185,6 +189,8 @@ class Shelf:
                     os.environ.pop(variable, None)
                 else:
                     os.environ[variable] = value
+            if each.anew is not None and not self.in_server:
+                each.anew()
         return entry.module
 
     def _needed(self, entry: Entry) -> list[Entry]:
@@ -224,7 +230,7 @@ class Shelf:
         ):
             return None
         found = PathFinder.find_spec(entry.package)
-        if found is None or found.origin is None or _same_file(found, top.module.__spec__):
+        if found is None or found.origin is None or _same_file(found, variables(top.module).get("__spec__")):
             return None
         return f"{entry.package} is now the one of {found.origin}"
 
@@ -259,7 +265,11 @@ def is_forked() -> bool:
 
 
 class _Loader:
-    """Puts the module of the shelf in the place of the one that is being made."""
+    """Puts the module of the shelf in the place of the one that is being made.
+
+    Who loads a module by hand, as `importlib.util.LazyLoader` does, goes on with the object that was made. That gets
+    all variables of the module then.
+    """
 
     def __init__(self, shelf: Shelf, entry: Entry) -> None:
         self._shelf, self._entry = shelf, entry
@@ -268,7 +278,17 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[self._entry.name] = self._shelf.show(self._entry)
+        name = self._entry.name
+        there = sys.modules.get(name)
+        found = self._shelf.show(self._entry)
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":  # Python's import system
+            sys.modules[name] = found
+            return
+        variables(module).update(variables(found))
+        if there is None:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = there
 
 
 def _same_file(one: ModuleSpec, other: ModuleSpec | None) -> bool:

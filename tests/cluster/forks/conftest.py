@@ -64,7 +64,9 @@ def serve() -> Iterator[Callable[..., Served]]:
     servers = []
 
     def start(folder: Path, *modules: str, **environment: str) -> Served:
-        own: dict[str, Any] = {**os.environ, "PYTHONPATH": str(folder), **environment}
+        # The server is of these sources, be they installed or not.
+        search = f"{folder}{os.pathsep}{Path(__file__).parents[3]}"
+        own: dict[str, Any] = {**os.environ, "PYTHONPATH": search, **environment}
         server = ForkServer(list(modules), own)
         servers.append(server)
         return Served(server, server.finish([], {}), own)

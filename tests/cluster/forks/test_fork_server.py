@@ -300,7 +300,7 @@ import os, resource, shlex, subprocess, sys, tempfile
 from fluidtune.cluster.forks.fork_server import ForkServer
 tempfile.gettempdir()  # it was found when the disk was not full yet
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-environment = {{**os.environ, "PYTHONPATH": {str(folder)!r}}}
+environment = {{**os.environ, "PYTHONPATH": {f"{folder}{os.pathsep}{Path(__file__).parents[3]}"!r}}}
 server = ForkServer(["lib"], environment)
 state = server.finish([], {{}})
 for command in [shlex.split(state.command)] if state.command else []:
