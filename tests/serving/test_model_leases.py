@@ -149,14 +149,6 @@ def test_the_first_lease_is_waited_for_and_its_models(service):
     assert (service.tenant.app, service.tenant.user) == ("run-served", "anna")
 
 
-def test_its_agent_says_that_it_never_ends_and_what_the_load_wants(served):
-    served.wanted = 3
-    value = served.leases.valuation(2.0, 8)
-    assert (value.useful, value.share) == (3, 4.0)
-    served.wanted = 0
-    assert served.leases.valuation(2.0, 8).useful == 1
-
-
 def test_no_more_devices_are_wanted_than_the_user_allows(monkeypatch):
     service = Service(monkeypatch, most=2)
     service.serve().wanted = 5
@@ -225,11 +217,6 @@ def test_a_device_whose_end_takes_long_keeps_nobody_waiting(served):
     served.until(lambda: served.leases.count == 1)
     assert served.ask(4).result(PATIENCE_S) == 8
     assert served.started[1].number == 1 and not running.done()
-
-
-def test_a_lease_that_came_and_went_at_once_leaves_nothing(served):
-    served.step(Gained(gpu(1), 2), Lost(gpu(1), 2), Lost(gpu(1), 1), Leave(gpu(1), 2, 30.0))
-    assert served.started[1].stopped and served.leases.count == 1
 
 
 def test_a_lease_that_is_recalled_while_its_models_load_is_given_back_at_once(served):
