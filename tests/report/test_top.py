@@ -126,6 +126,10 @@ def test_a_restored_run_begins_with_no_trial_on_a_device() -> None:
     assert "the run goes on in another driver" in text_of(screen.draw(90.0, 40))
 
 
+def test_the_clock_of_another_machine_may_be_behind() -> None:
+    assert "running for 5 s" in text_of(screen_of([*by_hand()[:2], added(105, "a")]).draw(50.0, 40))
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 60), st.floats(0, 1), st.integers(14, 80))
 def test_any_moment_of_any_run_fits_the_terminal(

@@ -36,6 +36,17 @@ def test_without_moves_the_present_parts_stay(current):
     assert partition(FOUR, 2, Limits(14, moves=0), current) == current
 
 
+def test_moves_are_counted_as_an_unload_and_a_load():
+    """From a and b together, one exchange is enough: two models move, each costs 2."""
+    current = {"a": 0, "b": 0, "c": 1, "d": 1}
+    models = [ModelLoad(one.name, one.rate, one.static) for one in FOUR]
+    places = partition(models, 2, Limits(100, moves=3), current)
+    assert sum(places[name] != current[name] for name in current) <= 1
+    places = partition(models, 2, Limits(100, moves=4), current)
+    assert sums(models, places, 2, "rate") == [30, 30]
+    assert sum(places[name] != current[name] for name in current) == 2
+
+
 def test_the_rate_is_limited():
     models = [ModelLoad("a", 6, 9), ModelLoad("b", 6, 1), ModelLoad("c", 4, 5), ModelLoad("d", 4, 5)]
     places = partition(models, 2, Limits(100, rate=10))
@@ -49,6 +60,13 @@ def test_the_solver_finds_parts_where_the_rule_fails():
     models = [ModelLoad(str(number), 1, size) for number, size in enumerate([7, 6, 5, 4, 4, 4])]
     places = partition(models, 2, Limits(15))
     assert sorted(sums(models, places, 2, "static")) == [15, 15]
+
+
+def test_the_memory_of_a_batch_counts_once():
+    models = [ModelLoad(str(number), 1, 2, 6) for number in range(4)]
+    assert sorted(len(part) for part in parts_of(partition(models, 2, Limits(10)))) == [2, 2]
+    with pytest.raises(ServeError, match="not brought into 2 parts"):
+        partition(models, 2, Limits(9))
 
 
 @pytest.mark.slow

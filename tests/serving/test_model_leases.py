@@ -219,6 +219,11 @@ def test_a_device_whose_end_takes_long_keeps_nobody_waiting(served):
     assert served.started[1].number == 1 and not running.done()
 
 
+def test_a_lease_that_came_and_went_at_once_leaves_nothing(served):
+    served.step(Gained(gpu(1), 2), Lost(gpu(1), 2), Lost(gpu(1), 1), Leave(gpu(1), 2, 30.0))
+    assert served.started[1].stopped and served.leases.count == 1
+
+
 def test_a_lease_that_is_recalled_while_its_models_load_is_given_back_at_once(served):
     served.wanted = 2
     served.step(Gained(gpu(1), 2), Leave(gpu(1), 2, 30.0))
