@@ -80,7 +80,6 @@ def test_a_story_of_no_run_or_of_no_trial(tmp_path: Path) -> None:
     "options, mentions",
     [
         (["--devices", "cpu:0"], "devices='cpu:0'"),
-        (["--max-packing", "0"], "max_packing=0"),
         (["--devices", "cpu:2", "--max-workers", "3"], "max_workers=3"),
     ],
 )
@@ -131,11 +130,8 @@ def test_help_and_a_wrong_option_need_no_cluster(group: str, command: str, monke
     "options, mentions",
     [
         (["--quota", "a"], "APP=NUMBER"),
-        (["--quota", "5"], "say whose"),
         (["--weight", "a=-1"], "weight of app 'a'"),
-        (["--lease", "0"], "lease_s=0"),
         (["--notice", "700"], "notice_s=700"),
-        (["--f", "2"], "f=2"),
     ],
 )
 def test_impossible_settings_of_the_arbiter(options: list[str], mentions: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +183,7 @@ def test_an_unknown_option_after_the_script_is_the_scripts(tmp_path: Path) -> No
     assert done.stdout.splitlines() == [str([str(script), "--devices", "x", "-h"]), "__main__"]
 
 
-@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "import sys; sys.exit()"])
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit()"])
 def test_a_script_that_calls_neither_run_nor_tuner(ending: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"from ray import tune\ntune.Tuner(lambda config: None)\n{ending}\n")
@@ -273,14 +269,9 @@ def test_doctor_names_all_checks() -> None:
         assert f"  {name}: " in done.stdout
 
 
-@pytest.mark.parametrize("name", ["digits_hyperband", "digits_asha"])
-def test_the_examples_do_not_mention_fluidtune(name: str) -> None:
-    assert "fluid" not in (ROOT / "examples" / f"{name}.py").read_text().lower()
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("name", ["digits_hyperband", "digits_asha", "digits_elastic"])
+@pytest.mark.parametrize("name", ["digits_hyperband", "digits_elastic"])
 def test_an_example_from_the_command_line(name: str, tmp_path: Path) -> None:
     script = ROOT / "examples" / f"{name}.py"
     done = fluidtune(

@@ -81,15 +81,6 @@ def test_imports():
 
 
 @pytest.mark.ray
-def test_launch():
-    figures = _run("benchmarks.launch")
-    assert figures["sides"].keys() == THREE
-    assert figures["ratio"] == min(figures["ratios"].values())
-    for side in figures["sides"].values():
-        assert side["launch_seconds"] >= figures["first_iteration_seconds"]
-
-
-@pytest.mark.ray
 @pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_resize(backend):
     figures = _run("benchmarks.resize", "--backend", backend)
@@ -100,20 +91,6 @@ def test_resize(backend):
     for side in figures["sides"].values():
         assert side["grow"] > 0
         assert side["shrink"] > 0
-
-
-@pytest.mark.ray
-def test_tune_vs_fluid_on_emulated_devices():
-    # Not HyperBand, because stock Ray Tune's sometimes never ends (bug 7 in docs/bugs.md).
-    figures = _run("benchmarks.tune_vs_fluid", "--devices", "emulated:4", "--algorithm", "grid", kind="emulated")
-    assert figures["sides"].keys() == THREE
-    assert figures["profile"] == "half-a-gpu"
-    for name, side in figures["sides"].items():
-        assert figures["rates"][name] == side["iterations"] / side["fit_seconds"]
-    assert all(0 < part <= 1 for part in figures["utilisation"].values()) and figures["utilisation"].keys() == THREE
-    for side in figures["sides"].values():
-        assert (side["errors"], side["trials"]) == (0, 5)
-        assert side["best"] == pytest.approx(figures["sides"]["stock"]["best"]), "another decision was taken"
 
 
 @pytest.mark.ray

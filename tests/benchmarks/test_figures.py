@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import autoscaling
 from benchmarks.demo import fluid_iterations, stock_iterations
-from benchmarks.first_result import Process, by_role, descendants
+from benchmarks.first_result import descendants
 from benchmarks.job import Watch
 from benchmarks.resize import resizes
 
@@ -107,42 +107,6 @@ def test_gpus_that_come_are_used_from_the_window_that_is_nearly_full_and_are_gon
     found = autoscaling.figures(seen, iterations, began=1.0, ended=70.5)
     assert (found["first_gpu"], found["second_gpu"], found["used"]) == (9.0, 19.0, 5.0)
     assert (found["job"], found["freed"], found["gone"], found["utilisation"]) == (69.5, 1.5, 19.5, 1.0)
-
-
-def test_gpus_that_are_used_by_half_are_not_used():
-    seen = [(10.0, 2.0, 0.0), (90.0, 2.0, 0.0)]
-    found = autoscaling.figures(seen, {"a": [(10.0, 40.0)], "b": [(30.0, 31.0), (41.0, 50.0)]}, began=1.0, ended=80.0)
-    assert (found["used"], found["utilisation"]) == (None, 31 / 60)
-    assert (found["freed"], found["gone"]) == (None, None)
-
-
-def test_a_cluster_that_does_not_get_two_gpus_is_said_to_have_failed():
-    with pytest.raises(RuntimeError, match="more work"):
-        autoscaling.figures([(10.0, 1.0, 0.0)], {"a": [(10.0, 40.0)]}, began=1.0, ended=80.0)
-
-
-def test_the_processors_seconds_until_the_first_result_by_role():
-    python, ray = "/venv/bin/python", "/venv/lib/ray/"
-    found = by_role(
-        3.0,
-        [
-            # The raylet's own arguments name the script of workers.
-            Process([ray + "raylet", f"--python_worker_command={python} {ray}default_worker.py --node-ip=::1"], 0.5),
-            Process([python, "-u", ray + "dashboard/dashboard.py", "--host=::1"], 0.25),
-            Process(["ray::DashboardAgent"], 0.5),
-            Process(["ray::RuntimeEnvAgent"], 0.25),
-            Process([], 0.0),  # a process that has ended and was not waited for
-            Process([python, ray + "default_worker.py", "--worker-type=WORKER"], 0.25),
-            Process(["ray::IDLE"], 0.75),
-            Process(["ray::Worker.train"], 4.0),
-        ],
-    )
-    assert found == {
-        "driver_cpu_seconds": 3.0,
-        "workers_cpu_seconds": 5.0,
-        "ray_cpu_seconds": 1.5,
-        "workers": 3,
-    }
 
 
 def test_what_a_child_has_computed_is_seen():

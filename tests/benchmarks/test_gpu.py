@@ -24,8 +24,6 @@ from benchmarks.gpu.__main__ import (
     judge_searches,
     judge_tests,
     last_object,
-    not_run,
-    page,
     parts,
     visible_gpus,
 )
@@ -79,22 +77,6 @@ def test_what_single_parts_show() -> None:
     (claim,) = judge_salus(Outcome(0, 1.0, "", {"sides": {"lanes": {"seconds": 1.234}}}))
     assert claim.held is None and claim.found == "lanes 1.23 s"
     assert held(judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
-
-
-def test_the_page() -> None:
-    claims = [Claim("a", True, "1 | 2"), Claim("b", False, "3"), Claim("c", None, "4")]
-    text = page("Title", ["About."], [("first", 2.4, claims), ("second", None, [])])
-    assert text.startswith("# Title\n\nAbout.\n\n| part |")
-    assert "| first | a | yes | 1 \\| 2 |\n| first | b | **no** | 3 |\n| first | c | not measured | 4 |" in text
-    assert "not run" not in text and "## What was not run\n\n- d\n- e\n" in page("Title", [], [], ["d", "e"])
-    assert "| second | | left out | no time |" in text and "Time: first 2 s." in text
-
-
-def test_the_page_says_what_was_not_run() -> None:
-    one, two, rehearsal = not_run(False, 1), not_run(False, 2), not_run(True, 0)
-    assert all(any(what in line for line in two) for what in ("MPS", "off the bus"))
-    assert [line.split(",")[0] for line in one if line not in two] == ["A trial that grows to a second GPU"]
-    assert any(line.startswith("CUDA, NCCL and MPS: two cores stood for GPUs") for line in rehearsal)
 
 
 def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
@@ -204,10 +186,3 @@ def test_the_rehearsal(no_ray, tmp_path: Path) -> None:
     assert not any(side["errors"] for side in sides.values())
     assert "| searches | all sides find the same best trial | yes |" in said
     assert "left out" not in said and (tmp_path / "fluid" / "fluid_events.jsonl").exists()
-
-
-@pytest.mark.parametrize("rehearsal", [False, True])
-def test_the_questions_that_tell_most_a_second_are_asked_right_after_doctor(rehearsal):
-    names = [part.name.partition(",")[0] for part in parts(Path("out"), rehearsal, 1)]
-    asked = names.count("probe")
-    assert asked > 0 and names[: asked + 2] == ["doctor", *["probe"] * asked, "tests"]

@@ -43,29 +43,9 @@ def test_sia_chooses_the_numbers_of_gpus_with_the_best_sum(
     assert got("sia", situation(gpus, *apps)) == expected
 
 
-def test_sia_restarts_an_app_only_if_that_pays() -> None:
-    # From 2 GPUs to 3 an app gains half of its speed, and by a restart it loses a part of its life so far.
-    old, young = (situation(3, (3, 1e5), age=age, held=2) for age in (10000.0, 60.0))
-    assert got("sia", old) == {"a0": 3}
-    assert got("sia", young) == {"a0": 2}
-
-
-def test_shockwave_prefers_the_app_that_is_least_advanced() -> None:
-    there = situation(1, (1, 4000.0), (1, 4000.0), age=0.0)
-    reports = dict(there.reports)
-    half = TwinApp(Spec("a0", 0.0, [[JobInfo(2000.0, 1.0)]])).facts()
-    reports["a0"] = replace(reports["a0"], facts=replace(half, budget=4000.0, age=0.0))
-    # The longest rest counts as well, and is the other app's.
-    assert got("shockwave", replace(there, reports=reports)) == {"a1": 1}
-
-
 def test_shockwave_serves_the_app_first_that_cannot_end_in_its_fair_time() -> None:
     there = situation(1, (1, 4000.0), (1, 5000.0), age=0.0)
     for late in ("a0", "a1"):
         report = there.reports[late]
         reports = {**there.reports, late: replace(report, facts=replace(report.facts, age=20000.0))}
         assert got("shockwave", replace(there, reports=reports)) == {late: 1}
-
-
-def test_shockwave_leaves_no_gpu_idle_that_an_app_wants() -> None:
-    assert sum(got("shockwave", situation(6, (2, 50.0), (4, 1e6), (4, 50.0))).values()) == 6

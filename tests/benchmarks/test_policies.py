@@ -37,16 +37,6 @@ def test_a_window_has_the_next_jobs_of_its_cluster_that_are_neither_short_nor_lo
     ]
 
 
-def test_the_times_of_muri_are_milliseconds(tmp_path: Path) -> None:
-    path = tmp_path / "muri.csv"
-    path.write_text("num_gpu,submit_time,duration\n1,0,900000\n8,60000,1200000\n2,90000,700000\n")
-    specs = policies.read_window(path, "")
-    assert [(each.arrives, each.budget, each.demand) for each in specs] == [
-        (0.0, pytest.approx(9600.0), 8),
-        (30.0, pytest.approx(1400.0), 2),
-    ]
-
-
 def test_a_side_is_compared_with_the_best_on_each_workload() -> None:
     def figures(rho: float, makespan: float) -> dict[str, float]:
         return {"worst_rho": rho, "makespan": makespan}
@@ -62,12 +52,3 @@ def test_a_side_is_compared_with_the_best_on_each_workload() -> None:
         1,
     )
     assert (found["strawman both"]["median"], found["themis both"]["makespan"]) == (1.5, 1.0)
-
-
-def test_jobs_need_all_their_gpus_of_a_machine_at_once() -> None:
-    wide = [policies.single_job(number, 0.0, 100.0, width) for number, width in enumerate((1, 2, 3, 4, 8))]
-    assert [policies.in_gangs(spec, 4).together for spec in wide] == [1, 2, 2, 4, 4]
-    figures = policies.gangs({"two": policies.Workload(wide[:1] + wide[3:4], policies.cluster(4))})["gangs"]["two"]
-    assert set(figures) == {"shrink", "gangs"}
-    # Where it may shrink, the wide job begins beside the narrow one; where it needs four, it begins after it.
-    assert figures["gangs"]["makespan"] > figures["shrink"]["makespan"] > 100.0

@@ -9,13 +9,10 @@ from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus, plan
 from benchmarks.rival_servers.serve_batch import ServeBatch
 from benchmarks.rival_servers.shepherd import Preempt, PreemptiveSimulation, Shepherd
-from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     BatchDone,
     Dispatch,
     GpuJoined,
-    Reason,
-    Refuse,
     Request,
     RequestArrived,
     Tick,
@@ -44,18 +41,6 @@ def test_clockwork_takes_the_batch_that_must_start_soonest():
     assert batches(Clockwork([MODEL]), (10.005, 10.005, 10.005)) == [[1, 2, 3]]
     assert batches(Clockwork([MODEL]), (6.005, 10.005, 10.005)) == [[1]]
     assert batches(Clockwork([MODEL]), (7.505, 10.005, 10.005)) == [[1, 2]]
-
-
-def test_clockwork_has_no_batch_above_16():
-    model = Model("m", Profile.linear(1.0, 5.0, 40), 100.0)
-    assert batches(Clockwork([model]), [100.0] * 40) == [list(range(1, 17))]
-
-
-def test_shepherd_takes_the_largest_batch_of_all_models():
-    other = Model("n", Profile.linear(1.0, 1.0, 16), 12.0)
-    server = Shepherd([MODEL, other])
-    server.handle(RequestArrived(Request(8, "n", 0.0, 3.0)), 0.0)
-    assert batches(server, (12.0, 12.0)) == [[1, 2]]
 
 
 def test_shepherd_begins_with_the_earliest_deadline_or_with_the_largest_batch():
@@ -114,38 +99,12 @@ class TestServeBatch:
     def test_a_batch_starts_when_its_first_request_has_waited(self):
         assert self.sent(self.server().handle(Tick(), 3.0)) == [[1]]
 
-    def test_nothing_is_refused_but_what_the_queue_has_no_place_for(self):
-        server = self.server(most=1)
-        assert server.handle(RequestArrived(Request(2, "m", 0.0, 12.0)), 0.0) == [
-            Refuse(Request(2, "m", 0.0, 12.0), Reason.MAKES_WAY)
-        ]
-        assert self.sent(server.handle(Tick(), 500.0)) == [[1]]
-
-    def test_what_is_refused(self):
-        with pytest.raises(ServeError, match=r"size 0, wait 3.0 s"):
-            ServeBatch([MODEL], 0, 3.0)
-
 
 class TestNexus:
     def test_a_rate_that_fills_gpus(self):
         """Golden example 3: 4500.5/s on 8 GPUs with batches of 7."""
         nodes = plan({"m": TABLE_2}, {"m": 4.0}, 8)
         assert [[(one.size, round(one.rate, 4)) for one in node.sessions] for node in nodes] == [[(7, 0.5626)]] * 8
-
-    def test_models_that_share_a_gpu(self):
-        """Each needs half of a GPU at most: its requests gather for a cycle and then have their turn."""
-        names = ("a", "b")
-        models = {name: Model(name, Profile.linear(1.0, 5.0, 16), 40.0) for name in names}
-        (node,) = plan(models, dict.fromkeys(names, 0.1), 1)
-        assert sorted(one.model for one in node.sessions) == ["a", "b"]
-        assert sum(models[one.model].profile.seconds(one.size) for one in node.sessions) <= node.cycle
-        assert all(node.cycle + models[one.model].profile.seconds(one.size) <= 40.0 for one in node.sessions)
-
-    def test_every_model_has_a_gpu_even_if_they_are_too_few(self):
-        models = {name: Model(name, Profile.linear(1.0, 5.0, 16), 12.0) for name in "abcde"}
-        nodes = plan(models, dict.fromkeys("abcde", 10.0), 2)
-        assert sorted(one.model for node in nodes for one in node.sessions) == list("abcde")
-        assert len(nodes) <= 2
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_lanes(tmp_path):
     assert figures["as_recorded"].keys() == figures["ratios"].keys()
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", [1])
 def test_the_policies_on_a_hundred_jobs(seed):
     found = gains(run(trace(generated(seed), seed, coarse_s=10.0)))
     assert found["mean_jct"] >= 3
@@ -76,9 +76,7 @@ def test_traces_are_seeded_and_have_the_published_work(tmp_path):
     ("name", "sides"),
     [
         ("gate", {"gate", "socket"}),
-        ("switch", {"lanes", "checkpoint"}),
         ("pack", {"fifo", "time_slicing", "own_lanes", "lanes"}),
-        ("inference", {"resident", "reload"}),
     ],
 )
 def test_benchmarks_of_real_processes(name, sides):

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks import serve_http_client
-from benchmarks.serve_http import FINALISTS, WAIT_S, Setting, best_settings, medians, summarise
+from benchmarks.serve_http import FINALISTS, WAIT_S, Setting, best_settings, medians
 from benchmarks.serve_http_client import Client, Clients
 from benchmarks.serve_real import Load
 
@@ -114,16 +114,3 @@ def test_medians_over_the_repeats_and_the_better_setting_counts():
     assert found["setting"] == {"size": 8, "wait_ms": 0, "batches_waiting": 1}
     assert found["within_slo"] == {"answers": False, "refusals": True}
     assert [one["goodput"] for one in found["all"]] == [60.0, 62.0, 64.0]
-
-
-def test_the_least_ratio_counts_and_what_is_within_the_slo_is_said(capsys):
-    sides = {
-        "serve_batch": medians(
-            [{("bursty", "1", Setting(8, 0.0, 1)): row(60.0), ("bursty", "2", None): row(0.0)}], 500.0
-        ),
-        "eager": medians([{("bursty", "1", None): row(66.0, 501.0, 40.0), ("bursty", "2", None): row(5.0)}], 500.0),
-    }
-    assert summarise(sides) == {"eager": 1.1}
-    said = capsys.readouterr().err
-    assert "eager, bursty, load 1: 66.0 requests/s; p99 within the SLO: answers missed, refusals held" in said
-    assert "answers held, refusals none" in said

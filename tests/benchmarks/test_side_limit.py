@@ -9,9 +9,8 @@ from functools import partial
 import psutil
 import pytest
 
-from benchmarks import commits, launch, resize, side_limit, tenants, tune_vs_fluid
+from benchmarks import commits, launch, side_limit, tune_vs_fluid
 from benchmarks.common import NotEnded, run_process
-from benchmarks.frameworks import __main__ as frameworks
 from benchmarks.side_limit import TIMES, SideLimit, repeat
 
 
@@ -133,54 +132,3 @@ def test_a_job_of_commits_that_does_not_end_costs_the_other_jobs_nothing(monkeyp
     assert found["not_ended"].keys() == {"asha"} and found["not_ended"]["asha"].keys() == {"before"}
     assert found["ratios"] == {"hyperband": 2.0} and found["medians"].keys() == {"hyperband"}
     assert found["jobs"]["asha"] == {"before": [], "here": []} and len(found["jobs"]["hyperband"]["here"]) == 2
-
-
-def test_a_commit_s_job_that_does_not_end_is_ended(tmp_path):
-    package = tmp_path / "benchmarks"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    hangs = "lambda: (open('began', 'w').close(), __import__('time').sleep(600))"
-    (package / "sides.py").write_text(f"OURS = 'fluid'\nsides = lambda *of: {{OURS: {hangs}}}\n")
-    with pytest.raises(NotEnded, match="took more than 5 s"):
-        commits.run(tmp_path, "cpu:1", tmp_path / "profile.json", [], 5.0)
-    assert (tmp_path / "began").exists()
-
-
-def test_a_framework_s_script_is_compared_on_the_sides_that_ended(monkeypatch):
-    def run(name, which, trials, limit):
-        if which == hangs:
-            raise NotEnded("it took more than 7 s")
-        outcome = {"processes": 1, "trials": 2, "errors": 0, "results": {"a": 1}, "left": {}, "replaced": {}}
-        return {"seconds": {"fluid": 2.0, "stock": 5.0}[which], "fit_seconds": 1.0, **outcome}
-
-    monkeypatch.setattr(frameworks, "run", run)
-    hangs = "stock_reuse"
-    found = frameworks.measured("script", 2, None, SideLimit(7.0))
-    assert found["ratios"] == {"stock": 2.5} and found["equal"] == {"stock": True}
-    assert found["not_ended"].keys() == {"stock_reuse"}
-    hangs = "fluid"
-    assert frameworks.measured("script", 2, None, SideLimit(7.0))["failed"] == "fluid"
-
-
-def test_resizes_are_compared_without_the_side_that_hangs(monkeypatch, capsys):
-    def stock(times, devices, limit):
-        raise NotEnded("stock took more than 5 s")
-
-    monkeypatch.setattr(resize, "fluid", lambda *_: {"grow": [1.0], "shrink": [0.5], "cold": [], "stall": [0.1]})
-    monkeypatch.setattr(resize, "stock", stock)
-    found = figures_of(resize, monkeypatch, capsys, "--limit", "5")
-    assert found["not_ended"].keys() == {"stock"} and found["ratios"] == {} and found["ratio"] is None
-    assert found["sides"]["fluid"]["grow"] == 1.0
-
-
-def test_tenants_are_compared_without_the_side_that_hangs(monkeypatch, capsys):
-    def run(which, jobs, options, profile, limit):
-        if which == tenants.FLUID:
-            raise NotEnded("after 5 s these jobs had not ended: large")
-        end = {"start": 0.0, "end": 12.0 if which == tenants.STOCK else 6.0, "iterations": 1, "errors": 0}
-        return {each.name: {**end, "trial_seconds": 10.0} for each in jobs}
-
-    monkeypatch.setattr(tenants, "run_side", run)
-    found = figures_of(tenants, monkeypatch, capsys, "--devices", "cpu:2")
-    assert found["not_ended"].keys() == {"fluid"} and "ratios_without_arbiter" not in found
-    assert found["ratios"] == {"worst_rho": 2.0, "makespan": 2.0}

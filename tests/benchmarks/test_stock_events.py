@@ -32,14 +32,6 @@ def test_records_of_a_stock_run():
     assert occupancy_of(events_from_tune_results([], devices=2)).intervals == []
 
 
-def test_records_without_a_device_get_the_lowest_free_one():
-    records = [{"trial": name, "start": start, "end": start + 3} for name, start in [("a", 0), ("b", 1), ("c", 3)]]
-    assert [i.device for i in occupancy_of(events_from_tune_results(records)).intervals] == [0, 1, 0]
-    # More trials at once than devices, because the times of results overlap a little.
-    use = occupancy_of(events_from_tune_results(records, devices=1))
-    assert {i.device for i in use.intervals} == {0} and held_part(use) <= 1
-
-
 def test_files_of_a_stock_run(tmp_path):
     for name, times in {"t1": [10, 14], "t2": [11, 21]}.items():
         (tmp_path / name).mkdir()

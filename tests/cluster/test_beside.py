@@ -16,17 +16,15 @@ from typing import ClassVar
 import pytest
 from ray.tune import Trainable
 
-from benchmarks.shared_device.twin import TwinSeat, TwinSeats
 from fluidtune.cluster import beside, leader_host
-from fluidtune.cluster.beside import ServedFirst, Turn
+from fluidtune.cluster.beside import Turn
 from fluidtune.cluster.messages import LoadSpec
 from fluidtune.cluster.worker import Worker
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import service as lane_service
-from salus_share.policies import Standing
 from salus_share.seat_table import FILE, SeatTable, home
-from salus_share.turns import READY, Turns
+from salus_share.turns import READY
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
@@ -121,32 +119,6 @@ def test_an_error_of_the_iteration_is_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(turn, "_enter", lambda stack: None)
     with pytest.raises(beside.SalusError, match="of the trial's own"), turn.taken():
         raise beside.SalusError("of the trial's own")
-
-
-def test_trials_share_as_under_fair():
-    waited = Standing(arrival=1, service=1.0, last_turn=5, remaining=None, rung=0)
-    ran = Standing(arrival=2, service=2.0, last_turn=4, remaining=None, rung=0)
-    batch = Standing(arrival=3, service=9.0, last_turn=6, remaining=None, rung=1)
-    assert sorted([ran, waited, batch], key=ServedFirst().turn) == [batch, waited, ran]
-
-
-def test_batches_that_follow_each_other_closely_leave_every_other_turn_to_the_trial():
-    seats = TwinSeats()
-    turns = Turns(ServedFirst(), seats)
-    for number, name in enumerate(("service", "trial")):
-        seats.put(name, TwinSeat(0, number, Standing(arrival=number, rung=int(name == "service"))))
-    now, ran = 0.0, []
-    assert turns.arrive("service", 0, now) == "service"
-    assert turns.arrive("trial", 0, now) is None
-    inside = "service"
-    for _ in range(6):
-        ran.append(inside)
-        now += 0.01
-        after = turns.end_iteration(inside, 0, 0.01, now)
-        now += 0.0001  # It comes back long before a lane would be given up that is kept for it.
-        turns.arrive(inside, 0, now)
-        inside = after
-    assert ran == ["service", "trial"] * 3
 
 
 @pytest.mark.parametrize("given", [{}, {"devices": "cpu:2"}, {"devices": "cpu:1", "lanes": "FAIR"}])

@@ -138,13 +138,6 @@ def test_as_many_devices_as_trials_and_what_there_is_no_room_for_waits(
     assert (world.there, world.asked) == (there, asked)
 
 
-def test_a_gang_is_one_request() -> None:
-    world = World(3)
-    world.decide(waiting(2, size=2))
-    assert (world.there, world.asked) == (2, 1)
-    assert [len(unit.devices) for unit in world.holding.units] == [2, 2]
-
-
 def test_idle_devices_of_another_size_make_room_for_a_gang() -> None:
     world = World(2, most=2)
     world.decide(waiting(2))
@@ -188,13 +181,6 @@ def test_a_device_is_kept_for_a_trial_that_is_on_its_way_to_it() -> None:
         world.now += SPARE_S
     world.decide(DeviceDemand())
     assert world.there == 2
-
-
-def test_others_get_an_idle_device_at_once() -> None:
-    world = World(1, others=0)
-    world.decide(waiting(1))
-    world.others = 1
-    assert len(world.decide(waiting(0)).drop) == 1
 
 
 def test_growth_that_trials_do_not_use_is_given_back_and_not_tried_again_soon() -> None:

@@ -14,17 +14,6 @@ def made(devices: str | None, request: dict[str, float], cluster: dict[str, floa
     return layout(DeviceSpec.parse(devices), request, cluster, **{"max_packing": 1, **more})
 
 
-def test_a_core_each() -> None:
-    plan = made(None, {"CPU": 1}, {"CPU": 4})
-    assert (plan.kind, plan.most, plan.share, plan.packing) == ("cpu", 4, 1.0, 1)
-    assert plan.bundle == plan.worker == {"CPU": 1}
-
-
-def test_several_cores_are_one_device() -> None:
-    plan = made("cpu:5", {"CPU": 2}, {"CPU": 8})
-    assert (plan.most, plan.bundle, plan.worker) == (2, {"CPU": 2}, {"CPU": 2})
-
-
 def test_a_part_of_a_core_is_packing() -> None:
     plan = made("cpu:2", {"CPU": 0.5}, {"CPU": 2})
     assert (plan.most, plan.share, plan.packing) == (2, 0.5, 2)
@@ -93,12 +82,6 @@ def test_what_no_node_has_is_refused(request_: dict[str, float]) -> None:
     cluster = {"CPU": 13, "GPU": 2, "memory": 5e9}
     with pytest.raises(FluidTuneError, match=r"a trial asks for .* no node"):
         made(None, request_, cluster, nodes=nodes)
-
-
-def test_several_gpus_are_whole_devices() -> None:
-    plan = made(None, {"CPU": 4, "GPU": 2}, {"CPU": 8, "GPU": 4}, max_packing=3)
-    assert (plan.most, plan.share, plan.packing) == (4, 2.0, 1)
-    assert plan.bundle == {"CPU": 2, "GPU": 1}
 
 
 def test_custom_resources_come_with_every_worker() -> None:

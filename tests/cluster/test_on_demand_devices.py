@@ -171,22 +171,6 @@ class TestOnDemandDevices(DeviceSourceContract):
         return OnDemandCase(cluster)
 
 
-def test_a_job_without_waiting_trials_asks_for_nothing(cluster: Cluster) -> None:
-    cluster.free = ["n"] * 4
-    job = Job()
-    assert job.poll() == ({}, []) and cluster.groups == []
-
-
-def test_every_waiting_trial_asks_for_one_device_and_no_more(cluster: Cluster) -> None:
-    cluster.free = ["n"] * 4
-    job = Job()
-    job.wait(3)
-    assert job.poll() == ({0: "n", 1: "n", 2: "n"}, [])
-    job.used |= {0, 1, 2}
-    job.wait(0)
-    assert job.poll() == ({}, []) and len(cluster.held()) == 3
-
-
 def test_what_the_cluster_has_not_waits_in_ray_s_queue_and_is_withdrawn_with_its_trial(cluster: Cluster) -> None:
     job = Job()
     cluster.free = ["n"]
@@ -199,15 +183,6 @@ def test_what_the_cluster_has_not_waits_in_ray_s_queue_and_is_withdrawn_with_its
     job.wait(0)
     job.poll()
     assert cluster.asked() == [] and len(cluster.held()) == 1
-
-
-def test_a_device_that_comes_late_is_used(cluster: Cluster) -> None:
-    job = Job()
-    job.wait(1)
-    assert job.poll() == ({}, [])
-    cluster.free = ["new"]
-    cluster.place()
-    assert job.poll() == ({0: "new"}, [])
 
 
 def test_a_device_without_use_is_given_back_and_is_not_lost(cluster: Cluster) -> None:
@@ -267,13 +242,6 @@ def test_the_job_never_holds_or_asks_for_more_than_its_limit(cluster: Cluster) -
     assert len(cluster.held()) == 2
 
 
-def test_as_many_groups_wait_as_tune_lets_trials_wait(cluster: Cluster) -> None:
-    job = Job(most_asked=16)
-    job.wait(1000)
-    job.poll()
-    assert len(cluster.asked()) == 16
-
-
 @pytest.mark.parametrize("free, came", [(2.0, {0: "n", 1: "n"}), (0.0, {})])
 def test_a_poll_waits_for_groups_that_ray_makes_late_if_the_cluster_has_room(
     cluster: Cluster, free: float, came: dict[int, str]
@@ -296,16 +264,6 @@ def test_a_poll_does_not_wait_for_what_the_jobs_new_devices_leave_no_room_for(cl
     waited, cluster.free = cluster.now, ["n"]
     job.wait(4)
     assert job.poll() == ({}, []) and cluster.now == waited, "a wait in vain is not repeated at once"
-
-
-def test_all_groups_that_wait_are_looked_at_in_turn(cluster: Cluster) -> None:
-    job = Job()
-    job.wait(100)
-    job.poll()
-    cluster.free = ["n"] * 100
-    cluster.place()
-    came = [len(job.poll()[0]) for _ in range(8)]
-    assert sum(came) == 100 and max(came) == on_demand_devices.LOOKS
 
 
 def test_a_trial_of_several_devices_gets_them_on_one_node(cluster: Cluster) -> None:
@@ -343,17 +301,6 @@ def test_a_poll_is_urgent_when_further_trials_wait_and_while_a_new_group_may_com
     assert job.source.urgent
 
 
-def test_trials_that_come_after_others_have_started_are_urgent(cluster: Cluster) -> None:
-    cluster.free = ["n"] * 3
-    job = Job()
-    job.wait(2)
-    job.poll()
-    job.waiting = 0
-    assert not job.source.urgent
-    job.waiting = 1
-    assert job.source.urgent
-
-
 def test_a_group_that_was_removed_is_asked_for_again(cluster: Cluster) -> None:
     cluster.free = ["n"]
     job = Job()
@@ -367,20 +314,6 @@ def test_a_group_that_was_removed_is_asked_for_again(cluster: Cluster) -> None:
     cluster.free = ["m"]
     cluster.place()
     assert job.poll() == ({0: "m"}, [])
-
-
-def test_growth_takes_what_is_free_and_never_waits(cluster: Cluster) -> None:
-    job = Job()
-    job.demand = DeviceDemand({}, growing=5)
-    cluster.state = ClusterState([({"CPU": 4.0}, {"CPU": 2.5})], [])
-    cluster.free = ["n"]
-    assert job.poll() == ({0: "n"}, [])
-    assert len(cluster.asked()) == 1, "two were free a moment ago, and one is not any more"
-    job.used.add(0)
-    cluster.state = ClusterState([({"CPU": 4.0}, {"CPU": 0.0})], [])
-    cluster.now += 2.0
-    job.poll()
-    assert cluster.asked() == []
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,6 @@ def test_a_device_whose_worker_is_cleaning_has_no_room_for_another(pool):
     assert taken(pool, 0) is worker
 
 
-def test_a_worker_that_died_makes_room(pool):
-    worker = taken(pool, 0)
-    pool.discard_worker(worker)
-    assert pool.can_serve(0)
-    assert taken(pool, 0) is not worker
-
-
 def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
     worker = taken(pool, 0)
     pool.discard_worker(worker)
@@ -160,21 +153,6 @@ def get(answer: Any, timeout: float) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-def test_a_handle_is_kept_until_its_process_has_left_ray(pool):
-    slow = taken(pool, 0)
-    slow.actor.hangs = True
-    pool.discard_worker(slow)
-    for device in range(1, 20):
-        pool.discard_worker(taken(pool, device % 3))
-    assert len(pool._leaving) == 2 and slow in pool._leaving.values()
-
-
-def test_packing_gives_room_for_several(pool):
-    pool._layout = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
-    first, second = taken(pool, 0), taken(pool, 0)
-    assert first is not second and not pool.can_serve(0)
 
 
 def test_no_more_processes_of_a_node_start_at_a_time_than_it_has_cores(pool):
@@ -295,14 +273,6 @@ def test_a_worker_that_ends_after_a_trial_keeps_its_device_in_use(pool) -> None:
     assert pool.has_busy_worker(1), "its exit handlers may still run"
     worker.actor.hangs = False
     assert not pool.has_worker(1) and not pool.has_busy_worker(1)
-
-
-def test_an_idle_worker_that_ends_does_not_keep_its_device_in_use(pool) -> None:
-    worker = pool.start_worker(1)
-    pool.return_worker(worker)
-    worker.actor.hangs = True
-    pool.discard_idle_workers(1)
-    assert pool.has_worker(1) and not pool.has_busy_worker(1)
 
 
 def test_idle_workers_of_all_devices_end_when_their_memory_is_needed(pool):

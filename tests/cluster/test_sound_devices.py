@@ -59,10 +59,3 @@ def test_a_broken_device_that_comes_again_is_another_one_unless_numbers_stay(mon
     case.bring(0)
     came, gone = case.sound.poll()
     assert (set(came), gone, set(case.sound.nodes)) == ((set(), [], {1}) if numbered else ({0}, [], {0, 1}))
-
-
-def test_a_device_that_breaks_and_is_lost_in_one_moment_is_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = both(monkeypatch)
-    case.sound.give_up(0, "broken")
-    case.take_away(0)
-    assert case.sound.poll() == ({}, [0]) and case.sound.poll() == ({}, [])

@@ -449,22 +449,6 @@ def short_batches_end_the_turn(run: Run) -> None:
         run.step(run.loss(x, y))
 
 
-def nested_epochs(run: Run) -> None:
-    for _ in elastic.epochs(0, 2):
-        plain(run)
-
-
-def kept_iterator(run: Run) -> None:
-    """Two batches a turn, from one iterator for all turns, which is made anew at its end."""
-    for _ in range(2):
-        kept = run.more.setdefault("iterator", run.batches())
-        batch = next(kept, None)
-        if batch is None:
-            run.more["iterator"] = run.batches()
-            batch = next(run.more["iterator"])
-        run.step(run.loss(*batch))
-
-
 def evaluated(run: Run) -> None:
     """An evaluation in the middle, as it should be written, and one at the end, as people write it."""
     for i, (x, y) in enumerate(run.batches()):
@@ -488,56 +472,6 @@ def frozen_statistics(run: Run) -> None:
 
 # -- what the contract does not cover --
 
-
-def class_weights(run: Run) -> None:
-    for x, y in run.batches():
-        weights = torch.where(y > 0.5, 5.0, 1.0).double()
-        run.step((weights * (run.model(x) - y).square()).sum() / weights.sum())
-        run.loss(x, y)
-
-
-def ignored_samples(run: Run) -> None:
-    for x, y in run.batches():
-        counted = (y > 0.5).double()
-        run.step((counted * (run.model(x) - y).square()).sum() / counted.sum().clamp(min=1.0))
-        run.loss(x, y)
-
-
-def token_means(run: Run) -> None:
-    for x, y in run.batches():
-        there = (x > 0.3).double()
-        run.step((there * (run.model(x) - x).square()).sum() / there.sum().clamp(min=1.0))
-        run.loss(x, y)
-
-
-def contrastive(run: Run) -> None:
-    for x, y in run.batches():
-        out = run.model(x)
-        run.step(((out - out.T) - (y - y.T)).square().mean())
-        run.loss(x, y)
-
-
-def gradients_by_hand(run: Run) -> None:
-    for x, y in run.batches():
-        learning = [p for p in run.model.parameters() if p.requires_grad]
-        found = torch.autograd.grad(run.loss(x, y), learning, allow_unused=True)
-        run.optimizer.zero_grad()
-        for p, gradient in zip(learning, found, strict=True):
-            p.grad = gradient
-        run.stepped()
-
-
-def clipped_in_a_hook(run: Run) -> None:
-    if "hooked" not in run.more:
-        run.more["hooked"] = True
-        for p in run.model.parameters():
-            if p.requires_grad:
-                p.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
-    plain(run)
-
-
-#: Of these, `rehearsal` finds what is wrong.
-OUTSIDE = (class_weights, ignored_samples, token_means, contrastive, gradients_by_hand, clipped_in_a_hook)
 
 STEPS: dict[str, Callable[[Run], None]] = {
     step.__name__.replace("_", " "): step
@@ -566,11 +500,8 @@ STEPS: dict[str, Callable[[Run], None]] = {
         twice,
         short_batches_left_out,
         short_batches_end_the_turn,
-        nested_epochs,
-        kept_iterator,
         evaluated,
         frozen_statistics,
-        *OUTSIDE,
     )
 }
 

@@ -1,23 +1,13 @@
-"""Which mixes of the `kinds_of_loops` are trained through which widths. Runs no loop.
-
-`cover` is the suite's part: each kind goes through each history of widths, in a mix whose other parts do not end that
-trial's growth. `drawn` is the longer search: Hypothesis draws for each kind and history.
-"""
+"""Which mixes of the `kinds_of_loops` are trained through which widths, and which may be refused. Runs no loop."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from itertools import combinations
+from collections.abc import Iterator
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from .kinds_of_loops import DATA, EXTRAS, MODELS, OPTIMIZERS, SCHEDULES, STEPS, Mix
 
-from .kinds_of_loops import DATA, EXTRAS, MODELS, OPTIMIZERS, OUTSIDE, SCHEDULES, STEPS, Mix
-
-#: The widths of the turns after the first one, in which every trial is alone: 1, 2, 3, 1-2-1 and 2-1-3.
-HISTORIES = {"1": (1, 1, 1), "2": (2, 2, 2), "3": (3, 3, 3), "1-2-1": (2, 1, 1), "2-1-3": (2, 1, 3)}
+#: The widths of the turns after the first one, in which every trial is alone.
+HISTORIES = {"3": (3, 3, 3), "2-1-3": (2, 1, 3)}
 AXES = {
     "model": list(MODELS),
     "optimizer": list(OPTIMIZERS),
@@ -37,13 +27,10 @@ ALIKE = "drop last"
 #: Why a trial of more than one worker may be refused or sent back to one worker: words of the line that says it.
 #: A loop of another kind must reach each width that is asked for.
 _REFUSED = {
-    **{step: "off by|steps other parameters" for step, loop in STEPS.items() if loop in OUTSIDE},
     **dict.fromkeys(AHEAD, "do not share alike|was left out"),
     **dict.fromkeys(
         ("short batches left out", "short batches end the turn"), "was left out|different things at once|stands at"
     ),
-    "nested epochs": r"inside elastic\.epochs\(\)",
-    "kept iterator": "keeps an iterator|was kept while the trial was resized",
     "group added": r"param groups of \[.*\] tensors before",
     "warm-up by its own count": "(a new worker does not compute|drift apart).*learning rate",
 }
@@ -55,38 +42,10 @@ _TOGETHER: list[tuple[str, str, str, set[str], str]] = [
 ]
 #: What workers may differ in until it is put right, and said: only what a loop keeps to itself.
 _DIFFERENCES = {"warm-up by its own count": "learning rate"}
-#: Mixed with a given kind, these say nothing: a part of one does what the other needs undone.
-_APART = [
-    ({"step": {"scaled", "accumulate", "accumulate over turns", "by gradient", "summed"}}, {"schedule": {"by step"}}),
-    ({"step": {"short batches end the turn"}}, {"data": {"batch sampler", "buckets"}}),  # they have no batch size
-    (  # their last batch is one sample, which has no variance
-        {"data": {"one by one", "batch sampler", "sampler with generator"}},
-        {"model": NORMED},
-    ),
-    ({"step": {"short batches left out"}}, {"data": {"one by one"}}),  # all of its batches are short
-    # Both parts of each of its batches happen to have as many positives: the check before the growth finds nothing.
-    ({"step": {"class weights", "ignored samples"}}, {"data": {"processes of a turn", "split"}}),
-    ({"step": {"two passes"}}, {"model": {"attention"}}),  # the sign of what is 0 but for rounding
-    ({"step": {"nested epochs"}}, {"model": {"attention"}}),  # its losses grow without bound
-    ({"optimizer": {"nesterov"}}, {"model": {"attention"}}),  # as well
-    ({"step": {"penalty"}}, {"model": {"attention"}}),  # torch has no second derivative of it
-    ({"step": {"two passes", "recomputed"}}, {"model": {"spectral"}}),  # torch refuses: it changes in each forward
-    ({"extra": {"saves its model"}}, {"model": {"parametrised", "spectral"}}),  # torch pickles no such model
-    (
-        {"extra": {"group added"}},
-        {"schedule": set(SCHEDULES) - {"none", "lr by hand"}},
-    ),  # they want all groups at first
-]
-
-
-def sensible(mix: Mix) -> bool:
-    return not any(all(getattr(mix, axis) in kinds for part in pair for axis, kinds in part.items()) for pair in _APART)
 
 
 def may_be_refused(mix: Mix, widths: tuple[int, ...]) -> str:
     """A pattern of the lines that may say why this trial does not reach a width; "": it must."""
-    if max(widths) == 1:
-        return ""
     for axis, kind, other, kinds, why in _TOGETHER:
         if getattr(mix, axis) == kind and getattr(mix, other) in kinds:
             return why
@@ -113,67 +72,82 @@ def stop_of(mix: Mix, widths: tuple[int, ...]) -> int:
     return len(widths) + 1 + (mix.extra == "stops early")
 
 
-def cover() -> Iterator[tuple[str, Mix]]:
-    """(name of a history, mix), the same in each run: each kind is `seen` at each history."""
-    met: set[tuple[str, str, str, str]] = set()
-    for name, widths in HISTORIES.items():
-        rng = random.Random(name)
-        todo = set(KINDS)
-        if max(widths) > 1:  # once with batches that are divided alike, and once with others, which may be refused
-            grows = {"extra": [kind for kind in EXTRAS if kind not in _REFUSED]}
-            for step in AHEAD:
-                yield name, _mixed(rng, grows, {"data": ALIKE, "step": step})
-                yield name, _mixed(rng, {"data": [kind for kind in DATA if kind != ALIKE]}, {"step": step})
-            todo -= {("step", step) for step in AHEAD}
-        while todo:
-            first = rng.choice(sorted(todo))
-            tries = [_tried(rng, todo, first) for _ in range(60)]
-            best = max(tries, key=lambda mix: (len(todo.intersection(seen(mix, widths))), len(_pairs(mix) - met)))
-            todo -= set(seen(best, widths))
-            met |= _pairs(best)
-            yield name, best
+#: History -> the mixes that go through it: model, optimizer, schedule, data, step, extra. Each kind is `seen` at each
+#: history, in a mix whose other parts do not end that trial's growth.
+_TABLE = {
+    "3": """
+        recurrent, two groups, cosine, drop last, prefetching, stops early
+        image, adagrad, plateau, even, prefetching, stops early
+        routed, radam, cosine, drop last, summed, learns from the second turn on
+        mlp, radam, none, fewer than workers, summed, nothing
+        parametrised, adam, by step, drop last, in step, nothing
+        routed, nesterov, by epoch, replacing, in step, saves its model
+        frozen, adadelta, cosine, drop last, in a cycle, swa
+        batch norm, adamw, lr by hand, replacing, in a cycle, swa
+        tied, adadelta, lambda, augmented, adversarial, saves its model
+        recurrent, adam, plateau, sampler with generator, two passes, learns from the second turn on
+        dropout, two groups, cosine, replacing, recomputed, best model kept
+        mlp, adamw, by step, split, clip norm, ema
+        image, rmsprop, by epoch, tensors, scaled, stops early
+        layer norm, nadam, none, processes, frozen statistics, writes a history
+        parametrised, radam, lr by hand, one by one, by gradient, swa
+        frozen, nesterov, plateau, fewer than workers, alternating, nothing
+        batch norm, adagrad, plateau, in order, first batches, saves its weights
+        attention, sgd, by epoch, processes of a turn, plain, stops early
+        routed, adamw, by epoch, ragged, evaluated, swa
+        spectral, sgd, by epoch, buckets, closure, nothing
+        mlp, nesterov, by epoch, unseeded split, twice, warm-up by its own count
+        attention, two groups, by step, subset of two, left early, swa
+        batch norm, sgd, cosine, own generator, twice, best model kept
+        layer norm, nadam, by epoch, batch sampler, penalty, saves its model
+        parametrised, adagrad, cosine, unseeded split, accumulate, ema
+        dropout, nadam, by step, weighted, regularised, swa
+        frozen, adam, none, even, short batches end the turn, nothing
+        image, radam, by step, even, clip value, ema
+        attention, nadam, cosine, drop last, several losses, saves its model
+        mlp, radam, lr by hand, augmented, accumulate over turns, group added
+        layer norm, radam, cosine, processes of a turn, short batches left out, saves its weights
+        recurrent, two groups, plateau, one by one, accumulate over turns, writes a history
+    """,
+    "2-1-3": """
+        routed, sgd, lambda, drop last, prefetching, writes a history
+        dropout, adagrad, lambda, in order, prefetching, saves its model
+        parametrised, adamw, lr by hand, drop last, summed, nothing
+        routed, sgd, lr by hand, buckets, summed, saves its model
+        mlp, adagrad, by step, drop last, in step, swa
+        frozen, radam, by epoch, ragged, in step, warm-up by its own count
+        tied, nesterov, cosine, drop last, in a cycle, best model kept
+        recurrent, two groups, plateau, ragged, in a cycle, saves its model
+        batch norm, adamw, lambda, ragged, by gradient, stops early
+        recurrent, adam, cosine, buckets, frozen statistics, best model kept
+        image, sgd, plateau, processes, plain, writes a history
+        routed, adadelta, lr by hand, even, alternating, ema
+        tied, two groups, by epoch, in order, several losses, saves its weights
+        spectral, nesterov, by step, fewer than workers, evaluated, learns from the second turn on
+        parametrised, radam, none, batch sampler, scaled, swa
+        attention, adagrad, by step, sampler with generator, left early, saves its model
+        layer norm, rmsprop, plateau, own generator, twice, nothing
+        parametrised, nadam, lambda, split, short batches left out, swa
+        dropout, nadam, by step, one by one, penalty, ema
+        mlp, rmsprop, by step, processes of a turn, closure, saves its model
+        frozen, adamw, cosine, subset of two, accumulate over turns, stops early
+        batch norm, radam, none, tensors, adversarial, group added
+        spectral, sgd, by epoch, tensors, clip norm, ema
+        image, two groups, by epoch, unseeded split, clip value, learns from the second turn on
+        image, nesterov, lr by hand, augmented, first batches, warm-up by its own count
+        layer norm, sgd, none, weighted, adversarial, stops early
+        spectral, rmsprop, cosine, replacing, regularised, writes a history
+        recurrent, adam, cosine, split, first batches, stops early
+        routed, radam, by step, drop last, recomputed, saves its model
+        frozen, rmsprop, cosine, augmented, two passes, stops early
+        routed, nadam, plateau, processes of a turn, short batches end the turn, best model kept
+        spectral, two groups, none, drop last, accumulate, nothing
+    """,
+}
 
 
-def _pairs(mix: Mix) -> set[tuple[str, str, str, str]]:
-    return {(a, x, b, y) for (a, x), (b, y) in combinations(vars(mix).items(), 2)}
-
-
-def _tried(rng: random.Random, todo: set[tuple[str, str]], first: tuple[str, str]) -> Mix:
-    """A mix with ``first`` and, of most axes, something that is still to be done."""
-    given = {axis: [kind for kind in kinds if (axis, kind) in todo] for axis, kinds in AXES.items()}
-    return _mixed(rng, {axis: kinds for axis, kinds in given.items() if kinds and rng.random() < 0.8}, dict([first]))
-
-
-def _mixed(rng: random.Random, wished: dict[str, list[str]], given: dict[str, str]) -> Mix:
-    """A sensible mix with the kinds ``given`` and, if they go together, one of those ``wished``."""
-    for attempt in range(1000):
-        lists = {**AXES, **wished} if attempt < 20 else AXES
-        mix = Mix(**{**{axis: rng.choice(kinds) for axis, kinds in lists.items()}, **given})
-        if sensible(mix):
-            return mix
-    raise ValueError(f"no sensible mix has {given}")
-
-
-def drawn(axis: str, kind: str, name: str) -> st.SearchStrategy[Mix]:
-    """Mixes with this kind. Hypothesis begins with the first of each list: each kind and history has its own order."""
-    rng = random.Random(f"{axis} {kind} {name}")
-    others = {other: st.sampled_from(rng.sample(kinds, len(kinds))) for other, kinds in AXES.items() if other != axis}
-    return st.builds(Mix, **others, **{axis: st.just(kind)}).filter(sensible)
-
-
-def search(axis: str, kind: str, name: str, number: int, each: Callable[[Mix], None]) -> None:
-    """Call ``each`` with ``number`` mixes that are `drawn`, the same ones in each run."""
-
-    @settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.seed(f"{axis} {kind} {name}")
-    @given(drawn(axis, kind, name))
-    def one(mix: Mix) -> None:
-        each(mix)
-
-    one()
+def table() -> Iterator[tuple[str, Mix]]:
+    """(name of a history, mix)."""
+    for name, lines in _TABLE.items():
+        for line in lines.strip().splitlines():
+            yield name, Mix(*(kind.strip() for kind in line.split(",")))

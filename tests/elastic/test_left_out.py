@@ -36,26 +36,9 @@ class Loop:
         return self.hand.left_out.why(place)
 
 
-def test_a_short_last_batch():
-    loop = Loop().learn(9, 9).fetch(3).end()
-    for place in ("reading", "mean", "boundary"):
-        assert "3 samples was left out" in loop.why(place) and "each of 3 workers" in loop.why(place)
-    loop.hand.next_turn()
-    assert loop.why("boundary") is None
-
-
 def test_short_batches_in_the_middle():
     assert "6 samples" in Loop().learn(12).fetch(6).learn(12).end().why("reading")
     assert "6 samples" in Loop().fetch(6).learn(12, 12).end().why("reading")
-
-
-def test_no_batch_of_a_turn():
-    loop = Loop().fetch(9).fetch(9)
-    assert loop.why("mean") is None  # its loss may come now
-    assert loop.end().why("reading") is None  # it may have collected them
-    assert "no batch of this turn" in loop.why("mean")
-    assert "no batch of this turn" in Loop().fetch(9).why("boundary")
-    assert Loop(learns=False).fetch(9).end().why("boundary") is None
 
 
 def test_what_is_no_decision_by_length():

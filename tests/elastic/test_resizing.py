@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
@@ -32,8 +30,8 @@ def same(ours, reports, weights):
 
 
 @pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
-@pytest.mark.parametrize("widths", list(product([1, 2], repeat=3)))
-def test_every_sequence_of_widths_gives_the_result_of_one_worker(pool, trial, widths):
+@pytest.mark.parametrize("widths", [(1, 2, 1), (2, 1, 2), (2, 2, 2)])
+def test_every_change_of_width_gives_the_result_of_one_worker(pool, trial, widths):
     same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
 
 

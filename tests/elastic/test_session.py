@@ -170,43 +170,6 @@ def test_user_code_that_catches_exceptions_does_not_keep_a_loop_alive(pool):
     assert lost(pool[0]) < 5
 
 
-def test_a_leader_that_breaks_out_ends_its_followers(pool):
-    driver = Driver(pool, trials.breaking, {"stop": 10})
-    driver.turn(1)
-    driver.resize(2)
-    for turn in (2, 3):
-        pool[0].call(trials.allow)
-        driver.turn(turn)
-    pool[0].call(trials.allow)
-    assert pool[0].call(trials.outcome)[0] == "returned"
-    assert pool[1].call(trials.outcome)[0] == "left"
-
-
-def test_a_leader_that_fails_takes_its_followers_with_it(pool):
-    driver = Driver(pool, trials.failing, {"stop": 10})
-    driver.turn(1)
-    driver.resize(2)
-    pool[0].call(trials.allow)
-    driver.turn(2)
-    pool[0].call(trials.allow)
-    kind, value = pool[0].call(trials.outcome)
-    assert kind == "failed" and "user's own" in value
-    assert pool[1].call(trials.outcome)[0] == "lost"
-
-
-def test_two_loops_in_one_function(pool):
-    for first in (True, False):  # the follower joins in the first loop, or in the second
-        driver = Driver(pool, trials.two_loops, {})
-        for turn in range(1, 5):
-            driver.turn(turn)
-            if turn == (1 if first else 3):
-                driver.resize(2)
-            pool[0].call(trials.allow)
-        endings = [worker.call(trials.outcome) for worker in pool]
-        assert [kind for kind, _ in endings] == ["returned"] * 2, endings
-        assert pool[0].call(trials.reports) == pytest.approx(trials.plain(trials.two_loops, {})[0], rel=1e-4)
-
-
 def test_class_trainables_come_to_a_boundary_before_each_step(pool, tmp_path):
     reports = []
     trials.plain(trials.mlp, {}), reports.extend(trials.plain(trials.mlp, {})[0])

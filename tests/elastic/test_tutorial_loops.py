@@ -34,30 +34,21 @@ _UNLIKE = "a new worker does not compute what the leader does: "
 REHEARSED = {
     "words, hidden of the batch size": "divided among 2 workers the loop fails",
     "vae, a sum": "divided among 2 workers the gradient of",
-    "masked language": "divided among 2 workers the gradient of",
-    "outliers skipped": "the workers do different things at once",
     "size of the data set": r"elastic.mean\(\) got the number of all samples, 44",
     "curriculum": "the loop has prepared no DataLoader",
 }
 #: Those that go on with one worker, and the line that says why.
 REFUSED = {
-    "lr finder": "its workers drift apart: worker 1 differed from the leader in: learning rate",
-    "best weights restored": "parameters",
     "ema": f"{_UNLIKE}parameters",
     "zipped with one not prepared": f"{_UNLIKE}its gradient of",
     "forever, for all epochs": "the loop keeps an iterator over a prepared DataLoader",
     "curriculum, prepared": "the loop has changed what it prepared: DataLoaders 0 before",
-    "trainer": f"{_UNLIKE}its gradient of",
-    "scheduled sampling": f"{_UNLIKE}its gradient of",
-    "momentum target": f"{_UNLIKE}its gradient of",
     "dynamic weights of losses": f"{_UNLIKE}its gradient of",
     "hard examples": f"{_UNLIKE}its gradient of",
     "sam with momentum": f"{_UNLIKE}its gradient of",
     "lookahead, inner prepared": _UNLIKE,
 }
-#: Those of them whose workers differ until that is put right.
-DIFFERING = ("lr finder", "best weights restored")
-POSTPONED = ("a cycle an epoch", "forever, an epoch", "next by hand", "islice")
+POSTPONED = ("forever, an epoch", "next by hand", "islice")
 #: Wrong with several workers, and nobody says so in time: why, and in which history. `elastic.prepare` lists the first
 #: two.
 WRONG = {
@@ -112,8 +103,7 @@ def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:
     seed()
     reports, weights = trials.plain(named, config)
     gc.collect()  # ends the processes of the loaders that ran here
-    differs = "worker 1 differed" if name in DIFFERING else ""
-    trip = Seeing(pool, config, named, refused=REFUSED.get(name, ""), differs=differs)
+    trip = Seeing(pool, config, named, refused=REFUSED.get(name, ""))
     got, values = trip.go(widths)
     same(got, reports)
     for each in values:

@@ -262,15 +262,6 @@ def stubborn(config: dict[str, Any], report: Report) -> None:
             raise AssertionError("the loop's end came as an Exception") from error
 
 
-def breaking(config: dict[str, Any], report: Report) -> None:
-    """Its leader stops early, and does not tell."""
-    elastic.prepare(nn.Linear(6, 1))
-    for epoch in elastic.epochs(0, config["stop"]):
-        report(0.0)
-        if epoch == 2 and here().session.leader:
-            break
-
-
 def failing(config: dict[str, Any], report: Report) -> None:
     elastic.prepare(nn.Linear(6, 1))
     for epoch in elastic.epochs(0, config["stop"]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 from fluidtune import elastic
 
@@ -21,7 +19,6 @@ from .tutorial_loops import (
     Loop,
     Meter,
     Report,
-    cnn,
     images,
     loader_of,
     mlp,
@@ -61,26 +58,6 @@ def graphs(config: Config, report: Report) -> Any:
             loss.backward()
             optimizer.step()
             meter.update(loss.item(), len(y))
-        report(meter.mean)
-    return weights(model)
-
-
-def triplets(config: Config, report: Report) -> Any:
-    anchors, near, far = (numbers(44, seed).tensors[0] for seed in (0, 1, 2))
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    optimizer = sgd(model)
-    loader = loader_of(TensorDataset(anchors, anchors + 0.1 * near, far))
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
-    criterion = nn.TripletMarginLoss(margin=1.0)
-    for _ in turns(config):
-        meter = Meter()
-        for a, p, n in loader:
-            loss = criterion(model(a), model(p), model(n))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            meter.update(loss.item(), len(a))
         report(meter.mean)
     return weights(model)
 
@@ -128,115 +105,6 @@ def vae(sums: bool) -> Loop:
     return loop
 
 
-def _generator_and_judge(norm: bool) -> tuple[nn.Module, nn.Module]:
-    torch.manual_seed(1)
-    middle = [nn.BatchNorm1d(8)] if norm else []
-    maker = nn.Sequential(nn.Linear(6, 8, bias=not norm), *copy.deepcopy(middle), nn.ReLU(), nn.Linear(8, 6)).double()
-    judge = nn.Sequential(nn.Linear(6, 8, bias=not norm), *middle, nn.LeakyReLU(0.2), nn.Linear(8, 1)).double()
-    return maker, judge
-
-
-def dcgan(config: Config, report: Report) -> Any:
-    """The DCGAN tutorial: labels of the batch's size, three backward passes, batch normalisation in both."""
-    maker, judge = _generator_and_judge(norm=True)
-    of_maker = torch.optim.Adam(maker.parameters(), lr=0.01, betas=(0.5, 0.999))
-    of_judge = torch.optim.Adam(judge.parameters(), lr=0.01, betas=(0.5, 0.999))
-    loader = loader_of(numbers(), own=3)
-    maker, judge, of_maker, of_judge, loader = elastic.prepare(maker, judge, of_maker, of_judge, loader)
-    criterion = nn.BCEWithLogitsLoss()
-    for _ in turns(config):
-        meter = Meter()
-        for x, _ in loader:
-            judge.zero_grad()
-            label = torch.full((x.size(0),), 1.0, dtype=torch.float64)
-            real = criterion(judge(x).view(-1), label)
-            real.backward()
-            made = maker(x.flip(1) + 0.0 * torch.randn(x.size(0), 6, dtype=torch.float64))
-            label.fill_(0.0)
-            fake = criterion(judge(made.detach()).view(-1), label)
-            fake.backward()
-            of_judge.step()
-            maker.zero_grad()
-            label.fill_(1.0)
-            error = criterion(judge(made).view(-1), label)
-            error.backward()
-            of_maker.step()
-            meter.update(real.item() + fake.item() + error.item(), x.size(0))
-        report(meter.mean)
-    return weights(maker, judge)
-
-
-def wgan_gp(config: Config, report: Report) -> Any:
-    """A gradient penalty, and the generator's step at every second batch."""
-    maker, judge = _generator_and_judge(norm=False)
-    of_maker, of_judge = (torch.optim.Adam(m.parameters(), lr=0.01, betas=(0.0, 0.9)) for m in (maker, judge))
-    loader = loader_of(numbers(), own=3)
-    maker, judge, of_maker, of_judge, loader = elastic.prepare(maker, judge, of_maker, of_judge, loader)
-    for _ in turns(config):
-        meter = Meter()
-        for i, (x, _) in enumerate(loader):
-            made = maker(x.flip(1))
-            of_judge.zero_grad()
-            alpha = 0.5 + 0.0 * torch.rand(x.size(0), 1, dtype=torch.float64)
-            between = (alpha * x + (1 - alpha) * made.detach()).requires_grad_(True)
-            score = judge(between)
-            slope = torch.autograd.grad(score, between, torch.ones_like(score), create_graph=True, retain_graph=True)[0]
-            penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
-            loss = -judge(x).mean() + judge(made.detach()).mean() + 10 * penalty
-            loss.backward()
-            of_judge.step()
-            if i % 2 == 0:
-                of_maker.zero_grad()
-                (-judge(maker(x.flip(1))).mean()).backward()
-                of_maker.step()
-            meter.update(loss.item(), len(x))
-        report(meter.mean)
-    return weights(maker, judge)
-
-
-def distillation(config: Config, report: Report) -> Any:
-    teacher = cnn(norm=True)
-    for p in teacher.parameters():
-        p.requires_grad_(False)
-    teacher.eval()
-    student = cnn()
-    optimizer = sgd(student)
-    student, optimizer, loader = elastic.prepare(student, optimizer, loader_of(images()))
-    for _ in turns(config):
-        meter = Meter()
-        for x, y in loader:
-            with torch.no_grad():
-                taught = F.softmax(teacher(x) / 2, 1)
-            out = student(x)
-            soft = F.kl_div(F.log_softmax(out / 2, 1), taught, reduction="batchmean") * 4
-            loss = 0.5 * soft + 0.5 * F.cross_entropy(out, y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            meter.update(loss.item(), len(x))
-        report(meter.mean)
-    return weights(student)
-
-
-def learned_weights(config: Config, report: Report) -> Any:
-    """Two losses, whose weights are parameters that belong to no module."""
-    model, head = mlp(), nn.Linear(6, 1).double()
-    logs = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters(), logs], lr=0.02)
-    model, head, optimizer, loader = elastic.prepare(model, head, optimizer, loader_of(numbers()))
-    for _ in turns(config):
-        meter = Meter()
-        for x, y in loader:
-            losses = torch.stack([F.mse_loss(model(x), y), F.l1_loss(head(x), x.sum(1, keepdim=True))])
-            loss = (losses * torch.exp(-logs) + logs).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            meter.update(loss.item(), len(x))
-        report(meter.mean)
-    return [*weights(model, head), logs.detach().clone()]
-
-
 def dynamic_weights(config: Config, report: Report, shared: bool = False) -> Any:
     """The weights of two losses follow their means in the last two epochs (DWA). ``shared``: those of all workers."""
     model, head = mlp(), nn.Linear(6, 1).double()
@@ -259,38 +127,6 @@ def dynamic_weights(config: Config, report: Report, shared: bool = False) -> Any
         means.of.append(whole if shared else [meter.total / meter.count for meter in meters])
         report(sum(whole))
     return weights(model, head)
-
-
-def momentum_target(prepared: bool) -> Loop:
-    """BYOL's target: a copy that follows the model. ``prepared``: it is."""
-
-    def loop(config: Config, report: Report) -> Any:
-        model = mlp()
-        target = copy.deepcopy(model)
-        optimizer = sgd(model)
-        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
-        target = elastic.prepare(target) if prepared else target
-
-        def follow() -> None:
-            with torch.no_grad():
-                for slow, p in zip(target.parameters(), model.parameters(), strict=True):
-                    slow.mul_(0.9).add_(p, alpha=0.1)
-
-        for _ in turns(config):
-            meter = Meter()
-            for x, y in loader:
-                with torch.no_grad():
-                    taught = target(x.flip(1))
-                loss = F.mse_loss(model(x), taught) + F.mse_loss(model(x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                follow()
-                meter.update(loss.item(), len(x))
-            report(meter.mean)
-        return weights(model)
-
-    return loop
 
 
 def hard_examples(config: Config, report: Report, begin: int = 0) -> Any:
@@ -466,26 +302,6 @@ def lookahead(kind: type[Lookahead], inner: bool = False) -> Loop:
     return loop
 
 
-def outliers_skipped(config: Config, report: Report) -> Any:
-    """Leaves out a batch whose loss is far above the running mean."""
-    model, running = mlp(), elastic.state(mean=1.0)
-    optimizer = sgd(model)
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
-    for _ in turns(config):
-        meter = Meter()
-        for x, y in loader:
-            loss = F.mse_loss(model(x), y)
-            meter.update(loss.item(), len(x))
-            if loss.item() > 1.2 * running.mean:
-                continue
-            running.mean = 0.9 * running.mean + 0.1 * loss.item()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        report(meter.mean)
-    return weights(model)
-
-
 def epoch_of_batches(config: Config, report: Report) -> Any:
     """The mean of the batches' losses, each counted once, as ``running_loss / len(loader)`` is."""
     model = mlp()
@@ -522,17 +338,10 @@ def size_of_dataset(config: Config, report: Report) -> Any:
 
 LOOPS: dict[str, Loop] = {
     "graphs": graphs,
-    "triplets": triplets,
     "vae, a sum": vae(sums=True),
     "vae, a mean": vae(sums=False),
-    "dcgan": dcgan,
-    "wgan-gp": wgan_gp,
-    "distillation": distillation,
-    "learned weights of losses": learned_weights,
     "dynamic weights of losses": dynamic_weights,
     "dynamic weights, of all workers": partial(dynamic_weights, shared=True),
-    "momentum target": momentum_target(prepared=False),
-    "momentum target, prepared": momentum_target(prepared=True),
     "hard examples": hard_examples,
     "hard examples, later": partial(hard_examples, begin=2),
     "sam": sam(by_closure=False),
@@ -541,7 +350,6 @@ LOOPS: dict[str, Loop] = {
     "lookahead": lookahead(Lookahead),
     "lookahead of timm": lookahead(TimmLookahead),
     "lookahead, inner prepared": lookahead(Lookahead, inner=True),
-    "outliers skipped": outliers_skipped,
     "mean of batches": epoch_of_batches,
     "size of the data set": size_of_dataset,
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
@@ -108,31 +106,7 @@ def swa(prepared: bool) -> Loop:
     return loop
 
 
-def copied_evaluation(config: Config, report: Report) -> Any:
-    """Evaluates a copy of the model, which it makes in each epoch."""
-    model = mlp()
-    optimizer = sgd(model)
-    train, test = loader_of(numbers()), DataLoader(numbers(21, 5), batch_size=10)
-    model, optimizer, train, test = elastic.prepare(model, optimizer, train, test)
-    for _ in turns(config):
-        epoch_of(model, optimizer, train)
-        report(evaluate(copy.deepcopy(model), test))
-    return weights(model)
-
-
 # -- how the batches are read --
-
-
-def validated_around(config: Config, report: Report) -> Any:
-    model = mlp()
-    optimizer = sgd(model)
-    train, test = loader_of(numbers()), DataLoader(numbers(21, 5), batch_size=10)
-    model, optimizer, train, test = elastic.prepare(model, optimizer, train, test)
-    for _ in turns(config):
-        before = evaluate(model, test)
-        loss = epoch_of(model, optimizer, train)
-        report(before + loss + evaluate(model, test))
-    return weights(model)
 
 
 def zipped(prepared: bool) -> Loop:
@@ -209,92 +183,18 @@ def curriculum(prepared: bool) -> Loop:
     return loop
 
 
-def folds(config: Config, report: Report) -> Any:
-    """Two folds, each with a model of its own."""
-    data, found = numbers(), []
-    for fold in range(2):
-        rest = [i for i in range(len(data)) if i % 2 != fold]
-        model = mlp(fold)
-        optimizer = sgd(model)
-        model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(Subset(data, rest)))
-        for _ in turns(config):
-            report(epoch_of(model, optimizer, loader))
-        found += weights(model)
-    return found
-
-
-def running_loss(config: Config, report: Report) -> Any:
-    """Prints a mean every three batches, as the classifier of PyTorch's first tutorial does."""
-    model = mlp()
-    optimizer = sgd(model)
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
-    for epoch in turns(config):
-        meter, running = Meter(), 0.0
-        for i, (x, y) in enumerate(loader):
-            loss = F.mse_loss(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            meter.update(loss.item(), len(x))
-            running += loss.item()
-            if i % 3 == 2:
-                print(f"[{epoch + 1}, {i + 1:5d}] loss: {running / 3:.3f}")
-                running = 0.0
-        report(meter.mean)
-    return weights(model)
-
-
-class Trainer:
-    """Its loss has a weight that grows with the steps. ``prepared``: their number is."""
-
-    def __init__(self, prepared: bool) -> None:
-        self.model = mlp()
-        self.optimizer = sgd(self.model)
-        self.model, self.optimizer, self.loader = elastic.prepare(self.model, self.optimizer, loader_of(numbers()))
-        self.progress = elastic.state(steps=0) if prepared else type("Progress", (), {"steps": 0})()
-
-    def training_step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.progress.steps += 1
-        out = self.model(x)
-        return F.mse_loss(out, y) + min(1.0, self.progress.steps / 50) * out.abs().mean()
-
-    def fit(self, config: Config, report: Report) -> Any:
-        for _ in turns(config):
-            meter = Meter()
-            for x, y in self.loader:
-                loss = self.training_step(x, y)
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                meter.update(loss.item(), len(x))
-            report(meter.mean)
-        return weights(self.model)
-
-
-def trainer(prepared: bool) -> Loop:
-    return lambda config, report: Trainer(prepared).fit(config, report)
-
-
 LOOPS: dict[str, Loop] = {
     "ema, prepared": ema(prepared=True, divided=True),
     "ema": ema(prepared=False, divided=True),
     "ema, evaluated whole": ema(prepared=False, divided=False),
     "swa, prepared": swa(prepared=True),
     "swa": swa(prepared=False),
-    "evaluates a copy": copied_evaluation,
-    "validated before and after": validated_around,
-    "zipped": zipped(prepared=True),
     "zipped with one not prepared": zipped(prepared=False),
     "a cycle for all epochs": steps_of(lambda loader: one_iterator(cycle(loader))),
-    "a cycle an epoch": steps_of(lambda loader: lambda: cycle(loader)),
     "forever, for all epochs": steps_of(lambda loader: one_iterator(forever(loader))),
     "forever, an epoch": steps_of(lambda loader: lambda: forever(loader)),
     "next by hand": steps_of(lambda loader: lambda: iter(loader)),
     "islice": steps_of(lambda loader: lambda: islice(loader, 3), 3),
     "curriculum": curriculum(prepared=False),
     "curriculum, prepared": curriculum(prepared=True),
-    "folds": folds,
-    "running loss": running_loss,
-    "trainer": trainer(prepared=False),
-    "trainer, prepared": trainer(prepared=True),
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fluidtune.engine import (
     DeviceDemand,
     DeviceGained,
@@ -35,47 +33,9 @@ def added(*names: str, kind: Kind = "plain", share: float = 1.0, iterations: flo
     return [TrialAdded(name, "g", kind, iterations, share) for name in names]
 
 
-def test_a_job_without_trials_could_use_nothing() -> None:
-    engine = Engine()
-    assert engine.demand(8) == DeviceDemand() and not engine.knows_trials and engine.trials_waiting == 0
-
-
-def test_every_trial_that_waits_could_use_a_device() -> None:
-    engine = engine_with(1, *added("a", "b", "c"))
-    assert engine.demand(8) == DeviceDemand({1: 2}) and engine.trials_waiting == 2
-
-
-def test_trials_that_run_and_have_ended_need_none() -> None:
-    engine = engine_with(2, *added("a", "b"))
-    assert engine.demand(8) == DeviceDemand()
-    engine.handle(TrialEnded("a", "stopped"), now=1.0)
-    assert engine.demand(8) == DeviceDemand()
-
-
-def test_trials_that_share_a_device_by_what_they_ask_for_count_as_one() -> None:
-    assert engine_with(0, *added("a", "b", "c", share=0.5)).demand(8).starting == {1: 2}
-
-
-def test_trials_of_several_devices_are_counted_by_their_number() -> None:
-    engine = engine_with(1, *added("a", "b", share=2.0), *added("c", "d"))
-    assert engine.demand(8).starting == {2: 2, 1: 1}
-
-
-@pytest.mark.parametrize("concurrency, there, wanted", [(3, 0, 3), (3, 1, 2), (1, 1, 0), (None, 1, 4)])
-def test_trials_beyond_their_group_s_concurrency_do_not_count(concurrency: int | None, there: int, wanted: int) -> None:
-    engine = engine_with(there, *added(*"abcde"), synchronous=False, concurrency=concurrency)
-    assert sum(engine.demand(8).starting.values()) == wanted
-
-
 def measured(engine: Engine, trial: str, seconds: float = 10.0, width: float = 1.0, results: int = 4) -> None:
     for _ in range(results):
         engine.handle(Result(trial, seconds, width), now=1.0)
-
-
-def test_a_plain_trial_never_grows() -> None:
-    engine = engine_with(1, *added("a"))
-    measured(engine, "a")
-    assert engine.demand(8).growing == 0
 
 
 def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fluidtune.engine import (
     DeviceGained,
-    DeviceLost,
     Engine,
     GroupAnnounced,
     KindFound,
@@ -49,11 +48,6 @@ def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
     assert wider == resize("a", (0, 2, 4, 5, 1, 3))
 
 
-def test_a_trial_grows_within_its_model_before_it_grows_within_its_node() -> None:
-    bench = alone(4, told("FSSF"), per_node=2)
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 3))]
-
-
 def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
     bench = alone(4, told("FSSF"))
     bench(Result("a", 1.0, 1))
@@ -72,14 +66,6 @@ def test_a_trial_over_several_devices_of_one_node_gets_them_of_one_model_if_it_c
     bench = Bench(2)
     # As under stock: it would wait for ever.
     assert bench(*told("FS"), plain("a", share=2.0)) == [start("a", (0, 1), 1.0)]
-
-
-def test_a_lost_device_comes_back_with_another_model() -> None:
-    bench = Bench(2)
-    bench(*told("FF"), DeviceLost(1), ModelFound(1, SLOW))
-    assert not bench.engine._state.devices.models.mixed, "told late: the device was not there"
-    bench(DeviceGained(1), ModelFound(1, SLOW))
-    assert bench.engine._state.devices.models.mixed
 
 
 @settings(deadline=None)
@@ -124,9 +110,3 @@ def instructions(seed: int, models: str, elastics: int) -> list:
         if late and batch:
             batch.append(late.pop())
     return out
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(["FFFFFF", "FF??F?"]), st.integers(0, 9))
-def test_where_all_devices_are_of_one_model_nothing_changes(seed: int, models: str, elastics: int) -> None:
-    assert instructions(seed, models, elastics) == instructions(seed, "??????", elastics)

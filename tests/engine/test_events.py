@@ -124,12 +124,6 @@ def test_a_trial_whose_group_broke_resumes_where_a_worker_certainly_lives(alive)
     bench.engine.validate_state()
 
 
-def test_a_trial_that_lost_a_worker_resumes_where_another_worker_of_it_may_live():
-    assert first(wide(2, 4)(WorkerLost("a", device=2))) == 3
-    assert first(wide(2, 4)(WorkerLost("a", device=3))) == 2
-    assert first(wide(3, 4)(DeviceLost(1))) == 2
-
-
 def test_two_workers_lost_in_a_row_are_both_avoided():
     bench = wide(3, 4)
     assert first(bench(WorkerLost("a", device=1))) == 2
@@ -142,24 +136,10 @@ def test_two_workers_lost_in_a_row_are_both_avoided():
     assert first(bench(WorkerLost("a", device=3))) == 1
 
 
-def test_a_lost_worker_is_forgotten_after_the_next_iteration():
-    bench = wide(2, 3)
-    assert first(bench(WorkerLost("a", alive=2))) == 2
-    bench(Result("a", 1.0, 1))
-    assert first(bench(WorkerLost("a", device=2))) == 0
-
-
 def first(out) -> int:
     (resumed,) = [instruction for instruction in out if isinstance(instruction, Resume)]
     assert resumed.trial == "a"
     return resumed.devices[0]
-
-
-def test_a_worker_lost_while_its_trial_waits_changes_nothing():
-    bench = Bench(1)
-    bench(plain("a"))
-    assert bench(DeviceLost(0), WorkerLost("a"), Result("a", 1.0, 1)) == []
-    assert bench.engine.waiting == ("a",)
 
 
 def test_views_show_what_is_known():
@@ -210,13 +190,6 @@ def test_an_unknown_budget_is_estimated_from_finished_trials_then_from_iteration
     assert bench.engine.trial("b").height == 12.0
 
 
-def test_iterations_left_never_go_below_zero():
-    bench = Bench(1)
-    bench(plain("a", 1))
-    bench.results("a", 1.0, 3)
-    assert bench.engine.trial("a").iterations == 0
-
-
 def test_median_of_recent_results_forgets_outliers_and_old_times():
     bench = Bench(1)
     bench(plain("a", 100))
@@ -225,17 +198,6 @@ def test_median_of_recent_results_forgets_outliers_and_old_times():
     assert bench.engine.trial("a").seconds == {1: 1.0}
     bench.results("a", 3.0, 7)
     assert bench.engine.trial("a").seconds == {1: 3.0}
-
-
-def test_the_same_events_give_the_same_instructions():
-    def run():
-        bench = Bench(4, max_packing=2)
-        out = bench(*[elastic(f"t{k}", 10 + k % 5) for k in range(9)])
-        for instruction in list(out):
-            out += bench(Result(instruction.trial, 1.0, instruction.share))
-        return out + bench(*[TrialEnded(name, "stopped") for name in bench.engine.running])
-
-    assert run() == run()
 
 
 def test_a_group_may_change_its_concurrency():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.engine import EngineError, Instruction, NeedFound, Result, Start, Suspend, TrialEnded, WorkerLost
+from fluidtune.engine import Instruction, NeedFound, Result, Start, Suspend, TrialEnded, WorkerLost
 from tests.engine.helpers import Bench, elastic, plain, resume, start
 
 
@@ -157,15 +157,6 @@ def test_iterations_with_changing_neighbours_do_not_count():
         assert bench.engine.c == 1
 
 
-def test_a_hopeless_attempt_ends_after_one_iteration():
-    devices = Device({1: 1.0, 2: 10.0, 3: 99.0, 4: 99.0})
-    while devices.most() == 1:
-        devices.turn()
-    devices.turn()
-    devices.turn()
-    assert any(isinstance(i, Suspend) for i in devices.said)
-
-
 def test_trials_that_do_not_fit_the_memory_do_not_share():
     devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=0.4)
     for _ in range(20):
@@ -175,12 +166,6 @@ def test_trials_that_do_not_fit_the_memory_do_not_share():
     for _ in range(20):
         devices.turn()
     assert devices.most() == 1
-
-
-def test_nothing_is_tried_while_the_memory_is_not_known():
-    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=None)
-    for _ in range(10):
-        assert devices.turn() == []
 
 
 def test_trials_that_cannot_be_moved_and_short_ones_are_not_tried():
@@ -203,20 +188,3 @@ def test_while_a_newcomer_loads_its_neighbours_times_do_not_count():
         bench(Result("a", 1.0, 0.5, 0.1))  # still alone, since b's process is starting
     assert bench.engine.c == 1
     assert bench.engine.trial("a").seconds == {1: 1.0}
-
-
-def test_an_attempt_whose_trials_end_is_no_verdict():
-    devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3}, trials=12)
-    while devices.most() == 1:
-        devices.turn()
-    devices.bench(TrialEnded("t0", "stopped"), TrialEnded("t2", "stopped"))
-    for _ in range(12):
-        devices.turn()
-    assert devices.bench.engine.c == 2
-
-
-def test_memory_must_be_a_number():
-    bench = Bench(1)
-    bench(elastic("a"))
-    with pytest.raises(EngineError, match="memory"):
-        bench(Result("a", 1.0, 1, float("nan")))

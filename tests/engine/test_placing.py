@@ -86,27 +86,6 @@ def test_a_share_below_one_packs_without_max_packing_unless_a_device_is_idle():
     assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [start(name, (0,), 1 / 3) for name in "abc"]
 
 
-def test_plain_trials_start_on_one_device_however_tall():
-    assert Bench(4)(plain("a", 1000), plain("b", 1)) == [start("a", (0,), 1.0), start("b", (1,), 1.0)]
-
-
-def test_trials_that_cannot_be_packed_do_not_join_a_packed_device():
-    bench = Bench(1)
-    assert bench(plain("half", share=0.5)) == [start("half", (0,), 0.5)]
-    assert bench(plain("whole")) == []
-    assert bench(TrialEnded("half", "stopped")) == [release("half", (0,)), start("whole", (0,), 1.0)]
-
-
-def test_wide_start_stays_on_one_node_and_leaves_one_device_for_everyone():
-    bench = Bench(6, per_node=4)
-    out = bench(elastic("big", 60), elastic("s1", 1), elastic("s2", 1))
-    assert out == [start("big", (0, 1, 2, 3), 1.0), start("s1", (4,), 1.0), start("s2", (5,), 1.0)]
-
-
-def test_wide_start_respects_max_workers():
-    assert Bench(4, max_workers=2)(elastic("a")) == [start("a", (0, 1), 1.0)]
-
-
 def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
     bench = Bench(4, per_node=2)
     bench(plain("a", 9), plain("b", 8), plain("c", 7))
@@ -174,13 +153,6 @@ def test_a_group_that_is_passed_over_too_often_comes_first():
         if current == "patient":
             break
     assert current == "patient" and turn == 4
-
-
-def test_a_few_new_trials_find_their_place_without_a_new_plan():
-    bench = Bench(1)
-    bench(*[plain(f"t{k}", 100 - k) for k in range(40)])
-    bench(plain("new", 97.5))
-    assert bench.engine.waiting[:4] == ("t1", "t2", "new", "t3")
 
 
 def test_wide_starts_leave_one_device_for_each_of_their_group():

@@ -72,48 +72,12 @@ def test_a_new_budget_is_a_reason_to_grow():
     assert bench(BudgetChanged("a", 50)) == [resize("a", (0, 1))]
 
 
-def test_a_freed_device_goes_to_a_waiting_trial_else_to_growth():
-    bench = Bench(2)
-    bench(elastic("a", 50), elastic("b", 40), elastic("c", 30))
-    assert bench(Result("a", 1.0, 1), Result("b", 1.0, 1)) == []
-    assert bench(TrialEnded("b", "stopped")) == [release("b", (1,)), start("c", (1,), 1.0)]
-    assert bench(TrialEnded("c", "stopped")) == [release("c", (1,)), resize("a", (0, 1))]
-
-
-def test_growth_prefers_its_own_node():
-    bench = Bench(0)
-    bench(DeviceGained(0, "x"), DeviceGained(1, "y"), DeviceGained(2, "x"), plain("a"), plain("b"))
-    assert bench.engine.devices == {0: ("a",), 1: ("b",), 2: ()}
-    bench(DeviceGained(3, "y"))
-    bench(KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1)) == [resize("b", (1, 3))]
-    bench(Resized("b", (1, 3), 0.1))
-    assert bench.results("b", 0.5, 3, 2) == [resize("b", (1, 3, 2))]
-
-
-def test_leftovers_of_the_floor_are_handed_out():
-    """[10, 1, 1] on 4 devices: StaticFluid gives 3, 1, 1; two equal trials on 3: 1, 1. Neither may idle."""
-    bench = Bench(3)
-    bench(plain("a", 100), plain("b", 100))
-    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench(Result("a", 1.0, 1)) == []  # b is the tallest now and may grow after its first result
-    assert bench(Result("b", 1.0, 1)) == [resize("a", (0, 2))]
-
-
 def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     bench = Bench(4)
     bench(plain("a"), plain("b"))
     bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
     assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 2))]
     assert bench(Result("b", 1.0, 1)) == [resize("b", (1, 3))]
-
-
-def test_a_trial_has_one_resize_at_a_time():
-    bench = alone(2)
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-    assert bench(DeviceGained(2, "node0"), DeviceGained(3, "node0"), Result("a", 1.0, 1)) == []
-    assert bench(Resized("a", (0, 1), 0.1)) == []  # its speed at width 2 is not measured yet
-    assert bench.results("a", 0.5, 3, width=2) == [resize("a", (0, 1, 2, 3))]
 
 
 def test_a_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
@@ -219,15 +183,6 @@ def test_a_wide_trial_without_a_known_end_makes_room():
     assert bench(Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
-def test_a_wide_start_may_be_partial_or_fail():
-    bench = Bench(4)
-    assert bench(elastic("a")) == [start("a", (0, 1, 2, 3), 1.0)]
-    assert bench.engine.trial("a").devices == (0,)
-    assert bench(ResizeFailed("a", (0,))) == [release("a", (1, 2, 3))]
-    assert bench.results("a", 1.0, 2) == []
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-
-
 def test_dynamic_fluid_takes_from_one_to_give_to_another():
     """a scales badly and holds 3 of 4 devices, and b is as tall. When b lacks devices, a shrinks."""
     bench = Bench(4)
@@ -284,25 +239,6 @@ def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
     assert bench.results("c", 1.0, 3) == [resize("c", (0, 1))]
 
 
-def test_one_iteration_is_not_worth_a_suspension():
-    bench = Bench(2, max_packing=2)
-    bench(*[TrialAdded(name, "g", "checkpointing", 4) for name in "abcd"])
-    for name in "abcd":
-        bench.results(name, 9.0, 3, width=0.5)
-    assert bench(TrialEnded("b", "stopped")) == [release("b", (1,))]
-    assert bench(TrialEnded("d", "stopped")) == [release("d", (1,))]
-
-
-def test_nothing_is_suspended_where_packing_costs_little():
-    bench = Bench(2, max_packing=2)
-    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
-    for name in "abcd":
-        bench.results(name, 1.01, 3, width=0.5)
-    bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
-    bench(Result("d", 1.0, 1))
-    assert bench(TrialEnded("d", "stopped")) == [release("d", (1,))]
-
-
 def test_a_packed_trial_is_moved_where_it_may_then_grow():
     bench = Bench(3, max_packing=2)
     bench(elastic("scales", 60))
@@ -319,18 +255,6 @@ def test_a_packed_trial_is_moved_where_it_may_then_grow():
     assert [i.trial for i in out if isinstance(i, Suspend)] == ["a"]
 
 
-def test_nothing_grows_while_devices_are_held_back():
-    bench = Bench(4, per_node=2)
-    bench(plain("a"), plain("x", share=2))
-    assert bench.engine.devices == {0: ("a",), 1: (), 2: ("x",), 3: ("x",)}
-    assert bench(plain("y", share=2), KindFound("a", "elastic"), Result("a", 1.0, 1)) == []
-    assert bench(TrialEnded("x", "stopped")) == [
-        release("x", (2, 3)),
-        start("y", (2, 3), 1.0),
-        resize("a", (0, 1)),
-    ]
-
-
 def test_one_waiting_trial_shrinks_one_wide_trial():
     bench = Bench(4)
     assert bench(elastic("a"), elastic("b")) == [start("a", (0, 1), 1.0), start("b", (2, 3), 1.0)]
@@ -338,14 +262,6 @@ def test_one_waiting_trial_shrinks_one_wide_trial():
     assert bench(plain("c")) == [resize("a", (0,))]
     assert bench(Result("b", 1.0, 2), Result("a", 1.0, 2)) == []
     assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,)), start("c", (1,), 1.0)]
-
-
-def test_a_device_that_one_trial_could_not_get_goes_to_another():
-    bench = Bench(3)
-    bench(plain("a", 1000), plain("b", 500))
-    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1), Result("a", 1.0, 1)) == [resize("a", (0, 2))]
-    assert bench(ResizeFailed("a", (0,))) == [release("a", (2,)), resize("b", (1, 2))]
 
 
 def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():

@@ -48,21 +48,6 @@ def test_the_smaller_limit_of_speed_and_memory_counts():
         assert len(b.engine.tenants(0)) == fit, memory
 
 
-def test_a_later_trial_joins_a_device_with_room():
-    for memory, joins in ((0.3, True), (0.6, False)):
-        b = bench(devices=2)
-        b(plain("a"), plain("b"))
-        b(needs("a", memory), needs("b", memory))
-        assert bool(starts(b(plain("c")))) is joins
-
-
-def test_ephemeral_memory_is_shared_by_taking_turns():
-    b = bench()
-    b(*[plain(f"t{k}") for k in range(6)])
-    b(needs("t0", 0.7, 0.6))  # P 0.1, E 0.6: 4 * 0.1 + 0.6 is all of it
-    assert len(b.engine.tenants(0)) == 4
-
-
 def test_a_share_that_the_script_asks_for_is_believed_until_it_is_measured():
     b = bench(c=1)
     assert len(starts(b(*[plain(f"t{k}", share=0.5) for k in range(3)]))) == 2
@@ -115,23 +100,6 @@ def test_a_trial_joins_the_fullest_device_that_it_does_not_slow_down():
     # Each is taken to need the median: 0.4 of the memory, 0.4 of the compute. In the end only the busy
     # device has room. Its trials are slowed down, but no trial waits for that reason.
     assert list(starts(found).items()) == [("x", home["large"]), ("y", home["small"]), ("z", home["busy"])]
-
-
-def test_the_width_of_a_packed_trial_is_its_share_under_the_policy():
-    for policy, want in (("FAIR", [1 / 3] * 3), ("PACK", [1 / 3] * 3), ("SRTF", [0.0, 1.0, 0.0])):
-        b = bench(policy=policy)
-        b(plain("a", 100), plain("b", 5), plain("c", 50))
-        b(needs("a", 0.5, 0.4))
-        b(needs("b", 0.5, 0.4), needs("c", 0.5, 0.4))
-        assert [b.engine.trial(name).width for name in "abc"] == pytest.approx(want), policy
-
-
-def test_alone_on_a_packed_device_a_trial_has_all_of_it():
-    b = bench()
-    b(plain("a"))
-    b(needs("a", 0.5))
-    assert b.engine.trial("a").width == 1.0
-    assert b.engine.trial("a").seconds == {1.0: 1.0}
 
 
 def test_a_promoted_trial_goes_first_and_equals_share():

@@ -100,26 +100,6 @@ def job(trials: int, devices: int, kind: str, iterations=lambda k: 20 + 7 * k % 
     return world, makespan
 
 
-def test_27_trials_on_4_devices_keep_them_busy():
-    world, makespan = job(27, 4, "elastic")
-    work = sum(iterations * seconds for iterations, seconds in world.todo.values())
-    print(f"utilisation {world.utilisation():.3f}, makespan {makespan:.1f} s, work/4 {work / 4:.1f} s")
-    assert world.utilisation() > 0.98
-    assert makespan < 1.03 * work / 4
-
-
-def test_one_long_trial_ends_sooner_than_on_one_device():
-    def iterations(k):
-        return 300 if k == 0 else 10
-
-    fluid, makespan = job(9, 4, "elastic", iterations)
-    stock, stock_makespan = job(9, 4, "plain", iterations)
-    print(f"elastic {makespan:.0f} s at {fluid.utilisation():.2f}, plain {stock_makespan:.0f} s")
-    assert stock_makespan == pytest.approx(300.0)
-    assert makespan < 0.5 * stock_makespan
-    assert fluid.utilisation() > 2 * stock.utilisation()
-
-
 def test_a_trial_that_does_not_scale_is_no_longer_resized_after_a_few_attempts():
     todo = {f"t{k}": (60, 1.0) for k in range(6)}
     world = World(Engine(), todo, beta=2.5)
@@ -145,15 +125,6 @@ def test_four_thousand_trials_on_four_hundred_devices():
     assert len(first) == 400
     world.carry_out(first)
     world.run()
-
-
-@pytest.mark.timeout(120)
-def test_trials_that_arrive_one_by_one():
-    engine = Engine()
-    engine.handle(*[DeviceGained(d) for d in range(100)], GroupAnnounced("g"), now=0.0)
-    for k in range(10_000):
-        engine.handle(TrialAdded(f"t{k}", "g", "plain", k % 100), now=0.0)
-    assert len(engine.running) == 100
 
 
 def test_elastic_trials_that_arrive_one_by_one_share_the_devices():

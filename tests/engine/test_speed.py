@@ -46,12 +46,6 @@ def test_widest_paying_is_where_the_run_time_stops_falling():
     assert scaled(9.0, 10_000) == math.inf
 
 
-def test_beta_of_a_trial_that_never_ran_on_one_worker():
-    speed = recorded(GroupSpeed(), "a", w2=(1.2, 2), w4=(1.2**3 / 2, 3))
-    assert speed.beta() == pytest.approx(1.2)
-    assert speed.base_seconds() == pytest.approx(2.0)
-
-
 def test_a_group_counts_from_three_results_on_and_takes_medians():
     group = GroupSpeed()
     recorded(group, "a", w1=(1.0, 2), w2=(5.0, 3))  # two after the warm-up
@@ -62,13 +56,6 @@ def test_a_group_counts_from_three_results_on_and_takes_medians():
     assert group.beta == pytest.approx(1.2)
     assert group.base_seconds() == 1.0
     assert group.ratio(3) == pytest.approx(1.2**2 / 3)
-
-
-def test_alpha_from_packed_results():
-    group = GroupSpeed()
-    recorded(group, "a", w1=(1.0, 2), w0_5=(1.3, 4))
-    assert group.alpha == pytest.approx(1.3)
-    assert group.ratio(1 / 3) == pytest.approx(1.3**2)
 
 
 def test_a_new_group_asks_the_whole_job_until_it_knows_better():

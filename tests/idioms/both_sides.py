@@ -1,7 +1,7 @@
 """Run the scripts of guides as trials, under stock Ray Tune and under FluidTune, and say where they differ.
 
     python -m tests.idioms.both_sides
-    python -m tests.idioms.both_sides --only pool n_jobs --more
+    python -m tests.idioms.both_sides --only pool n_jobs
 
 Each script runs twice, with two seeds, in one job a side; under FluidTune warm workers serve many of them one after the
 other. Compared are the reports, the error, and the names of the files in the trial's folder. It prints a line for each
@@ -25,76 +25,15 @@ from ray.tune import RunConfig
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.idioms import library_scripts, torch_scripts
-from tests.idioms.library_scripts import table
-
-
-def xgboost(config: dict[str, Any]) -> None:
-    import xgboost
-
-    x, y = table(config["seed"])
-    data = xgboost.DMatrix(x, y)
-    history: dict[str, Any] = {}
-    model = xgboost.train({"objective": "binary:logistic", "seed": 1}, data, 5, [(data, "train")], evals_result=history)
-    xgboost.set_config(verbosity=0)
-    model.save_model("model.json")
-    for loss in history["train"]["logloss"]:
-        tune.report({"loss": loss})
-
-
-def lightgbm(config: dict[str, Any]) -> None:
-    import lightgbm
-
-    x, y = table(config["seed"])
-    settings = {"objective": "binary", "seed": 1, "verbosity": -1, "num_threads": 2}
-
-    def report(env: Any) -> None:
-        tune.report({"loss": float(env.iteration)})
-
-    model = lightgbm.train(settings, lightgbm.Dataset(x, y), 4, callbacks=[report])
-    tune.report({"loss": float(model.predict(x).sum())})
-
-
-def lightning(config: dict[str, Any]) -> None:
-    """Lightning in 15 minutes: an autoencoder, with its own loggers and checkpoints."""
-    import torch
-
-    try:
-        import lightning
-    except ImportError:
-        import pytorch_lightning as lightning
-
-    class Auto(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Linear(8, 8)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            loss = torch.nn.functional.mse_loss(self.net(batch[0]), batch[0])
-            self.log("loss", loss)
-            return loss
-
-        def on_train_epoch_end(self) -> None:
-            tune.report({"loss": self.trainer.callback_metrics["loss"].item()})
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=0.01)
-
-    lightning.seed_everything(config["seed"])
-    data = torch.utils.data.TensorDataset(torch.randn(32, 8))
-    loader = torch.utils.data.DataLoader(data, 8, shuffle=True)
-    trainer = lightning.Trainer(max_epochs=2, enable_progress_bar=False, accelerator="cpu", log_every_n_steps=1)
-    trainer.fit(Auto(), loader)
-
 
 SCRIPTS = {each.__name__: each for each in (*torch_scripts.SCRIPTS, *library_scripts.SCRIPTS)}
-MORE = {each.__name__: each for each in (xgboost, lightgbm, lightning)}
 #: What Tune and FluidTune themselves put into a trial's folder.
 OWN = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt", "error.pkl", "events.out.tfevents")
 
 
 def script(config: dict[str, Any]) -> None:
     """The trainable: the script of that name."""
-    {**SCRIPTS, **MORE}[config["script"]](config)
+    SCRIPTS[config["script"]](config)
 
 
 class Side:
@@ -141,10 +80,9 @@ def _reports(folder: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*SCRIPTS, *MORE], metavar="SCRIPT")
-    parser.add_argument("--more", action="store_true", help="also those that need xgboost, lightgbm and lightning")
+    parser.add_argument("--only", nargs="+", choices=SCRIPTS, metavar="SCRIPT")
     options = parser.parse_args()
-    names = options.only or [*SCRIPTS, *(MORE if options.more else ())]
+    names = options.only or [*SCRIPTS]
     os.environ.setdefault("PYTHONPATH", os.getcwd())
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:

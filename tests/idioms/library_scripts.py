@@ -22,17 +22,6 @@ def table(seed: int, n: int = 120) -> tuple[numpy.ndarray, numpy.ndarray]:
     return make_classification(n, 8, random_state=seed)
 
 
-def partial_fit(config: dict[str, Any]) -> None:
-    """User guide: out-of-core learning."""
-    from sklearn.linear_model import SGDClassifier
-
-    x, y = table(config["seed"])
-    model = SGDClassifier(random_state=config["seed"], early_stopping=False)
-    for begin in range(0, 120, 40):
-        model.partial_fit(x[begin : begin + 40], y[begin : begin + 40], classes=[0, 1])
-        tune.report({"loss": 1 - model.score(x, y)})
-
-
 def unseeded_numpy(config: dict[str, Any]) -> None:
     """Common pitfalls: the global random state seeded once."""
     from sklearn.neural_network import MLPClassifier
@@ -54,15 +43,6 @@ def n_jobs(config: dict[str, Any]) -> None:
     tune.report({"loss": 1 - search.best_score_, "C": search.best_params_["C"]})
 
 
-def forest(config: dict[str, Any]) -> None:
-    """A forest with ``n_jobs=2``: joblib's threads."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    x, y = table(config["seed"])
-    model = RandomForestClassifier(10, n_jobs=2, random_state=config["seed"]).fit(x, y)
-    tune.report({"loss": float(model.predict_proba(x)[:, 1].sum())})
-
-
 def cached_pipeline(config: dict[str, Any]) -> None:
     """User guide: caching transformers in a temporary directory, and one in the working directory."""
     from sklearn.decomposition import PCA
@@ -73,15 +53,6 @@ def cached_pipeline(config: dict[str, Any]) -> None:
     for memory in (tempfile.mkdtemp(), "cache"):
         model = make_pipeline(PCA(3), LogisticRegression(), memory=memory).fit(x, y)
         tune.report({"loss": 1 - model.score(x, y)})
-
-
-def boosting(config: dict[str, Any]) -> None:
-    """Gradient boosting with OpenMP's threads and early stopping."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    x, y = table(config["seed"])
-    model = HistGradientBoostingClassifier(max_iter=8, early_stopping=True, random_state=config["seed"]).fit(x, y)
-    tune.report({"loss": float(model.predict_proba(x)[:, 1].sum())})
 
 
 def global_settings(config: dict[str, Any]) -> None:
@@ -158,12 +129,9 @@ def environment(config: dict[str, Any]) -> None:
 
 
 SCRIPTS = [
-    partial_fit,
     unseeded_numpy,
     n_jobs,
-    forest,
     cached_pipeline,
-    boosting,
     global_settings,
     pool,
     futures,

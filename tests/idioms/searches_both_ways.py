@@ -2,9 +2,7 @@
 
     python -m tests.idioms.searches_both_ways
     python -m tests.idioms.searches_both_ways --only population fail_fast
-    python -m tests.idioms.searches_both_ways --more
 
-With ``--more`` those of `tune_boosting` run too, which need xgboost and lightgbm.
 It prints a line for each search: equal, or what came of it on both sides. Exit status 0: nothing differs.
 """
 
@@ -23,7 +21,7 @@ import ray
 from ray import tune
 
 import fluidtune
-from tests.idioms import tune_boosting, tune_keeping, tune_searching
+from tests.idioms import tune_keeping, tune_searching
 
 #: Ray Tune's two entry points by side.
 SIDES = {
@@ -45,12 +43,9 @@ def outcome(search: Any, side: str, folder: Path) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = {each.__name__: each for each in (*tune_searching.SEARCHES, *tune_keeping.SEARCHES)}
-    more = {each.__name__: each for each in tune_boosting.SEARCHES}
-    parser.add_argument("--only", nargs="+", choices=[*names, *more], metavar="SEARCH")
-    parser.add_argument("--more", action="store_true", help="also those that need xgboost and lightgbm")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="SEARCH")
     options = parser.parse_args()
-    chosen = options.only or [*names, *(more if options.more else ())]
-    names.update(more)
+    chosen = options.only or [*names]
     os.environ.setdefault("PYTHONPATH", os.getcwd())
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     unlike = 0

@@ -10,39 +10,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy
 from ray import tune
-from ray.tune import CheckpointConfig, TuneConfig
+from ray.tune import TuneConfig
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater
 from ray.tune.stopper import (
     CombinedStopper,
-    ExperimentPlateauStopper,
     FunctionStopper,
     MaximumIterationStopper,
     Stopper,
-    TrialPlateauStopper,
 )
 
-from tests.idioms.tune_parts import Choice, Counting, Halving, quadratic, run_config, seen
-
-
-def plateau_of_a_trial(side: Any, folder: Path) -> Any:
-    """Stopping guide: TrialPlateauStopper."""
-    stop = TrialPlateauStopper("loss", std=0.5, num_results=3, grace_period=3)
-    space = {"x": tune.grid_search([1, 2, 3]), "steps": 12}
-    return seen(side.Tuner(quadratic, param_space=space, run_config=run_config(folder, "plateau", stop=stop)).fit())
-
-
-def plateau_of_an_experiment(side: Any, folder: Path) -> Any:
-    """Stopping guide: ExperimentPlateauStopper, one trial at a time."""
-    stop = ExperimentPlateauStopper("loss", std=10, top=2, mode="min", patience=1)
-    tuner = side.Tuner(
-        quadratic,
-        param_space={"x": tune.grid_search([1, 2, 3, 4]), "steps": 4},
-        tune_config=TuneConfig(max_concurrent_trials=1),
-        run_config=run_config(folder, "experiment_plateau", stop=stop),
-    )
-    return seen(tuner.fit())
+from tests.idioms.tune_parts import Counting, Halving, quadratic, run_config, seen
 
 
 def combined_stoppers(side: Any, folder: Path) -> Any:
@@ -63,45 +41,6 @@ def combined_stoppers(side: Any, folder: Path) -> Any:
     stop = CombinedStopper(FunctionStopper(lambda _, r: r["loss"] < 0.4), MaximumIterationStopper(4), own)
     space = {"x": tune.grid_search([2, 3]), "steps": 9}
     return seen(side.Tuner(quadratic, param_space=space, run_config=run_config(folder, "combined", stop=stop)).fit())
-
-
-def stop_by_dictionary(side: Any, folder: Path) -> Any:
-    """Stopping guide: a dictionary of two criteria, for a class that never ends by itself."""
-    stop = {"training_iteration": 5, "loss": 100}
-    config = run_config(folder, "dictionary", stop=stop, checkpoint_config=CheckpointConfig(checkpoint_at_end=True))
-    return seen(side.Tuner(Counting, param_space={"x": tune.grid_search([1, 2])}, run_config=config).fit())
-
-
-def stop_by_a_metric_that_is_missing(side: Any, folder: Path) -> Any:
-    """A criterion on a metric that nobody reports, and the environment does not allow it: the run's error."""
-    try:
-        tuner = side.Tuner(
-            quadratic, param_space={"x": 1}, run_config=run_config(folder, "missing", stop={"no_such_metric": 1})
-        )
-        return seen(tuner.fit())
-    except Exception as error:
-        return [type(error).__name__, str(error).splitlines()[-1][:120]]
-
-
-def more_samples_for_a_searcher(side: Any, folder: Path) -> Any:
-    """Guide on restoring: search_alg.restore_from_dir, and a new experiment with more trials."""
-
-    def search(previous: str | None, name: str) -> Any:
-        searcher = Halving()
-        if previous is not None:
-            searcher.restore_from_dir(previous)
-        tuner = side.Tuner(
-            quadratic,
-            param_space={"steps": 2},
-            tune_config=TuneConfig(
-                search_alg=searcher, num_samples=3, metric="loss", mode="min", max_concurrent_trials=1
-            ),
-            run_config=run_config(folder, name),
-        )
-        return seen(tuner.fit()), searcher.told
-
-    first = search(None, "halving")
-    return [first, search(str(folder / "halving"), "halving_more")]
 
 
 def limited_searcher(side: Any, folder: Path) -> Any:
@@ -154,30 +93,6 @@ def conditional_space(side: Any, folder: Path) -> Any:
         run_config=run_config(folder, "conditional"),
     )
     return seen(tuner.fit(), "told")
-
-
-def choice_of_objects(side: Any, folder: Path) -> Any:
-    """tune.choice and grid_search over objects, classes, functions and lambdas."""
-    objects = [Choice(1), Choice(2)]
-
-    def uses(config: dict[str, Any]) -> None:
-        tune.report({"loss": config["object"].value + config["make"](3), "same": config["object"] is config["object"]})
-
-    space = {"object": tune.grid_search(objects), "make": tune.choice([lambda n: n * 2]), "type": tune.choice([dict])}
-    results = side.Tuner(uses, param_space=space, run_config=run_config(folder, "objects")).fit()
-    return [seen(results, "same"), sorted(each.config["object"].value for each in results)]
-
-
-def points_to_evaluate(side: Any, folder: Path) -> Any:
-    """BasicVariantGenerator with points to evaluate first, constant_grid_search and max_concurrent."""
-    search = BasicVariantGenerator(points_to_evaluate=[{"x": 5, "y": 1}, {"y": 2}], max_concurrent=1, random_state=3)
-    tuner = side.Tuner(
-        quadratic,
-        param_space={"x": tune.randint(0, 10), "y": tune.randint(0, 10), "steps": 1},
-        tune_config=TuneConfig(num_samples=4, search_alg=search),
-        run_config=run_config(folder, "points"),
-    )
-    return seen(tuner.fit())
 
 
 def mixed_resources(side: Any, folder: Path) -> Any:
@@ -272,21 +187,6 @@ def time_budget(side: Any, folder: Path) -> Any:
     return [len(results), results.num_errors, results.num_terminated]
 
 
-def large_data(side: Any, folder: Path) -> Any:
-    """Guide on with_parameters: 40 MB for each trial of a function and of a class."""
-    data = numpy.ones(5_000_000)
-
-    def reads(config: dict[str, Any], data: Any) -> None:
-        tune.report({"loss": float(data.sum()) + config["x"], "writeable": bool(data.flags.writeable)})
-
-    space = {"x": tune.grid_search([0, 1]), "steps": 2}
-    one = side.Tuner(tune.with_parameters(reads, data=data), param_space=space, run_config=run_config(folder, "large"))
-    two = side.Tuner(
-        tune.with_parameters(Counting, data=data), param_space=space, run_config=run_config(folder, "large_class")
-    )
-    return [seen(one.fit(), "writeable"), seen(two.fit(), "total")]
-
-
 def returned_values(side: Any, folder: Path) -> Any:
     """Function API guide: values that are returned or yielded instead of reported."""
 
@@ -312,21 +212,13 @@ def returned_values(side: Any, folder: Path) -> Any:
 
 
 SEARCHES = (
-    plateau_of_a_trial,
-    plateau_of_an_experiment,
     combined_stoppers,
-    stop_by_dictionary,
-    stop_by_a_metric_that_is_missing,
-    more_samples_for_a_searcher,
     limited_searcher,
     repeated_trials,
     conditional_space,
-    choice_of_objects,
-    points_to_evaluate,
     mixed_resources,
     population,
     changed_resources,
     time_budget,
-    large_data,
     returned_values,
 )

@@ -37,20 +37,6 @@ def test_limits_bound_the_widths() -> None:
     assert static_fluid(loads_of(100, 1), 8, c=1, d=1) == {"t0": 1, "t1": 1}
 
 
-def test_nothing_left_to_run_does_not_divide_by_zero() -> None:
-    assert static_fluid(loads_of(0, 0), 4, c=2, d=4) == {"t0": 0.5, "t1": 0.5}
-    assert static_fluid([], 4, c=2, d=4) == {}
-
-
-def test_enormous_heights_do_not_overflow() -> None:
-    assert static_fluid(loads_of(1e308, 1e308, 1e308, 1e308), 4, c=2, d=4) == {f"t{i}": 1 for i in range(4)}
-
-
-@given(st.integers(1, 64), st.floats(1e-3, 1e6))
-def test_as_many_equal_trials_as_devices_get_one_each(n: int, height: float) -> None:
-    assert set(static_fluid(loads_of(*[height] * n), n, c=4, d=4).values()) == {1}
-
-
 def test_a_fair_share_that_is_whole_but_for_rounding_is_whole() -> None:
     # 0.6 * 9 / 1.8 is 3; in floats, 2.9999999999999996.
     assert static_fluid(loads_of(0.1, 1.1, 0.6), 9, c=2, d=8)["t2"] == 3
@@ -120,8 +106,3 @@ def test_limits_are_whole_numbers_from_one(n: int, c: int, d: int, name: str) ->
     for call in (static_fluid, plan):
         with pytest.raises(ValueError, match=rf"^{name} \("):
             call(loads_of(1), n, c=c, d=d)
-
-
-def test_a_trial_given_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="'a' is given twice"):
-        static_fluid([TrialLoad("a", 1.0), TrialLoad("a", 2.0)], 1, c=1, d=1)

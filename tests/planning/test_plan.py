@@ -59,12 +59,6 @@ def test_static_keeps_the_mended_bound_of_theorem_1(group: Group) -> None:
     assert makespan <= bound * (1 + 1e-9)
 
 
-def test_heights_of_zero_and_empty_groups_have_no_segments() -> None:
-    schedule = plan([TrialLoad("a", 0.0), TrialLoad("b", 0.0)], 2, c=2, d=2, policy="static")
-    assert schedule.segments == () and schedule.makespan == 0
-    assert plan([], 2, c=2, d=2, policy="static").makespan == 0
-
-
 def test_an_unknown_policy_is_refused_with_the_one_that_exists() -> None:
     with pytest.raises(ValueError, match="policy is 'best', expected 'static'"):
         plan(equal(1), 1, c=1, d=1, policy="best")  # type: ignore[arg-type]

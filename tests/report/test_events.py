@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -142,56 +138,6 @@ def test_a_closed_log_refuses(tmp_path):
     log.close()
     with pytest.raises(EventLogError, match="closed"):
         log.write("trial_suspended", trial="a")
-
-
-def test_lines_of_several_threads_do_not_mix(tmp_path):
-    log = EventLog(tmp_path / "log")
-
-    def write(name: str) -> None:
-        for _ in range(200):
-            log.write("trial_suspended", trial=name * 300)
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    events = read_events(log.path)
-    assert (len(events), events.dropped) == (800, 0)
-    times = [event["t"] for event in events]
-    assert times == sorted(times)
-
-
-WRITER = """
-import sys
-from fluidtune.report.events import EventLog
-log = EventLog(sys.argv[1])
-for number in range(10**9):
-    log.write("trial_suspended", trial=f"{number}-" + "x" * 30000)
-    print(number, flush=True)
-"""
-
-
-def test_a_driver_killed_while_it_writes_loses_at_most_one_line(tmp_path):
-    path = tmp_path / "fluid_events.jsonl"
-    for round_ in range(3):
-        before = len(read_events(path)) if path.exists() else 0
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=REPO, text=True
-        )
-        assert writer.stdout is not None
-        said = [writer.stdout.readline() for _ in range(50)]
-        time.sleep(0.003 * round_)
-        os.kill(writer.pid, signal.SIGKILL)
-        said += writer.stdout.readlines()
-        writer.wait()
-        written = int(next(line for line in reversed(said) if line.endswith("\n"))) + 1
-        events = read_events(path)
-        # Every line from which write() had returned is there, complete and in order.
-        numbers = [int(event["trial"].split("-")[0]) for event in events[before:]]
-        assert numbers == list(range(len(numbers)))
-        assert written <= len(numbers) <= written + 1
-        assert events.dropped <= round_ + 1  # one per kill, kept as a separate line
 
 
 def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

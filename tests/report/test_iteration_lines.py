@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fluidtune.profiles.measured import measure
-from fluidtune.report.durations import Durations
 from fluidtune.report.events import EventDict, read_events
 from fluidtune.report.iteration_lines import SHARED_SECONDS, WHOLE_AFTER_CHANGE, WHOLE_ITERATIONS, IterationLines
-from fluidtune.report.live import LiveRun
 from fluidtune.report.summary import summarise
 from fluidtune.tune.job_log import JobLog
 from fluidtune.twin import read_job
@@ -100,28 +97,6 @@ def test_what_plan_reads_of_a_short_log_is_what_it_reads_of_all_lines(tmp_path):
         assert found.iteration(**place) == pytest.approx(expected.iteration(**place), rel=0.15)
 
 
-def test_a_killed_driver_has_lost_ten_seconds_at_most(tmp_path):
-    every = long_job(20_000, 0.01)
-    for end in (5_000, 12_345, 19_000):
-        kept = logged(tmp_path / str(end), every[:end])
-        results = [event for event in kept if event["event"] == "trial_result" and event["trial"] == "a"]
-        assert every[end - 1]["t"] - results[-1]["t"] < SHARED_SECONDS
-        assert sum(event.get("iterations", 1) for event in results) == results[-1]["iteration"]
-
-
-def test_top_shows_how_far_a_fast_trial_is(tmp_path):
-    every = long_job(20_000, 0.01)[:15_000]
-    shown, exact = LiveRun(), LiveRun()
-    shown.hear(logged(tmp_path, every))
-    exact.hear(every)
-    now = every[-1]["t"]
-    assert now - shown.trials["a"].since < SHARED_SECONDS
-    assert 0 < exact.trials["a"].iteration - shown.trials["a"].iteration < SHARED_SECONDS / 0.01
-    end = shown.trials["a"].since
-    expected = sum(end - 60 < at <= end for _, at, _ in exact.results)
-    assert shown.ended_since(end - 60) == pytest.approx(expected, rel=0.02)
-
-
 def whole(lines: list[Any]) -> list[tuple[int, int]]:
     return [(line["iteration"], line.get("iterations", 1)) for line in lines]
 
@@ -163,18 +138,3 @@ def test_iterations_after_a_change_have_lines_of_their_own():
     assert run(3, SHARED_SECONDS) == [(157, 1), (158, 1), (159, 1)]
     assert run(1) == []
     assert say("run_ended", seconds=1.0, trials=3, best=None) == [(160, 1)]
-
-
-def test_a_median_counts_each_iteration_of_a_line():
-    found = Durations()
-    for seconds, times in ((9.0, 1), (1.0, 2), (3.0, 2)):
-        found.add({"seconds": seconds, "iterations": times})
-    assert (found.count, found.total, found.median()) == (5, 17.0, 3.0)
-    found.add({"seconds": 1.0})
-    assert found.median() == 2.0
-
-
-def test_a_line_of_several_iterations_is_no_longer_than_said():
-    line = {"t": 1_700_000_000.123456, "event": "trial_result", "trial": "train_4f2e1_00000", "iteration": 100_000}
-    line |= {"seconds": 1 / 3, "width": 1 / 3, "metric": 1 / 3, "iterations": 30_000, "began": 1_700_000_000.123456}
-    assert len(json.dumps(line)) <= BYTES

@@ -19,7 +19,7 @@ from fluidtune.report.occupancy import (
     occupancy_of,
     packing_levels,
 )
-from tests.report.makers import begin, ended, ev, over, random_run, resized, started
+from tests.report.makers import begin, ended, ev, over, resized, started
 
 
 def held_by_device(use: Occupancy) -> dict[int, float]:
@@ -80,16 +80,6 @@ def test_a_trial_that_grows_and_shrinks():
     assert held_part(use) == pytest.approx(14 / 20)
 
 
-def test_a_packed_trial_has_the_device_to_itself_once_it_grows():
-    events = [begin(0, 2), started(0, "a", 0, share=0.5), resized(2, "a", 0, 1), over(4)]
-    assert [i.share for i in occupancy_of(events).intervals] == [0.5, 1, 1]
-    # A resize to the same devices changes nothing, unless the event has a share.
-    events[2] = resized(2, "a", 0)
-    assert [i.share for i in occupancy_of(events).intervals] == [0.5, 0.5]
-    events[2] = {**events[2], "share": 1.0}
-    assert [i.share for i in occupancy_of(events).intervals] == [0.5, 1.0]
-
-
 def test_a_failed_resize():
     fail = ev(5, "resize_failed", trial="a", devices=[0], reason="x")
     use = occupancy_of([begin(0, 2), started(0, "a", 0), fail, over(10)])
@@ -129,12 +119,6 @@ def lost(t: float, **trial: str) -> EventDict:
     return ev(t, "worker_lost", worker="w", device=0, reason="killed", **trial)
 
 
-def test_a_lost_worker_with_a_trial_ends_only_that_trials_hold():
-    halves = [begin(0, 1), started(0, "a", 0, share=0.5), started(0, "b", 0, share=0.5)]
-    use = occupancy_of([*halves, lost(4, trial="a"), over(10)])
-    assert [(i.trial, i.end) for i in use.intervals] == [("a", 4), ("b", 10)]
-
-
 def test_a_lost_worker_without_a_trial_leaves_the_hold_until_the_recovery():
     recovered = ev(6, "recovered", trial="a", iteration=3, reason="worker lost")
     head = [begin(0, 1), started(0, "a", 0)]
@@ -168,22 +152,6 @@ def test_a_restored_experiment_does_not_count_the_time_between():
     assert use.available == {0: [(0, 10), (50, 60)], 1: [(0, 10)]}
     assert [(i.start, i.end) for i in use.intervals] == [(0, 10), (52, 60)]
     assert held_part(use) == pytest.approx(18 / 30)
-
-
-def test_an_empty_log_and_unknown_events():
-    nothing = occupancy_of([])
-    assert (nothing.intervals, nothing.available, nothing.wall_seconds, held_part(nothing)) == (
-        [],
-        {},
-        0,
-        0,
-    )
-    later = [begin(0, 1), {"t": 1, "event": "of_a_later_version"}, over(2), started(3, "a", 0)]
-    assert occupancy_of(later).intervals == []
-    # A clock that is set back, and a log whose first lines are missing.
-    headless = occupancy_of([started(5, "a", 3), ended(4, "a"), started(6, "b", 3), ended(9, "b")])
-    assert headless.intervals == [Interval("b", 3, 1, 6, 9, 1)]
-    assert headless.available == {3: [(5, 9)]}
 
 
 def test_edges_must_ascend():
@@ -283,17 +251,6 @@ def test_no_device_is_held_more_than_it_is_available(events):
         busy = busy_over_time(use, np.linspace(use.start, use.end, 7))
         for part in [busy.total, *busy.devices.values()]:
             assert np.all(np.isnan(part) | ((part >= 0) & (part <= 1)))
-
-
-@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 20))
-@settings(max_examples=25, deadline=None)
-def test_windows_add_up_to_the_whole_run(seed, devices, trials):
-    use = occupancy_of(random_run(seed, devices=devices, trials=trials, iterations=3))
-    edges = np.linspace(use.start, use.end, 11)
-    busy = busy_over_time(use, edges)
-    assert np.mean(busy.total) == pytest.approx(held_part(use))
-    seconds = {d: np.mean(part) * (use.end - use.start) for d, part in busy.devices.items()}
-    assert seconds == pytest.approx(held_by_device(use))
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=20), st.data())

@@ -11,14 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.stock_events import events_from_tune_results
 from fluidtune.report.events import EventLog
-from fluidtune.report.occupancy import Interval, held_part, occupancy_of
+from fluidtune.report.occupancy import held_part, occupancy_of
 from fluidtune.report.pictures import (
-    _colours,
-    _columns,
-    _short_names,
-    _slots,
     timeline_figure,
     timeline_png,
     utilisation_figure,
@@ -73,32 +68,6 @@ def test_the_timeline_has_a_bar_for_each_interval_in_its_devices_row():
     assert half_a[3] == pytest.approx(half_b[2]) or half_b[3] == pytest.approx(half_a[2])
 
 
-def test_a_wide_trial_has_one_colour_and_neighbours_have_others():
-    events = small()
-    (axes,) = timeline_figure(events).axes
-    colours = [tuple(colour) for colour in collection(axes, "trials").get_facecolors()]
-    assert len(set(colours)) == 3
-    figure = timeline_figure(random_run(3, devices=3, trials=40))
-    (axes,) = figure.axes
-    bars = boxes(axes)
-    colours = [tuple(colour) for colour in collection(axes, "trials").get_facecolors()]
-    names = {round(left, 6): set() for left, _, _, _ in bars}
-    for (left, _, _, _), colour in zip(bars, colours, strict=True):
-        names[round(left, 6)].add(colour)
-    # After the first trials have started, bars that begin at one instant on several rows are one trial that grew.
-    assert max(len(found) for left, found in names.items() if left > 0) == 1
-
-
-def test_trials_that_follow_each_other_on_a_device_differ_in_colour():
-    use = occupancy_of(random_run(4, devices=3, trials=60, iterations=4))
-    colours = _colours(use)
-    for device in use.available:
-        trials = [interval.trial for interval in use.intervals if interval.device == device and interval.width < 1]
-        assert len(trials) > 10
-        for one, other in [*pairwise(trials), *zip(trials, trials[2:], strict=False)]:
-            assert one == other or colours[one] != colours[other]
-
-
 def test_marks_title_labels_and_legend():
     figure = timeline_figure(small())
     (axes,) = figure.axes
@@ -137,25 +106,6 @@ def test_a_change_of_width_has_its_reason_in_words_and_the_legend_counts_them():
     assert not [text for text in old.texts if text.get_gid() == "why"]
 
 
-def test_many_changes_of_width_have_their_reasons_in_the_legend_alone():
-    events = with_reasons()
-    first = next(place for place, event in enumerate(events) if event["event"] == "resize_started")
-    events = [*events[:first], *(events[first : first + 4] * 30), *events[first + 4 :]]
-    figure = timeline_figure(events)
-    assert not [text for text in figure.axes[0].texts if text.get_gid() == "why"]
-    texts = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert {"resize: more devices (30 x idle devices)", "resize: fewer devices (30 x waiting trials)"} <= texts
-
-
-def test_many_trials_are_not_in_the_legend_and_long_runs_have_other_units():
-    figure = timeline_figure(random_run(1, devices=4, trials=30))
-    (legend,) = figure.legends
-    assert not any(text.get_text().startswith("trial ") for text in legend.get_texts())
-    for end, unit in [(200, "s"), (2000, "min"), (20_000, "h")]:
-        (axes,) = timeline_figure([begin(0, 1), started(0, "a", 0), over(end)]).axes
-        assert axes.get_xlabel() == f"time since start ({unit})"
-
-
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_device_names_do_not_overlap(devices):
     figure = timeline_figure([begin(0, devices), started(0, "a", 0), over(10)])
@@ -181,30 +131,6 @@ def test_labels_stay_inside_their_bars(devices):
         )
 
 
-def test_slots_keep_a_trials_place_and_never_leave_the_row():
-    third = 1 / 3
-    packed = [
-        Interval("a", 0, third, 0, 2, third),
-        Interval("b", 0, third, 0, 9, third),
-        Interval("c", 0, third, 0, 5, third),
-        Interval("d", 0, third, 2, 4, third),
-        Interval("c", 0, third, 5, 9, third),
-        Interval("e", 0, 0.5, 6, 7, 0.5),  # either two separate thirds are free, or nothing
-    ]
-    places = _slots(packed)
-    assert places[:5] == pytest.approx([0, third, 2 * third, 0, 2 * third])
-    assert all(0 <= place <= 1 - interval.share + 1e-9 for place, interval in zip(places, packed, strict=True))
-
-
-def test_short_names():
-    assert _short_names(["t_4f2_00007", "t_4f2_00012"]) == {"t_4f2_00007": "7", "t_4f2_00012": "12"}
-    assert _short_names(["run_17", "run_18"]) == {"run_17": "17", "run_18": "18"}
-    assert _short_names(["t_00000"]) == {"t_00000": "0"}
-    assert _short_names(["alpha", "beta"]) == {"alpha": "alpha", "beta": "beta"}
-    assert _short_names(["a", "a_b"]) == {"a": "a", "a_b": "a_b"}
-    assert _short_names([]) == {}
-
-
 def test_utilisation_has_all_devices_above_and_each_below():
     events = small()
     above, below = utilisation_figure(events).axes
@@ -219,16 +145,6 @@ def test_utilisation_has_all_devices_above_and_each_below():
     assert above.get_ylim()[1] > 100
     assert [label.get_text() for label in below.get_yticklabels()] == ["0", "1"]
     assert below.get_xlabel() == "time since start (s), averaged over 0.1 s"
-
-
-def test_the_other_run_is_on_the_same_axes():
-    stock = events_from_tune_results([{"trial": "x", "start": 50, "end": 70, "device": 0}], devices=2)
-    figure = utilisation_figure(small(), stock)
-    above, below = figure.axes
-    assert len(above.patches) == 3 and len(below.patches) == 2 * 2 + 2
-    assert above.get_xlim() == (0, 20)
-    texts = [text.get_text() for text in above.get_legend().get_texts()]
-    assert texts == ["FluidTune: 74% held, 10 s", "stock Ray Tune: 50% held, 20 s"]
 
 
 def test_what_nvml_measured_is_drawn_over_each_device():
@@ -300,17 +216,3 @@ print(sorted({"matplotlib", "ray", "torch", "rich"} & set(sys.modules)))
 def test_importing_the_report_brings_neither_matplotlib_nor_ray_nor_torch():
     out = subprocess.run([sys.executable, "-c", IMPORT], cwd=REPO, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
-
-
-def test_reasons_that_would_cover_each_other_are_in_the_legend_alone():
-    events = with_reasons()
-    first = next(place for place, event in enumerate(events) if event["event"] == "resize_started")
-    close = [{**event, "t": event["t"] + 0.1} for event in events[first : first + 4]]
-    figure = timeline_figure([*events[: first + 4], *close, *events[first + 4 :]])
-    written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "why"]
-    assert written == ["idle devices", "waiting trials"]
-    assert "resize: more devices (2 x idle devices)" in {text.get_text() for text in figure.legends[0].get_texts()}
-
-
-def test_a_legend_with_long_labels_has_fewer_columns():
-    assert (_columns(["short"] * 9), _columns(["a" * 60] * 9), _columns(["a" * 200]), _columns([])) == (7, 2, 1, 1)

@@ -206,14 +206,6 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
     assert len(few) == 1 + TOLD_WHOLE and not any("events like" in line for line in few)
 
 
-def test_a_run_that_goes_on_in_another_driver() -> None:
-    events = [*BEGUN, result(102, "a", 1, 1.0, 1), begin(200, 2), added(200, "a"), starts(201, "a", 0, resumed=True)]
-    assert told(events)[3:5] == [
-        "1 min 40 s [1] the run goes on in another driver, with no trial on a device",
-        "1 min 40 s [1] waits again with 10 iterations to do",
-    ]
-
-
 # Any log
 
 
@@ -333,12 +325,6 @@ def test_a_trial_is_found_by_its_id_the_beginning_of_it_or_its_name() -> None:
         find_trial([added(1, f"t{number}") for number in range(50)], "x")
     with pytest.raises(UnknownTrialError, match="no trial 'x': the log has no trials"):
         find_trial([begin(0, 1)], "x")
-
-
-def test_two_trials_of_one_name_are_listed() -> None:
-    events = [{**added(1, trial), "name": "mine"} for trial in ("a", "b")]
-    with pytest.raises(UnknownTrialError, match="'mine' may be any of 2 trials: a, b"):
-        find_trial(events, "mine")
 
 
 def test_the_log_of_a_service_has_no_trials_to_tell_of() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fluidtune.report.events import EventLog, Events
-from fluidtune.report.pictures import timeline_png, utilisation_png
+from fluidtune.report.events import Events
 from fluidtune.report.summary import WidthFigures, duration, render, summarise
-from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
+from tests.report.makers import added, begin, ended, ev, group, over, resized, result, started
 
 
 def by_hand() -> list:
@@ -130,24 +128,10 @@ def test_the_bound_of_a_run():
     assert again is not None and again.area_seconds == bound.area_seconds
 
 
-def test_trials_of_a_restored_run_end_once():
-    summary = summarise([begin(0, 1), started(0, "a", 0), begin(10, 1), started(11, "a", 0), ended(20, "a"), over(20)])
-    assert (summary.restored, summary.trials, summary.endings) == (1, 1, {"stopped": 1})
-    assert summary.wall_seconds == 10
-    assert summary.bound is None
-
-
 def test_an_empty_log():
     summary = summarise([])
     assert (summary.trials, summary.utilisation, summary.bound) == (0, 0, None)
     Console(file=io.StringIO()).print(render(summary))
-
-
-def test_as_dict_is_json_and_keeps_every_figure():
-    found = json.loads(json.dumps(summarise(by_hand()).as_dict(), allow_nan=False))
-    assert found["widths"]["0.5"] == {"iterations": 2, "median_seconds": 3.0, "device_seconds": 3.0}
-    assert found["packing_levels"]["2"] == pytest.approx(4)
-    assert set(found) == set(summarise([]).as_dict())
 
 
 def slow_starts() -> list:
@@ -189,24 +173,6 @@ def printed(events: list, **options: int) -> str:
     return out.getvalue()
 
 
-def test_what_is_printed():
-    text = printed(by_hand(), dropped=1)
-    for part in (
-        "3: 1 failed, 1 paused, 1 stopped",
-        "37.5% (9 s in iterations of 24 s device time)",
-        "starts 8.3%, resizes 2.1%, between iterations 14.6%, no trial 37.5%",
-        "1, 0.5 s each, 1 failed",
-        "bound",
-        "c, loss 0.5",
-        "1 broken line dropped",
-    ):
-        assert part in text
-    assert "emulated" not in text
-    assert "emulated devices" in printed([begin(0, 1, kind="emulated", run="a [red]run[/red]"), over(1)])
-    assert "a [red]run[/red]" in printed([begin(0, 1, run="a [red]run[/red]"), over(1)])
-    assert "so far" in printed(by_hand()[:10])
-
-
 @pytest.mark.parametrize(
     "seconds, text",
     [
@@ -220,23 +186,3 @@ def test_what_is_printed():
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_thousands_of_trials(tmp_path):
-    events = random_run(5, devices=64, trials=4_000, iterations=17, losses=True)
-    assert len(events) > 76_000
-    log = EventLog(tmp_path / "fluid_events.jsonl")
-    log.close()
-    log.path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    summary = summarise(log.path)
-    assert summary.trials == 4_000
-    timeline_png(events, tmp_path / "timeline.png")
-    utilisation_png(events, tmp_path / "utilisation.png")
-    assert (tmp_path / "timeline.png").stat().st_size and (tmp_path / "utilisation.png").stat().st_size
-
-
-def test_a_run_that_was_restored_after_its_end_is_not_finished():
-    assert summarise([begin(0, 1), over(5)]).finished
-    assert not summarise([begin(0, 1), over(5), begin(9, 1), started(9, "a", 0)]).finished

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 
 from fluidtune.report import top
 from fluidtune.report.events import EventDict, NoEventLogError
-from fluidtune.report.live import LiveRun, LogTail, newest_log
+from fluidtune.report.live import newest_log
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.summary import summarise
 from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
@@ -89,15 +89,6 @@ def test_the_reason_of_a_trials_last_change_is_shown() -> None:
     assert last(old) == ""
 
 
-def test_spare_processes_are_counted() -> None:
-    def worker(at: float, name: str, spare: bool) -> EventDict:
-        return ev(at, "worker_started", worker=name, device=0, pid=1, seconds=1.0, forked=True, spare=spare)
-
-    events = [begin(0, 1), group(0), worker(1, "w0", False), worker(2, "w1", True), worker(3, "w2", True)]
-    text = text_of(screen_of([*events, ev(4, "spare_taken", worker="w1", device=0)]).draw(5.0, 40))
-    assert "processes: 3 started, 3 of them forked; spares: 2 started, 1 used" in text
-
-
 def test_what_went_wrong_is_news() -> None:
     text = text_of(screen_of(by_hand()).draw(112.0, 40))
     news = [line.partition(" ")[2] for line in text.splitlines() if ":" in line[:4]]
@@ -169,26 +160,6 @@ def test_devices_and_trials_that_have_no_room_are_counted() -> None:
     devices = sum(bool(re.match(r"\d+ +local", line)) for line in lines)
     trials = sum(bool(re.match(r"t\d\d ", line)) for line in lines)
     assert devices > 3 < trials and hidden == [50 - devices, 90 - trials]
-
-
-def test_ten_thousand_trials_cost_little_at_each_look() -> None:
-    """An event is heard in constant time: the tenth thousand is not slower to count than the first."""
-    run = LiveRun()
-    run.hear([begin(0, 4)])
-    for number in range(10_000):
-        run.hear([added(number, f"t{number}"), started(number, f"t{number}", 0), ended(number + 0.5, f"t{number}")])
-    assert len(run.use.latest(10_000.0, 60.0).intervals) <= 61
-
-
-def test_a_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b'{"t": 1, "event": "a"}\n{"t": 2, "ev')
-    tail = LogTail(log)
-    assert [event["event"] for event in tail.new()] == ["a"] and tail.new() == []
-    with log.open("ab") as file:
-        file.write(b'ent": "b"}\nbroken\n{"t": 3, "event": "c"}\n')
-    assert [event["event"] for event in tail.new()] == ["b", "c"]
-    tail.close()
 
 
 def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

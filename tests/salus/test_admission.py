@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from benchmarks.shared_device.twin import Device
 from salus_share import Admission, Need, SalusError, StaleToken, policy
 from salus_share.admission import Resident
-from salus_share.lanes import Place
 from salus_share.messages import (
     Admit,
     Instruction,
     JobAdded,
     JobLeft,
-    Move,
     NeedFound,
     Pause,
     Paused,
@@ -51,15 +49,6 @@ def test_fifo_lets_one_in_at_a_time() -> None:
     assert found.handle(JobLeft("a")) == [Admit("b", 1, 2)]
 
 
-def test_pack_opens_as_many_lanes_as_fit() -> None:
-    found = admission("PACK")
-    for lane, job in enumerate("abc"):
-        assert add(found, job, 10, 20) == [Admit(job, lane, lane + 1)]
-    # A fourth lane does not fit; its P does, so it shares one.
-    assert add(found, "d", 10, 20) == [Admit("d", 0, 4)]
-    assert found.table.reserved == 100
-
-
 def test_an_unknown_need_runs_alone_first() -> None:
     found = admission("FAIR")
     assert found.handle(JobAdded("a", None)) == [Admit("a", 0, 1)]
@@ -83,18 +72,6 @@ def test_what_can_never_fit_is_refused() -> None:
     assert found.table.reserved == 0
 
 
-def test_a_large_job_is_passed_a_few_times_and_no_more() -> None:
-    found = admission("FAIR")
-    add(found, "small", 10, 10)
-    assert add(found, "large", 90, 10) == []
-    for index in range(20):
-        told = add(found, f"j{index}", 5, 5)
-        assert bool(told) == (index < found.policy.patience)
-        if told:
-            found.handle(JobLeft(f"j{index}"))
-    assert found.handle(JobLeft("small"))[0] == Admit("large", 9, 10)
-
-
 def test_srtf_makes_the_longest_leave_only_when_persistent_memory_does_not_fit() -> None:
     found = admission("SRTF")
     add(found, "long", 30, 20, remaining=100)
@@ -107,16 +84,6 @@ def test_srtf_makes_the_longest_leave_only_when_persistent_memory_does_not_fit()
     assert found.handle(Paused("long")) == [Admit("shorter", 0, 4), Admit("longest", 0, 5)]
     assert found.waiting == ("long",)
     assert found.handle(JobLeft("middle")) == [Admit("long", 0, 6)]
-
-
-def test_srtf_admits_what_fits_alone_whoever_is_there() -> None:
-    found = admission("SRTF")
-    add(found, "a", 40, 20, remaining=100)
-    add(found, "b", 40, 20, remaining=90)
-    assert set(add(found, "c", 50, 50, remaining=10)) == {Pause("a"), Pause("b")}
-    assert found.handle(Paused("a")) == []
-    assert found.handle(JobLeft("b")) == [Admit("c", 1, 3)]
-    assert add(found, "unknown", 60, 40) == []
 
 
 def test_hpt_lets_a_promoted_trial_take_the_place_of_one_left_behind() -> None:
@@ -140,33 +107,6 @@ def test_the_resident_that_was_served_most_makes_room() -> None:
 # Memory that turns out different
 
 
-def test_growing_in_place_moving_and_leaving() -> None:
-    device = Device(100, policy("PACK"))
-    add(device, "a", 10, 20)
-    add(device, "b", 10, 40)
-    assert device.handle(NeedFound("a", Need(10, 30)), 0.0)[0] == []
-    assert device.admission.table.lanes[0].size == 30
-    assert device.arrive("a", 1, 0.0) == "a"
-    with pytest.raises(SalusError, match="within an iteration"):
-        device.handle(NeedFound("a", Need(10, 31)), 0.0)
-    device.end_iteration("a", 1.0, 1.0)
-    assert device.handle(NeedFound("a", Need(15, 45)), 1.0)[0] == [Move("a", 1)]
-    assert device.handle(NeedFound("a", Need(15, 80)), 1.0)[0] == [Pause("a")]
-    with pytest.raises(StaleToken):
-        device.arrive("a", 1, 1.0)
-    # Until it has left it holds what it held.
-    assert device.admission.table.reserved == 70
-    assert device.handle(Paused("a"), 1.0)[0] == []
-    assert device.handle(JobLeft("b"), 1.0)[0] == [Admit("a", 2, 3)]
-
-
-def test_shrinking_lets_others_in() -> None:
-    found = admission("PACK")
-    add(found, "a", 40, 50)
-    assert add(found, "b", 20, 20) == []
-    assert found.handle(NeedFound("a", Need(30, 30))) == [Admit("b", 1, 2)]
-
-
 # Turns
 
 
@@ -175,30 +115,6 @@ def end(device: Device, job: str, seconds: float) -> str | None:
     woken = device.end_iteration(job, seconds, 0.0)
     granted = device.arrive(job, device.seats.seat(job).token, 0.0)
     return granted if granted is not None else woken
-
-
-def test_one_iteration_at_a_time_in_a_lane() -> None:
-    device = Device(100, policy("SRTF"))
-    add(device, "a", 10, 10, remaining=10)
-    add(device, "b", 10, 10, remaining=5)
-    assert device.arrive("a", 1, 0.0) == "a"
-    assert device.arrive("b", 2, 0.0) is None
-    # a would go on; b is shorter.
-    assert end(device, "a", 1.0) == "b"
-    assert end(device, "b", 1.0) == "b"
-    assert device.seats.seat("b").standing.remaining == 4.0
-    # Killed while it holds the lane: it is free at once.
-    assert device.handle(JobLeft("b"), 0.0)[1] == ["a"]
-    assert running(device) == ["a"]
-
-
-def test_lanes_run_at_the_same_time() -> None:
-    device = Device(100, policy("PACK"))
-    add(device, "a", 10, 10)
-    add(device, "b", 10, 10)
-    assert device.arrive("a", 1, 0.0) == "a"
-    assert device.arrive("b", 2, 0.0) == "b"
-    assert running(device) == ["a", "b"]
 
 
 def running(device: Device) -> list[str]:
@@ -237,22 +153,6 @@ def test_fair_newcomers_share_at_once_and_do_not_catch_up() -> None:
     add(device, "b", 1, 60)
     got = serve(device, {"a": 0.25, "b": 0.25}, 20)
     assert abs(got["a"] - got["b"]) <= 0.25
-
-
-def test_fair_owes_no_more_than_a_second_to_one_that_was_away() -> None:
-    device = fair_lane("a", "b")
-    serve(device, {"a": 0.25}, 400)
-    got = serve(device, {"a": 0.25, "b": 0.25}, 40)
-    assert 0 < got["b"] - got["a"] <= 1.5
-
-
-def test_hpt_prefers_the_promoted_and_is_fair_among_equals() -> None:
-    device = Device(100, policy("HPT"))
-    for job, rung in (("a", 0), ("b", 1), ("c", 1)):
-        add(device, job, 1, 60, rung=rung)
-    device.arrive("a", 1, 0.0)
-    got = serve(device, {"a": 1.0, "b": 1.0, "c": 1.0}, 101)
-    assert got == {"a": 1.0, "b": 50.0, "c": 50.0}
 
 
 # What cannot be
@@ -328,14 +228,6 @@ def test_restored_jobs_are_in_the_same_lanes_and_tokens_go_on() -> None:
     assert after.table.lanes == before.table.lanes
     assert after.handle(JobLeft("b")) == []
     assert add(after, "e", 10, 20) == [Admit("e", 3, 8)]
-
-
-def test_one_that_was_leaving_still_is_when_found_again() -> None:
-    found = admission("SRTF")
-    found.restore([Resident("a", Place(0, 50, 10), 3, Standing(1), leaving=True)], tokens=3)
-    assert found.jobs["a"].leaving
-    assert add(found, "b", 60, 10, remaining=1.0) == []
-    assert found.handle(Paused("a")) == [Admit("b", 1, 4)]
 
 
 # Whatever happens

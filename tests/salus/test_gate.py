@@ -63,16 +63,6 @@ def test_one_at_a_time_in_a_lane_between_processes_and_threads(directory) -> Non
         assert [child.told() for child in children] == [0, 0, 0]
 
 
-def test_lanes_do_not_wait_for_each_other(directory) -> None:
-    table = SeatTable(directory)
-    with Child(hold, directory, "a", 1) as other:
-        assert other.told() == "ready"
-        other.tell("go")
-        assert other.told() == "in"
-        with seat(table, "b", lane=1, token=2).iteration():
-            pass
-
-
 @pytest.mark.parametrize("waiters", [1, 3])
 def test_killed_inside_the_lane_is_free_at_once(directory, waiters) -> None:
     with contextlib.ExitStack() as stack:
@@ -94,17 +84,6 @@ def test_killed_inside_the_lane_is_free_at_once(directory, waiters) -> None:
             assert inside.told() == "out"
 
 
-def test_killed_inside_while_nobody_waited(directory) -> None:
-    with Child(hold, directory, "a", 1) as holder:
-        assert holder.told() == "ready"
-        holder.tell("go")
-        assert holder.told() == "in"
-        holder.kill()
-        holder.process.join()
-        with seat(SeatTable(directory), "b", token=2).iteration():
-            pass
-
-
 def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> None:
     """The wake-up comes from the kernel, and not from the look that a waiting trial takes now and then."""
     monkeypatch.setattr(gate_module, "LOOK_S", 1000.0)
@@ -117,21 +96,6 @@ def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> 
             pass
 
 
-def test_killed_while_waiting(directory) -> None:
-    table = SeatTable(directory)
-    gate = seat(table, "mine", token=1)
-    with Child(hold, directory, "a", 2) as waiter:
-        assert waiter.told() == "ready"
-        with gate.iteration():
-            waiter.tell("go")
-            assert waiter.silent(0.2)
-            waiter.kill()
-            waiter.process.join()
-        # It was given the lane after its death. The next pass takes the lane back.
-        with gate.iteration():
-            pass
-
-
 def test_killed_with_the_lock_while_a_data_loader_lives_on(directory) -> None:
     with Child(die_with_the_lock, directory) as child:
         loader = child.told()
@@ -141,23 +105,6 @@ def test_killed_with_the_lock_while_a_data_loader_lives_on(directory) -> None:
                 pass
         finally:
             os.kill(loader, signal.SIGKILL)
-
-
-def test_fair_between_processes(directory) -> None:
-    with (
-        Child(iterate, directory, "a", 1, 0.004, 0.0, {}) as a,
-        Child(iterate, directory, "b", 2, 0.016, 0.0, {}) as b,
-    ):
-        for child in (a, b):
-            assert child.told() == "ready"
-            child.tell("go")
-
-        def fair() -> bool:
-            """Whether both ran for as long. Turn by turn, ``b`` would run four times as long."""
-            service = [found.service for found in SeatTable(directory).seats()]
-            return min(service) > 0.3 and max(service) < 1.5 * min(service)
-
-        until(fair)
 
 
 def test_a_preferred_trial_keeps_the_lane_while_it_fetches_its_next_batch() -> None:

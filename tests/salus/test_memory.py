@@ -9,18 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from salus_share import Need, Refused, SalusError, StaleToken, service
+from salus_share import Need, Refused, StaleToken, service
 from salus_share.client import LaneClient
-from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
+from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, ask_for, is_out_of_memory
 from salus_share.trial import SharedTrial
 from tests.salus.processes import Child, home
 
 MB = 1 << 20
-
-
-def test_what_is_asked_for_has_a_margin() -> None:
-    assert Usage(100, 200, 1000).need() == Need(330, 1100)
-    assert ask_for(Usage(100, 200, 1000), None) == Need(330, 1100)
 
 
 def test_more_is_asked_for_before_it_runs_out() -> None:
@@ -63,15 +58,6 @@ def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocato
 
 def test_what_was_far_too_much_is_given_back() -> None:
     assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
-
-
-def test_after_a_failure_the_share_grows_to_the_whole_device_and_no_further() -> None:
-    assert after_failure(Need(100, 400), 1000) == Need(100, 650)
-    assert after_failure(Need(100, 700), 1000) == Need(100, 900)
-    with pytest.raises(Refused, match="smaller batch"):
-        after_failure(Need(100, 900), 1000)
-    assert after_failure(Need(100, 0), 1000) == Need(100, 50)
-    assert after_failure(Need(0, 0), 1000) == Need(0, 1)
 
 
 def test_which_errors_are_about_memory() -> None:
@@ -163,18 +149,6 @@ def test_what_it_cached_is_given_back_before_others_are_let_in(directory) -> Non
     trial.leave()
 
 
-def test_an_underestimate_grows_at_a_boundary(directory) -> None:
-    meter = Told()
-    trial = shared(directory, "a", meter)
-    trial.admit(Need(110, 220))
-    iterate(trial, 3)
-    assert meter.limited == [330]
-    meter.usage = Usage(0, 100, 215)
-    iterate(trial, 20)
-    assert trial.promised == Need(110, 237)
-    trial.leave()
-
-
 def test_without_room_it_is_told_before_it_fails_and_comes_back_with_more(directory) -> None:
     meter, other = Told(), LaneClient("device", "b", capacity=1000, directory=directory)
     trial = shared(directory, "a", meter)
@@ -220,11 +194,6 @@ def test_what_it_asked_for_after_a_failure_is_not_given_back(directory) -> None:
     trial.leave()
 
 
-def test_a_number_that_is_none_does_not_start_anything(directory) -> None:
-    with pytest.raises(SalusError, match="bytes"):
-        shared(directory, "a", Told()).admit(Need(-1, 1))
-
-
 # Real memory
 
 
@@ -250,17 +219,6 @@ def measure(pipe) -> None:
     meter.lift()
     bytearray(128 * MB)
     pipe.send("lifted")
-
-
-def test_resident_memory_is_measured_and_limited() -> None:
-    with Child(measure) as child:
-        first, second = child.told()
-        assert 60 * MB < first.model < 80 * MB
-        assert first.ephemeral < 16 * MB
-        assert 60 * MB < second.model < 80 * MB
-        assert 120 * MB < second.ephemeral < 144 * MB
-        assert child.told() is True
-        assert child.told() == "lifted"
 
 
 def measure_on_gpu(pipe) -> None:

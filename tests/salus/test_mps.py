@@ -6,11 +6,8 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from salus_share import SalusError, mps, telemetry
@@ -109,24 +106,6 @@ def test_users_that_are_killed_leave_no_daemon(tmp_path, calls) -> None:
     until(lambda: not control.exists())
 
 
-def test_there_is_one_guard_and_it_goes_with_its_directory(tmp_path, calls) -> None:
-    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
-    assert daemon.acquire()
-
-    def guards() -> list[int]:
-        found = psutil.process_iter(["cmdline"])
-        return [process.pid for process in found if str(tmp_path / "gpu") in (process.info["cmdline"] or ())]
-
-    (guard,) = until(guards)
-    command = [sys.executable, "-m", "salus_share.mps", "--uuid", UUID, "--directory", str(tmp_path / "gpu")]
-    subprocess.run(command, check=True)
-    until(lambda: guards() == [guard])
-    daemon.release()
-    shutil.rmtree(tmp_path / "gpu")
-    until(lambda: not guards())
-    assert not (tmp_path / "gpu").exists()
-
-
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_the_daemon_of_a_client_hears_that_it_is_to_be_ended(tmp_path, calls, monkeypatch, whose) -> None:
     gpu = tmp_path / "gpu"
@@ -154,15 +133,6 @@ def test_the_daemon_of_a_client_hears_that_it_is_to_be_ended(tmp_path, calls, mo
         again.refuse("CUDA does not start")
         again.release()
         assert not Mps(UUID, gpu, STANDIN).acquire()
-
-
-def test_a_daemon_with_other_numbers_for_processes_ends_none(tmp_path, calls, monkeypatch) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "control").write_text("999999999\n")
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
-    assert Mps(UUID, tmp_path / "gpu", STANDIN).acquire()
-    mps.end_client(os.getpid(), tmp_path, STANDIN)
-    assert {command for command, _ in calls()} == {"get_server_list"}
 
 
 @pytest.mark.parametrize("how", ["environment", "default"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from salus_share import Need, SalusError, choose_device, divide, fit_together, packing_limit, policy, shares
-from salus_share.packing import stretch
 from salus_share.policies import Standing
 
 
@@ -30,11 +29,6 @@ def test_sharing_lanes_does_not_depend_on_how_greedily_they_are_opened() -> None
     # Two lanes first (50 + 40) leave no room for the last P; one lane does.
     needs = [Need(1, 50), Need(1, 40), Need(30, 10)]
     assert fit_together(needs, 100, own_lanes=False)
-
-
-def test_stretch() -> None:
-    assert stretch([Need(1, 1, 0.3), Need(1, 1, 0.4)]) == 1.0
-    assert stretch([Need(1, 1, 0.8), Need(1, 1)]) == 1.8
 
 
 def test_a_device_is_filled_without_stretching() -> None:
@@ -62,19 +56,6 @@ def test_equals_share_equally(name: str) -> None:
         assert shares(policy(name), [lane]) == dict.fromkeys(lane, 1 / count)
 
 
-def test_lanes_get_equal_parts_and_what_is_in_them_divides_those() -> None:
-    found = shares(policy("FAIR"), [{"a": standing(1), "b": standing(2)}, {"c": standing(3)}, {}])
-    assert found == {"a": 0.25, "b": 0.25, "c": 0.5}
-
-
-def test_who_goes_first_has_all() -> None:
-    lane = {"long": standing(1, remaining=100.0), "short": standing(2, remaining=1.0), "never": standing(3)}
-    assert shares(policy("SRTF"), [lane]) == {"long": 0.0, "short": 1.0, "never": 0.0}
-    assert shares(policy("FIFO"), [lane]) == {"long": 1.0, "short": 0.0, "never": 0.0}
-    rungs = {"left": standing(1), "up": standing(2, rung=1), "too": standing(3, rung=1)}
-    assert shares(policy("HPT"), [rungs]) == {"left": 0.0, "up": 0.5, "too": 0.5}
-
-
 def test_lanes_are_those_that_admission_in_this_order_gives() -> None:
     needs = {"a": Need(10, 40), "b": Need(10, 20), "c": Need(10, 30)}
     assert divide(needs, 120) == [["a"], ["b"], ["c"]]
@@ -82,9 +63,3 @@ def test_lanes_are_those_that_admission_in_this_order_gives() -> None:
     assert divide(needs, 120, max_lanes=1) == [["a", "b", "c"]]
     assert divide(needs, 69) is None
     assert divide({}, 0) == []
-
-
-def test_a_device_where_they_would_take_turns_is_chosen_only_if_that_will_do() -> None:
-    there = {"one": [Need(10, 80)]}
-    assert choose_device(Need(10, 80), there, 100) is None
-    assert choose_device(Need(10, 80), there, 100, own_lanes=False) == "one"

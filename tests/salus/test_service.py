@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from salus_share import Need, Refused, SalusError, StaleToken, policy, service
+from salus_share import Need, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
 from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
 from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial, until
@@ -31,24 +31,6 @@ def client(directory, name: str, **options) -> LaneClient:
 
 def lanes(directory):
     return {lane: set(found["jobs"]) for lane, found in service.status(directory)["lanes"].items()}
-
-
-def test_admitted_waits_and_leaves(directory) -> None:
-    with client(directory, "a") as a:
-        a.admit(Need(30, 40))
-        with a.iteration():
-            pass
-        with Child(trial, directory, "b", (30, 40)) as b:
-            assert b.told() == "admitted"
-            with Child(trial, directory, "c", (20, 50)) as c:
-                until(lambda: service.status(directory)["waiting"] == ["c"])
-                assert lanes(directory) == {"0": {"a", "b"}}
-                assert service.status(directory)["reserved"] == 100
-                assert c.silent(0.1)
-                a.leave()
-                assert c.told() == "admitted"
-        with pytest.raises(SalusError, match="not admitted"), a.iteration():
-            pass
 
 
 def test_an_unknown_need_runs_alone_until_it_is_known(directory) -> None:
@@ -84,35 +66,6 @@ def test_wrong_needs_are_refused_and_leave_no_seat(directory, need, error) -> No
             a.admit(Need(1, 1))
 
 
-def test_one_that_outgrows_the_device_is_refused(directory) -> None:
-    with client(directory, "a") as a:
-        a.admit(Need(10, 10))
-        with pytest.raises(StaleToken):
-            a.need(Need(90, 20))
-        with pytest.raises(Refused, match="smaller batch"):
-            a.yield_memory()
-        assert SeatTable(directory).seats() == []
-
-
-def test_a_killed_trials_memory_is_free(directory) -> None:
-    with Child(trial, directory, "a", (50, 50)) as a, Child(trial, directory, "b", (50, 50)) as b:
-        until(lambda: not (a.silent(0) and b.silent(0)))
-        first, second = (b, a) if a.silent(0) else (a, b)
-        assert first.told() == "admitted"
-        assert second.silent(0.1)
-        first.kill()
-        assert second.told() == "admitted"
-
-
-def test_a_waiting_trial_that_is_killed_is_forgotten(directory) -> None:
-    with client(directory, "a") as a:
-        a.admit(Need(50, 50))
-        with Child(trial, directory, "b", (50, 50)) as b:
-            until(lambda: service.status(directory)["waiting"] == ["b"])
-            b.kill()
-            until(lambda: service.status(directory)["waiting"] == [])
-
-
 def test_making_room_and_the_old_token(directory) -> None:
     srtf = {"policy": "SRTF"}
     with Child(trial, directory, "long", (50, 20), {**srtf, "remaining": 100.0}) as long:
@@ -139,21 +92,6 @@ def test_making_room_and_the_old_token(directory) -> None:
         assert long.told() == "stale"
         long.tell("iterate")
         assert long.told() == "done"
-
-
-def test_growing_is_done_in_place_or_told_to_leave(directory) -> None:
-    with Child(trial, directory, "a", (20, 20)) as a, Child(trial, directory, "b", (20, 20)) as b:
-        assert [a.told(), b.told()] == ["admitted", "admitted"]
-        a.tell("need 25 30")
-        assert a.told() == "room"
-        assert service.status(directory)["reserved"] == 95
-        a.tell("need 40 45")
-        assert a.told() == "stale"
-        a.tell("yield")
-        assert a.silent(0.1)
-        b.tell("leave")
-        assert a.told() == "admitted"
-        assert service.status(directory)["reserved"] == 85
 
 
 def test_a_need_that_is_told_within_an_iteration_is_refused(directory) -> None:
@@ -183,23 +121,6 @@ def test_the_trial_that_was_served_most_makes_room(directory) -> None:
             assert b.told() == "done"
             a.tell("iterate")
             assert a.told() == "stale"
-
-
-def test_progress_decides_who_makes_room(directory) -> None:
-    more = {"policy": "HPT"}
-    with Child(trial, directory, "a", (40, 20), more) as a, Child(trial, directory, "b", (40, 20), more) as b:
-        assert [a.told(), b.told()] == ["admitted", "admitted"]
-        b.tell("progress 5 1")
-        assert b.told() == "noted"
-        with Child(trial, directory, "c", (30, 20), {**more, "rung": 1}) as c:
-            # It is promoted as b is; a is not.
-            until(lambda: service.status(directory)["waiting"] == ["c"])
-            b.tell("iterate")
-            assert b.told() == "done"
-            a.tell("iterate")
-            assert a.told() == "stale"
-            a.tell("yield")
-            assert c.told() == "admitted"
 
 
 # The service dies

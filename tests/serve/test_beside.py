@@ -44,15 +44,6 @@ def test_at_30_percent_load_requests_are_in_time_and_the_trial_loses_what_is_ser
     assert 1 - beside.iterations * ITERATION_S / beside.now <= beside.served / beside.now + 0.05
 
 
-def test_deferred_batches_are_larger_and_take_less_from_the_trial(peak):
-    taken = {}
-    for policy in (EAGER, DEFERRED):
-        beside = Beside(ALONE, ITERATION_S)
-        served(policy, 0.3 * peak, beside=beside)
-        taken[policy.name] = beside.served / beside.now
-    assert taken["deferred"] < 0.8 * taken["eager"]
-
-
 def test_a_batch_must_be_sent_an_iteration_before_it_must_start(peak):
     assert served(DEFERRED, 0.3 * peak, told=0.0, beside=Beside(ALONE, ITERATION_S)).bad_rate > 0.1
 
@@ -78,12 +69,6 @@ def test_the_longest_of_the_latest_waits_is_added_to_each_size():
     for _ in range(RECENT):
         seen.add(1, 0.1)
     assert seen.profile.table[1:3] == pytest.approx((0.1, 0.2))
-
-
-def test_a_wait_never_makes_a_model_too_slow_to_be_tried():
-    seen = SeenTimes(Profile.from_seconds([0.1, 0.2]), 0.5)
-    seen.add(1, 0.1, waited=60.0)
-    assert seen.profile.table[1] == 0.5
 
 
 def test_the_server_does_not_take_a_wait_for_work():

@@ -13,7 +13,6 @@ from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPo
 from symphony_serve.batching.window import Window, target_batch
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import Reason
 from symphony_serve.profiles import Profile
 from symphony_serve.testing.batch_formers import BatchFormerContract, request
 
@@ -53,29 +52,6 @@ class TestGathering:
 
     DEADLINES = (6.0, 8.0, 12.0, 12.0, 12.0, 12.0)
     PROFILE = Profile.linear(1.0, 5.0, 16)
-
-    def test_fifo_serves_two_of_six(self):
-        former = waiting(Fifo(self.PROFILE, 12.0, NO_DELAYS), self.DEADLINES)
-        assert former.form(0.0).size == 1
-        assert [taken.id for taken in former.take()] == [1]
-        assert former.form(6.0).size == 1
-        assert [told.request.id for told in former.refused()] == [2]
-        assert [taken.id for taken in former.take()] == [3]
-        assert former.form(12.0) is None
-
-    def test_window_gives_up_two_heads_for_a_batch_of_four(self):
-        former = waiting(window(4, self.PROFILE), self.DEADLINES)
-        assert former.form(0.0).size == 4
-        assert [(told.request.id, told.reason) for told in former.refused()] == [
-            (1, Reason.MAKES_WAY),
-            (2, Reason.MAKES_WAY),
-        ]
-
-    def test_window_grows_beyond_its_target_if_that_costs_nothing(self):
-        former = waiting(window(2, self.PROFILE), self.DEADLINES)
-        candidate = former.form(0.0)
-        assert (candidate.size, candidate.deadline, candidate.seconds) == (3, 8.0, 8.0)
-        assert [told.request.id for told in former.refused()] == [1]
 
     def test_window_equals_its_definition(self):
         """The pointer that never goes back gives what a search from the head gives, whatever comes in between."""
@@ -121,14 +97,6 @@ class TestTarget:
     def test_table_2_at_its_goodput(self):
         """Golden example 4: l(16)*(1 + 1/7.21) = 24.96 <= 25 ms; b = 17 takes 26.2 ms."""
         assert target_batch(TABLE_2, 5264.0, TABLE_2_SLO) == 16
-
-    def test_before_any_rate_is_known(self):
-        assert target_batch(TABLE_2, None, TABLE_2_SLO) == 7
-
-    def test_one_gpu_is_enough(self):
-        """At 100/s two requests need 7.2 + 20 ms, more than 25. At 300/s: 9.3 + 13.3 <= 25 < 10.3 + 16.7."""
-        assert target_batch(TABLE_2, 100.0, TABLE_2_SLO) == 1
-        assert target_batch(TABLE_2, 300.0, TABLE_2_SLO) == 4
 
     def test_the_inputs_of_a_larger_batch_take_longer(self):
         assert target_batch(TABLE_2, 5264.0, TABLE_2_SLO, Delays(data=0.2e-3)) == 13

@@ -100,11 +100,6 @@ class TestSeenTimes:
         seen = SeenTimes(Profile.linear(1e-4, 0.0, 4), 100.0)
         assert [seen.add(1, 2e-4) is None for _ in range(EVERY)] == [True] * (EVERY - 1) + [False]
 
-    def test_each_range_of_sizes_has_its_own_stretch(self):
-        seen = SeenTimes(Profile.linear(1.0, 0.0, 8), 100.0)
-        profile = self.feed(seen, [(1, 2.0), (4, 6.0)] * EVERY)
-        assert profile.table[1:-1] == pytest.approx([2.0, 4.0, 6.0, 6.0, 7.5, 9.0, 10.5, 16.0])
-
     @pytest.mark.parametrize(("part", "longest"), [(None, (1, 2)), (0.9, (9, 10)), (0.5, (49, 50))])
     def test_the_part_of_the_batches_that_the_quantile_leaves_takes_longer(self, monkeypatch, part, longest):
         if part is not None:
@@ -114,21 +109,12 @@ class TestSeenTimes:
         profile = self.feed(seen, [(1, float(1 + number % 100)) for number in range(100 * EVERY)])
         assert sum(second > profile.seconds(1) for second in range(1, 101)) in longest
 
-    def test_nothing_changes_while_it_is_right(self):
-        seen = SeenTimes(Profile.linear(1.0, 5.0, 8), 100.0)
-        assert self.feed(seen, [(4, 9.05)] * RECENT) is None
-
     def test_a_size_that_is_not_run_any_more_is_forgotten(self):
         """Else a size that was slow once would never be tried again."""
         seen = SeenTimes(Profile.linear(1.0, 0.0, 8), 100.0)
         slow = self.feed(seen, [(8, 80.0)] * ENOUGH + [(1, 1.0)] * ENOUGH)
         assert slow.seconds(8) == pytest.approx(80.0)
         assert self.feed(seen, [(1, 1.0)] * (RECENT + EVERY)).seconds(8) == pytest.approx(8.0)
-
-    def test_a_batch_of_1_is_always_tried(self):
-        seen = SeenTimes(Profile.linear(1.0, 0.0, 2), 5.0)
-        assert self.feed(seen, [(1, 50.0)] * EVERY).table[1:-1] == (5.0, 100.0)
-        assert self.feed(seen, [(1, 1.0)] * (RECENT + EVERY)).table[1:-1] == (1.0, 2.0)
 
 
 class TestKeptProfiles:

@@ -1,7 +1,6 @@
 """The former Orloj: the contract, the golden run of algorithm 4.1, and what is its own."""
 
 import math
-import random
 
 import pytest
 
@@ -71,16 +70,6 @@ def test_golden_5(choice: Choice, wanted: list) -> None:
     assert set(refused) == {1, 2, 3, 4, 5} - set().union(*(taken for taken, _, _ in wanted))
 
 
-def test_golden_5_queues() -> None:
-    former = Orloj(constant({1: 10.0, 2: 15.0, 4: 25.0}))
-    for number, deadline in enumerate((12.0, 18.0, 30.0, 30.0, 30.0), 1):
-        former.add(request(number, deadline))
-    assert [former._pending.count(size, 0.0) for size in (1, 2, 4)] == [5, 4, 3]
-    candidate = former.form(0.0)
-    assert candidate is not None
-    assert (candidate.size, candidate.deadline, candidate.seconds, candidate.next_seconds) == (2, 18.0, 15.0, 25.0)
-
-
 def varying(sizes: tuple[int, ...]) -> VaryingProfile:
     """Two sources of 40 to 60 and 90 to 110 ms; each more request takes 15 % of the longest."""
     sources = {"short": Histogram((0.04, 0.06), (1.0,)), "long": Histogram((0.09, 0.11), (1.0,))}
@@ -97,16 +86,6 @@ def test_a_request_that_hardly_ends_in_time_makes_way() -> None:
     assert [taken.id for taken in former.take()] == [2]
 
 
-def test_a_dear_request_goes_first() -> None:
-    former = Orloj(varying((1,)))
-    for number, cost in enumerate((1.0, 5.0, 2.0)):
-        former.add(Request(number, "m", 0.0, 0.3, cost=cost))
-    order = []
-    while former.form(0.0) is not None:
-        order += [taken.id for taken in former.take()]
-    assert order == [1, 2, 0]
-
-
 def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> None:
     former = Orloj(constant({2: 0.1, 4: 0.2}))
     former.add(request(1, 1.0))
@@ -119,34 +98,6 @@ def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> 
     assert [taken.id for taken in former.take()] == [1] and len(former) == 0
 
 
-def test_a_fourth_request_fills_the_next_size() -> None:
-    former = Orloj(constant({2: 0.1, 4: 0.2}))
-    sizes = []
-    for number in range(5):
-        former.add(request(number, 1.0))
-        candidate = former.form(0.0)
-        sizes.append(candidate.size if candidate else 0)
-    assert sizes == [0, 2, 2, 4, 4]
-
-
-@pytest.mark.parametrize("choice", ["largest", "earliest"])
-def test_the_answer_holds_until_it_is_said_to_change(choice: Choice) -> None:
-    rng = random.Random(2)
-    for _ in range(100):
-        former = Orloj(varying((1, 2, 4, 8)), choice=choice)
-        for number in range(rng.randint(1, 12)):
-            former.add(request(number, rng.uniform(0.05, 0.5)))
-        candidate = former.form(0.0)
-        if candidate is None:
-            continue
-        changes = former.changes_at()
-        assert former.form(rng.uniform(0, changes)) == candidate
-        assert former.form(changes) == candidate and former.changes_at() == changes
-        # After it, a request has left a queue.
-        before = [former._pending.count(size, changes) for size in (1, 2, 4, 8)]
-        assert before != [former._pending.count(size, math.nextafter(changes, 1)) for size in (1, 2, 4, 8)]
-
-
 def test_late_on_arrival_is_told_apart() -> None:
     former = Orloj(constant({1: 6.0}))
     former.add(request(1, 5.0))
@@ -156,15 +107,6 @@ def test_late_on_arrival_is_told_apart() -> None:
         (1, Reason.LATE_ON_ARRIVAL),
         (2, Reason.LATE),
     ]
-
-
-def test_a_request_of_a_source_that_nobody_knows_has_the_times_of_all() -> None:
-    former = Orloj(constant({1: 6.0, 2: 8.0}))
-    former.add(request(1, 12.0))
-    former.add(Request(2, "m", 0.0, 12.0, source="nobody"))
-    candidate = former.form(0.0)
-    assert candidate is not None and (candidate.size, candidate.seconds) == (2, 8.0)
-    assert [one.source for one in former.take()] == ["", "nobody"]
 
 
 def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
@@ -188,13 +130,6 @@ def test_new_times_count_from_the_next_form_on() -> None:
     assert candidate is not None and (candidate.size, candidate.seconds) == (1, 10.0)
     former.set_profile(constant({1: 13.0}))
     assert former.form(0.0) is None and len(former.refused()) == 2
-
-
-def test_time_that_goes_back_is_taken_for_the_latest() -> None:
-    former = Orloj(constant({1: 6.0, 2: 8.0}))
-    for number in range(2):
-        former.add(request(number, 12.0))
-    assert former.form(5.0) == former.form(0.0)
 
 
 @pytest.mark.parametrize(

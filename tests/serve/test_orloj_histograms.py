@@ -6,7 +6,6 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from symphony_serve.batching.orloj_histograms import (
@@ -98,38 +97,6 @@ def test_golden_7_the_signed_sum_over_subsets_is_the_product() -> None:
         assert density_by_subsets(batch, time) == pytest.approx(product / 2e-6, abs=1e-4)
 
 
-@given(histograms(), st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
-def test_the_closed_mean_is_the_integral(histogram: Histogram, k: int) -> None:
-    found = largest(histogram, k)
-    missing, parts = 0.0, 200
-    for left, right in itertools.pairwise(histogram.edges):
-        width = (right - left) / parts
-        missing += sum(histogram.cdf(left + (i + 0.5) * width) ** k for i in range(parts)) * width
-    assert found.mean == pytest.approx(histogram.edges[-1] - missing, rel=1e-3)
-    assert histogram.edges[0] <= found.mean <= histogram.edges[-1]
-    assert largest(histogram, k + 1).mean >= found.mean * (1 - 1e-12)
-    assert sum(found.histogram.masses) == pytest.approx(1)
-
-
-@given(histograms(), histograms(), st.floats(0, 40))
-@settings(max_examples=20, deadline=None)
-def test_a_mixture_is_exact(one: Histogram, other: Histogram, time: float) -> None:
-    assert mixture([one, other]).cdf(time) == pytest.approx((one.cdf(time) + other.cdf(time)) / 2, abs=1e-9)
-    assert mixture([one, other], [3, 1]).mean == pytest.approx((3 * one.mean + other.mean) / 4)
-    both = largest_of_each([one, other])
-    assert both.histogram.cdf(both.histogram.edges[1]) == pytest.approx(
-        one.cdf(both.histogram.edges[1]) * other.cdf(both.histogram.edges[1]), abs=1e-12
-    )
-    assert max(one.mean, other.mean) * (1 - 1e-9) <= both.mean
-
-
-def test_the_product_of_alike_ones_is_the_power() -> None:
-    histogram = Histogram((1.0, 2.0, 5.0), (0.3, 0.7))
-    assert largest_of_each([histogram] * 7).mean == pytest.approx(largest(histogram, 7).mean, rel=1e-12)
-    assert largest_of_each([histogram], [7.0]).mean == pytest.approx(largest(histogram, 7).mean, rel=1e-12)
-
-
 def test_samples_fill_bins_of_equal_width_and_empty_ones_are_merged() -> None:
     histogram = Histogram.of_samples([10, 11, 12, 19, 30], common_edges([10, 30], bins=10))
     assert histogram.edges == (10, 12, 14, 18, 20, 28, 30)
@@ -144,16 +111,6 @@ def test_one_value_is_exact() -> None:
         assert histogram == Histogram((75.0, 75.0), (1.0,))
         assert histogram.mean == largest(histogram, 16).mean == 75.0
         assert (histogram.cdf_before(75.0), histogram.cdf(75.0)) == (0.0, 1.0)
-
-
-def test_single_values_and_bins_mix() -> None:
-    mixed = mixture([Histogram((1.0, 3.0), (1.0,)), Histogram.point(2.0), Histogram.point(3.0)], [2, 1, 1])
-    assert mixed.edges == (1.0, 2.0, 2.0, 3.0, 3.0) and mixed.masses == pytest.approx((0.25, 0.25, 0.25, 0.25))
-    assert mixed.mean == pytest.approx(2 / 2 + 2 / 4 + 3 / 4)
-    rng = random.Random(4)
-    draws = [max(rng.choice((rng.uniform(1, 3), rng.uniform(1, 3), 2, 3)) for _ in range(3)) for _ in range(50_000)]
-    assert largest(mixed, 3).mean == pytest.approx(sum(draws) / len(draws), abs=0.01)
-    assert largest_of_each([mixed] * 3).mean == pytest.approx(largest(mixed, 3).mean, rel=1e-12)
 
 
 @pytest.mark.parametrize(

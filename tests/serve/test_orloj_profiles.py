@@ -57,12 +57,6 @@ def test_who_takes_the_places() -> None:
     assert skewed.times[2].histogram.cdf(0.05 * 1.15) == pytest.approx(0.81)
 
 
-def test_fetching_inputs_lengthens_a_batch() -> None:
-    times = VaryingProfile(MAP, {"a": SHORT}).fetched(0.001)
-    assert times[4].mean == pytest.approx(0.004 + VaryingProfile(MAP, {"a": SHORT}).times[4].mean)
-    assert times[4].histogram.edges[0] == pytest.approx(0.004 + 1.45 * 0.02)
-
-
 @pytest.mark.parametrize(
     "make, named",
     [
@@ -93,18 +87,6 @@ class TestProfiler:
         assert list(profile.sources) == ["a"] and list(profile.times) == [1, 2, 4]
         assert profile.times[1].mean == pytest.approx(0.0595, abs=0.001)
 
-    def test_only_the_smallest_batches_until_enough_is_known(self) -> None:
-        profiler = Profiler(MAP)
-        assert list(profiler.profile().times) == [1] and profiler.profile().times[1].mean < 1e-6
-        for _ in range(19):
-            profiler.ran_alone("a", 0.05, 0.0)
-        assert list(profiler.profile().times) == [1] and profiler.profile().times[1].mean == 0.05
-        profiler.ran_alone("b", 0.07, 0.0)
-        assert profiler.profile().enough
-        # Neither has 20: both have the distribution of all.
-        assert profiler.profile().sources["a"] == profiler.profile().sources["b"]
-        assert list(profiler.profile().times) == [1, 2, 4]
-
     def test_while_nothing_is_known_no_batch_is_too_long(self) -> None:
         former = Orloj(Profiler(MAP).profile())
         former.add(Request(1, "m", 0.0, 1.0))
@@ -121,14 +103,6 @@ class TestProfiler:
         assert profiler.profile().sources == {"a": LONG}
         profiler.ran_alone("a", 0.03, 0.0)
         assert profiler.profile().sources == {"a": Histogram.point(0.03)}
-
-    def test_all_sources_have_the_same_edges(self) -> None:
-        profiler, rng = Profiler(MAP), random.Random(1)
-        for _ in range(2000):
-            profiler.ran_alone("a", rng.uniform(0.1, 0.2), 0.0)
-            profiler.ran_alone("b", rng.uniform(0.1, 0.2), 0.0)
-        a, b = profiler.profile().sources.values()
-        assert a.edges == b.edges and len(a.masses) == 20
 
     def test_a_new_profile_comes_once_in_ten_seconds_and_with_news_only(self) -> None:
         profiler = Profiler(MAP, {"a": SHORT})

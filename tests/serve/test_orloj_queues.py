@@ -11,7 +11,6 @@ from symphony_serve.batching.orloj_histograms import Largest
 from symphony_serve.batching.orloj_hull import Hull, HullPending
 from symphony_serve.batching.orloj_queues import NaivePending, SortedPending
 from symphony_serve.batching.orloj_scores import Cost
-from symphony_serve.errors import ServeError
 from tests.serve.orloj_operations import RATES, Kind, run_beside_the_oracle, times
 
 
@@ -54,16 +53,6 @@ class TestContract:
         pending.replace(times(3), 0.0)
         assert pending.best(2, 0.0) == [0]
 
-    def test_a_number_is_pending_once(self, kind: Kind) -> None:
-        pending = kind(times(1), 0.1)
-        pending.insert(1.0, 7, 0.0)
-        with pytest.raises(ServeError, match="request 7 is pending already"):
-            pending.insert(2.0, 7, 0.0)
-        with pytest.raises(KeyError):
-            pending.remove(8)
-        pending.remove(7)
-        assert len(pending) == 0
-
     def test_no_overflow_after_years(self, kind: Kind) -> None:
         """exp(b t) passes the largest float after 7,098 s."""
         pending = kind(times(1), 0.1)
@@ -79,14 +68,6 @@ class TestContract:
 @pytest.mark.parametrize("b", RATES)
 def test_as_the_oracle(kind: Kind, b: float) -> None:
     run_beside_the_oracle(kind, seed=5, operations=150, b=b, most=40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [SortedPending, HullPending])
-def test_as_the_oracle_over_more_operations(kind: Kind) -> None:
-    """100,000: ``python -m tests.serve.orloj_operations``."""
-    for seed, b in enumerate(RATES):
-        run_beside_the_oracle(kind, seed, operations=1000, b=b)
 
 
 def highest(points: dict[int, tuple[float, float]], grown: float) -> float:
@@ -145,11 +126,6 @@ def hull_visits(count: int, updates: int) -> float:
 
 def test_an_update_of_the_hull_visits_few_nodes() -> None:
     assert hull_visits(200, 50) <= 8 * math.log2(200) ** 2
-
-
-@pytest.mark.slow
-def test_an_update_of_a_large_hull_visits_few_nodes() -> None:
-    assert hull_visits(2000, 500) <= 8 * math.log2(2000) ** 2
 
 
 def looked(count: int, size: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest, mixture
+from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest
 from symphony_serve.batching.orloj_scores import Cost, ScoreTable, check_rate, score
 from tests.serve.test_orloj_histograms import histograms
 
@@ -39,29 +39,6 @@ def test_golden_3_both_rows_meet_at_an_edge() -> None:
         assert score(TIME, 20.0, b) == pytest.approx(score(TIME, 20.0 - 1e-9, b), rel=1e-8)
 
 
-def test_golden_3_lines_of_the_hull() -> None:
-    table = ScoreTable.of(TIME, 0.1)
-    assert table.line(100.0, 1, 0.0) == pytest.approx((1.413685e-05, 0.0), rel=1e-6)
-    assert table.line(100.0, 0, 0.0) == pytest.approx((-8.227320e-06, 0.0666667), rel=1e-6)
-    assert table.line(100.0, -1, 0.0) == (0.0, 0.0)
-    for now, interval in ((60, 1), (80, 1), (85, 0)):
-        alpha, beta = table.line(100.0, interval, 0.0)
-        assert alpha * math.exp(0.1 * now) + beta == pytest.approx(score(TIME, 100 - now, 0.1), rel=1e-9)
-
-
-def test_golden_4_b_decides_the_order() -> None:
-    for b, urgent, relaxed in ((1e-4, 0.033325, 0.066102), (0.1, 0.026231, 0.0000141)):
-        assert score(TIME, 15, b) == pytest.approx(urgent, rel=1e-4)
-        assert score(TIME, 100, b) == pytest.approx(relaxed, rel=5e-3)
-
-
-def test_golden_6_two_steps_are_two_scores() -> None:
-    """Costs of 1 from D = 100 and of 3 from D = 120, at t = 85."""
-    cost = Cost(((0.0, 1.0), (20.0, 3.0)))
-    assert score(TIME, 15, 0.1, cost) == pytest.approx(0.0450373, rel=1e-5)
-    assert ScoreTable.of(TIME, 0.1, cost).at(15) == pytest.approx(0.0450373, rel=1e-5)
-
-
 @given(
     histograms(),
     st.floats(-5, 60),
@@ -89,17 +66,6 @@ def test_the_score_is_what_a_simulation_of_its_definition_saves() -> None:
         saved += time <= slack < time + rng.expovariate(b)
     wanted = score(Largest(histogram, histogram.mean), slack, b) * histogram.mean
     assert saved / draws == pytest.approx(wanted, abs=4 * math.sqrt(0.25 / draws))
-
-
-def test_a_single_value_counts_from_exactly_its_slack_on() -> None:
-    time = largest(mixture([Histogram.point(10.0), Histogram((10.0, 12.0), (1.0,))]), 1)
-    for b in (0.1, 1e-4):
-        table = ScoreTable.of(time, b)
-        for slack in (9.0, math.nextafter(10.0, 0), 10.0, 11.0, 12.0, 40.0):
-            assert table.at(slack) == pytest.approx(score(time, slack, b), rel=1e-12)
-        assert table.at(10.0) == 0.5 / 10.5 and table.at(math.nextafter(10.0, 0)) == 0.0
-        two = Cost(((0.0, 1.0), (0.3, 2.0)))
-        assert ScoreTable.of(time, b, two).at(9.8) == pytest.approx(score(time, 9.8, b, two), rel=1e-12)
 
 
 @given(histograms(), st.floats(-6, 2).map(lambda exponent: 10**exponent))

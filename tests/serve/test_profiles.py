@@ -24,20 +24,11 @@ def test_the_largest_batch_within_a_time():
     assert [profile.largest(seconds) for seconds in (-1.0, 0.0, 5.9, 6.0, 9.5, 13.0, math.inf)] == [0, 0, 0, 1, 4, 8, 8]
 
 
-def test_sizes_that_take_equally_long():
-    assert Profile.from_seconds([2.0, 2.0, 2.0, 4.0]).largest(2.0) == 3
-
-
 def test_a_table_that_falls_is_raised_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         profile = Profile.from_seconds([3.0, 2.0, 5.0, 4.0])
     assert [profile.seconds(size) for size in (1, 2, 3, 4)] == [3.0, 3.0, 5.0, 5.0]
     assert "2 of its 4 sizes" in caplog.text
-
-
-def test_a_stretched_profile_keeps_its_sizes():
-    profile = Profile.from_seconds([1.0, 1.5]).scaled(2.0)
-    assert [profile.seconds(size) for size in (1, 2, 3)] == [2.0, 3.0, math.inf]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from symphony_serve.messages import (
     Cancelled,
     GpuBusy,
     GpuJoined,
-    GpuLeaving,
     GpuLost,
     ProfileChanged,
     Request,
@@ -29,7 +28,7 @@ from symphony_serve.messages import (
     Tick,
     WakeAt,
 )
-from symphony_serve.model_side import Model, RateMeter
+from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.simulation import Simulation
@@ -89,26 +88,6 @@ def test_figure_5b_deferred_recovers_from_three_missing_requests():
     assert not run.refused
 
 
-def test_figure_5a_eager_does_not_recover():
-    run = driver(figure(policy=EAGER))
-    run.joins(11.25, 14.25, 17.25)
-    run.requests(staggered("m", 40, 0.75, SLO)[15:])
-    run.run()
-    assert [(start, taken) for start, _, taken in run.batches] == [
-        (11.25, [16]),
-        (14.25, ids(17, 20)),
-        (17.25, ids(21, 24)),
-        (18.00, [25]),
-        (23.25, [26, 27]),
-        (24.00, ids(28, 30)),
-        (26.25, ids(31, 33)),
-        (30.25, [34]),
-        (32.00, [36]),
-        (34.25, [39]),
-    ]
-    assert run.refused == dict.fromkeys([35, 37, 38, 40], "LATE")
-
-
 class TestMatching:
     def test_a_request_alone_waits_for_company(self):
         run = driver(figure())
@@ -125,18 +104,6 @@ class TestMatching:
         run.requests([Request(1, "m", 0.0, 12.0)])
         assert run.run().batches == [(start, 1, [1])]
 
-    def test_requests_of_the_same_moment_are_in_one_batch(self):
-        run = driver(figure(policy=EAGER))
-        run.joins(0.0, 0.0)
-        run.requests([Request(number, "m", 1.0, 13.0) for number in (1, 2, 3)])
-        assert run.run().batches == [(1.0, 1, [1, 2, 3])]
-
-    def test_a_full_batch_starts_at_once(self):
-        run = driver(Model("m", Profile.linear(1.0, 5.0, 2), SLO, Fifo))
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 13.0)])
-        assert run.run().batches == [(1.0, 1, [1, 2])]
-
     def test_a_gpu_goes_to_the_model_that_must_start_soonest(self):
         run = driver(figure(name="a", policy=EAGER), figure(name="b", policy=EAGER))
         run.joins(3.0)
@@ -145,27 +112,11 @@ class TestMatching:
         assert run.batches == [(3.0, 1, [2])]
         assert run.refused == {1: "LATE"}
 
-    def test_ties_go_to_the_earlier_deadline_and_then_to_the_name(self):
-        slow = Model("a", Profile.linear(1.0, 7.0, 16), SLO, Fifo, EAGER)
-        run = driver(slow, figure(name="c", policy=EAGER), figure(name="b", policy=EAGER))
-        run.joins(2.0, 3.0, 4.0)
-        run.requests([Request(1, "a", 0.0, 12.0), Request(2, "c", 0.0, 10.0), Request(3, "b", 0.0, 10.0)])
-        assert [taken for _, _, taken in run.run().batches] == [[3], [2], [1]]
-
     def test_a_gpu_that_becomes_free_at_the_last_moment_is_in_time(self):
         run = driver(figure())
         run.joins(6.0)
         run.requests([Request(1, "m", 0.0, 12.0)])
         assert run.run().batches == [(6.0, 1, [1])]
-
-    def test_a_batch_that_got_no_gpu_shrinks(self):
-        """Two requests could start until 5; the GPU is free at 5.5. Then only one of them can be served."""
-        run = driver(figure())
-        run.joins(5.5)
-        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 12.0)])
-        run.run()
-        assert run.batches == [(5.5, 1, [1])]
-        assert run.refused == {2: "LATE"}
 
     @pytest.mark.parametrize("gathering", [Fifo, Window, orloj])
     @pytest.mark.parametrize("policy", [DEFERRED, EAGER, LATEST])
@@ -177,13 +128,6 @@ class TestMatching:
         run.run()
         assert run.refused_at == pytest.approx({1: 6.0, 2: 7.0})
         assert not run.batches
-
-    @pytest.mark.parametrize(("order", "used"), [("consolidate", {1}), ("spread", {1, 2})])
-    def test_which_idle_gpu(self, order, used):
-        run = driver(figure(policy=EAGER), order=order)
-        run.joins(0.0, 0.0)
-        run.requests([Request(number, "m", 10.0 * number, 10.0 * number + 12) for number in (1, 2, 3, 4)])
-        assert {gpu for _, gpu, _ in run.run().batches} == used
 
 
 class TestDelays:
@@ -219,29 +163,12 @@ class TestDelays:
         (dispatch,) = late.dispatches
         assert dispatch.start == 3.5
 
-    def test_a_gpu_has_at_most_one_batch_ahead(self):
-        run = driver(figure(delays=self.DELAYS, policy=EAGER), answers=False)
-        run.joins(0.0)
-        run.requests(Request(number, "m", 2.0 * number, 2.0 * number + 12) for number in range(8))
-        run.run(until=16.0)
-        assert len(run.dispatches) == 2
-        run.at(16.0, BatchDone(1, 1, 0))
-        run.run(until=17.0)
-        assert run.scheduler._gpus.gpus[1].free > 17.0
-
     def test_an_slo_that_cannot_be_met_is_refused_with_both_numbers(self):
         with pytest.raises(ServeError, match=r"SLO of 7.3 s.*6 s.*1.35 s.*at least 7.35"):
             Model("m", FIGURE, 7.3, delays=self.DELAYS)
 
 
 class TestGpus:
-    def test_an_early_answer_frees_the_gpu(self):
-        run = driver(figure(policy=EAGER), answers=False)
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 13.0)])
-        run.at(2.0, BatchDone(1, 1, 0))
-        assert run.run(until=5.0).batches == [(0.0, 1, [1]), (2.0, 1, [2])]
-
     def test_a_gpu_that_overruns_gets_nothing_until_it_answers(self):
         run = driver(figure(policy=EAGER), answers=False)
         run.joins(0.0)
@@ -295,15 +222,6 @@ class TestGpus:
         run.at(5.0, GpuJoined(1, 2))
         run.run(until=5.0)
 
-    def test_a_gpu_that_leaves_gets_what_ends_before(self):
-        run = driver(figure(policy=EAGER))
-        run.joins(0.0)
-        run.at(0.5, GpuLeaving(1, 20.0))
-        run.requests([Request(1, "m", 1.0, 13.0), Request(2, "m", 8.0, 20.0), Request(3, "m", 14.5, 26.5)])
-        run.run()
-        assert run.batches == [(1.0, 1, [1]), (8.0, 1, [2])]
-        assert run.refused == {3: "LATE"}
-
     def test_a_gpu_that_somebody_else_uses_is_not_free(self):
         run = driver(figure(policy=EAGER))
         run.joins(0.0)
@@ -350,14 +268,6 @@ class TestRequests:
         scheduler.validate()
         assert scheduler.unanswered == {1}
 
-    def test_a_clock_that_goes_back_stands_still(self):
-        scheduler = Scheduler([figure()])
-        scheduler.handle(GpuJoined(1, 1), 100.0)
-        (wake,) = scheduler.handle(RequestArrived(Request(1, "m", 90.0, 112.0)), 90.0)
-        assert wake == WakeAt(105.0)
-        (dispatch, *_) = scheduler.handle(Tick(), 105.0)
-        assert dispatch.start == 105.0
-
     def test_a_profile_that_changes_moves_the_start(self):
         run = driver(figure())
         run.joins(0.0)
@@ -378,15 +288,6 @@ class TestRequests:
     def test_what_is_refused_names_the_value(self, make, said):
         with pytest.raises(ServeError, match=said):
             make()
-
-
-def test_the_rate_is_a_mean_over_samples():
-    meter = RateMeter()
-    assert [meter.hit(0.01 * step) for step in range(5)] == [None] * 5
-    assert meter.hit(0.05) == pytest.approx(100.0)
-    assert meter.hit(0.26) == pytest.approx(6 / 0.25)
-    assert meter.hit(0.27) is None
-    assert meter.hit(100.0) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("delays", [NO_DELAYS, Delays(0.1, 0.05, 1.0, 0.2)])

@@ -87,12 +87,6 @@ def test_what_waits_is_answered_in_batches():
     assert gate.batches == [[0], [1, 2, 3, 4], [5, 6]]
 
 
-def test_a_full_batch_starts_at_once_and_what_is_deferred_starts_by_its_deadline():
-    with ThreadedServer([model(0.5, 3, DEFERRED)], [{"m": doubled}]) as server:
-        assert finished([server.submit("m", value) for value in (1, 2, 3)]) == [2, 4, 6]
-        assert finished([server.submit("m", 4)]) == [8]
-
-
 def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
     """Half of the SLO is the margin of a batch."""
     gate = Gate()
@@ -109,33 +103,11 @@ def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
         assert finished([first, ample]) == [0, 4]
 
 
-def test_several_devices_work_at_once():
-    both = threading.Barrier(2)
-
-    def meet(values):
-        both.wait(PATIENCE_S)
-        return values
-
-    with ThreadedServer([model(max_batch=1)], [{"m": meet}, {"m": meet}]) as server:
-        assert finished([server.submit("m", value) for value in range(4)]) == [0, 1, 2, 3]
-
-
 def until(reached):
     end = time.monotonic() + PATIENCE_S
     while not reached():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_a_device_that_joins_takes_what_waits():
-    gate = Gate()
-    with ThreadedServer([model(max_batch=1)], [{"m": gate}]) as server:
-        first, others = behind_a_gate(server, gate, 3)
-        server.join(7, {"m": doubled})
-        assert finished(others) == [2, 4, 6]
-        gate.open.set()
-        assert finished([first]) == [0]
-    assert gate.batches == [[0]]
 
 
 def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
@@ -156,23 +128,6 @@ def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
         until(lambda: server.devices == {1})
         server.leave(0)
     assert gate.batches == [[0]] and other.batches == [[1], [2]]
-
-
-def test_without_any_device_requests_wait_until_one_joins():
-    with ThreadedServer([model()], [{"m": doubled}]) as server:
-        for value in range(3):
-            server.leave(0)
-            until(lambda: not server.devices)
-            waiting = server.submit("m", value)
-            server.join(0, {"m": doubled})
-            assert finished([waiting]) == [2 * value]
-
-
-def test_without_any_device_requests_are_refused_in_the_end():
-    with ThreadedServer([model(0.1)], {3: {"m": doubled}}) as server:
-        server.leave(3)
-        until(lambda: not server.devices)
-        assert finished([server.submit("m", 1)]) == ["LATE"]
 
 
 def test_a_device_that_is_lost_while_it_leaves_does_not_come_back():
@@ -203,17 +158,6 @@ def test_a_function_that_fails_for_one_batch(function, said):
     with ThreadedServer([model()], [{"m": lambda values: next(functions)(values)}]) as server:
         assert said in finished([server.submit("m", 1)])[0]
         assert finished([server.submit("m", 2)]) == [4]
-
-
-def test_overload_is_refused_with_the_reason():
-    """The device does not come back within the SLO, so that what waits behind it is refused; nothing stays queued."""
-    gate = Gate()
-    with ThreadedServer([model(slo=0.05)], [{"m": gate}]) as server:
-        first, others = behind_a_gate(server, gate, 40)
-        assert set(finished(others)) == {"LATE"}
-        assert server.unanswered == 1
-        gate.open.set()
-        assert finished([first]) == [0]
 
 
 def test_a_request_is_hopeless_if_what_waits_before_it_takes_its_whole_slo():
@@ -261,17 +205,6 @@ def test_close_refuses_what_waits_and_answers_what_runs():
     assert gate.batches == [[0]]
 
 
-def test_close_refuses_a_batch_that_does_not_end():
-    gate = Gate()
-    server = ThreadedServer([model()], [{"m": gate}])
-    first, _ = behind_a_gate(server, gate, 0)
-    server.close(timeout=0.0)
-    assert finished([first]) == ["CLOSED"]
-    gate.open.set()
-    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("serve-")])
-    assert outcome(first) == "CLOSED"
-
-
 def wait_for(condition):
     until = time.monotonic() + PATIENCE_S
     while not condition():
@@ -298,17 +231,6 @@ def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monke
         assert finished([first]) == ["GPU_LOST"]
         gate.open.set()
         wait_for(lambda: finished([server.submit("m", 3)]) == [6])
-
-
-def test_a_batch_that_is_given_up_runs_on_another_device(monkeypatch):
-    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.05)
-    gate = Gate()
-    with ThreadedServer([model()], [{"m": gate}, {"m": lambda values: [-value for value in values]}]) as server:
-        first = server.submit("m", 5)
-        assert finished([first]) == [-5]
-        gate.open.set()
-        wait_for(lambda: finished([server.submit("m", 3)]) == [6])
-        assert outcome(first) == -5
 
 
 def test_a_device_thread_that_fails_begins_anew(monkeypatch):
@@ -443,24 +365,6 @@ class Mortal:
         self.waits.set()
         self.lives = self.back.wait(0.01)
         return self.lives
-
-
-def test_requests_of_a_lost_device_are_answered_when_it_is_back():
-    device = Mortal()
-    device.lives = False
-    with ThreadedServer([model()], [{"m": device}]) as server:
-        answers = [server.submit("m", value) for value in range(3)]
-        assert device.waits.wait(PATIENCE_S)
-        assert server.unanswered == 3
-        device.back.set()
-        assert finished(answers) == [0, 2, 4]
-
-
-def test_another_device_answers_the_requests_of_a_lost_one():
-    lost = Mortal(poison=0)
-    with ThreadedServer([model()], [{"m": lost}, {"m": doubled}]) as server:
-        assert finished([server.submit("m", 0)]) == [0]
-    assert lost.runs == [[0]]
 
 
 def test_a_request_that_has_lost_two_devices_loses_no_third():

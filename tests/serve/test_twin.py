@@ -6,11 +6,10 @@ import itertools
 
 import pytest
 
-from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import Shepherd
-from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, median_queueing, model, ours, simulate, table_2
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
+from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, median_queueing, model, ours, simulate
+from symphony_serve.batching.start_times import EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model
@@ -49,45 +48,6 @@ class TestTable2:
         one, rate = model("m", *WORKLOADS[workload]), BASELINES[side][workload]
         assert simulate(make, [one], 8, (1 - WITHIN) * rate, TRIAL).worst_bad_rate <= 0.01
         assert simulate(make, [one], 8, (1 + WITHIN) * rate, TRIAL).worst_bad_rate > 0.01
-
-    def test_eager_starts_waste_the_window(self):
-        """Figure 6a at beta 15: eager starts bear 0.64 of what deferred ones do."""
-        made = {
-            policy: [model(f"m{n}", 1.0, 15.0, 46.0, Window, policy) for n in range(10)] for policy in (DEFERRED, EAGER)
-        }
-        assert simulate(ours, made[DEFERRED], 32, 16_500, SHORT).worst_bad_rate <= 0.01
-        assert simulate(ours, made[EAGER], 32, 0.75 * 16_500, SHORT).worst_bad_rate > 0.01
-
-    def test_queueing_is_at_most_half_of_nexus(self):
-        """Figure 12."""
-        one = [model("m", *RESNET)]
-        ours_waits = median_queueing(simulate(ours, one, 8, 5000, SHORT))
-        assert ours_waits <= 0.5 * median_queueing(simulate(Nexus, one, 8, 4200, SHORT))
-
-
-@pytest.mark.slow
-def test_gpus_are_used_in_proportion_to_the_load():
-    """Figure 2: 10 models, SLO 100 ms, 24 GPUs, peak about 20,300/s. The GPUs with the largest ids stay idle."""
-    models = [model(f"m{number}", *RESNET[:2], 100.0) for number in range(10)]
-    for load in (0.15, 0.5, 0.85):
-        outcome = simulate(ours, models, 24, load * 20_300, SHORT)
-        assert outcome.utilisation == pytest.approx(load, abs=0.08)
-        assert outcome.worst_bad_rate <= 0.01
-        busy = [outcome.busy[gpu] / outcome.seconds for gpu in range(24)]
-        assert sum(busy[: int(24 * (load + 0.15))]) > 0.97 * sum(busy)
-    eager = [model(f"m{number}", *RESNET[:2], 100.0, Fifo, EAGER) for number in range(10)]
-    assert simulate(ours, eager, 24, 0.15 * 20_300, SHORT).utilisation > 0.5
-    assert simulate(ours, models, 24, 1.5 * 20_300, SHORT).good / SHORT.measured >= 0.97 * 20_300
-
-
-@pytest.mark.slow
-def test_the_benchmark_compares_all_sides():
-    sides = table_2(Trial(0.2, 0.3, 1, 0.2))
-    assert len(sides) == 11
-    for rows in sides.values():
-        assert rows.keys() == {"resnet50", "inception_resnet_v2"}
-        assert all(row["goodput"] > 0 and row["median_batch"] >= 1 for row in rows.values())
-    assert sides["deferred_window"]["resnet50"]["goodput"] > sides["nexus"]["resnet50"]["goodput"]
 
 
 class TestSimulation:
@@ -154,24 +114,6 @@ class TestArrivals:
         assert count["a"] == pytest.approx(6000, rel=0.2 if shape < 1 else 0.05)
         assert count["b"] == pytest.approx(2000, rel=0.3 if shape < 1 else 0.1)
         assert count["c"] == 0
-
-    def test_a_smaller_shape_is_burstier(self):
-        def spread(shape):
-            moments = [
-                one.arrival for one, _ in zip(arrivals({"m": 1.0}, {"m": 1.0}, 5, shape), range(2000), strict=False)
-            ]
-            gaps = [later - one for one, later in itertools.pairwise(moments)]
-            mean = sum(gaps) / len(gaps)
-            return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
-
-        assert spread(1.0) == pytest.approx(1.0, abs=0.2)
-        assert spread(0.1) > 5
-
-    def test_the_same_seed_gives_the_same_requests(self):
-        def some(seed):
-            return [one for one, _ in zip(arrivals({"m": 1.0}, {"m": 1.0}, seed), range(5), strict=False)]
-
-        assert some(1) == some(1) != some(2)
 
     @pytest.mark.parametrize(("rate", "shape", "said"), [(-1.0, 1.0, "rate of model m is -1"), (1.0, 0.0, "gaps is 0")])
     def test_what_is_refused(self, rate, shape, said):

@@ -136,14 +136,6 @@ def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(made
         assert front._books.requests("t") == {}
 
 
-def test_before_the_models_are_there_nothing_is_read(made):
-    front = made()
-    front._state = "measuring"
-    status, said, headers = answered(front, body=None)
-    assert (status, said["code"], headers["Retry-After"]) == (503, "measuring", "5")
-    assert said["reason"] == "the models are not there yet: measuring"
-
-
 def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled(made):
     front = made(Server(), slo=0.01)
     status, said, headers = answered(front)

@@ -64,11 +64,6 @@ def said(body, **given):
     return asyncio.run(read(intake(), body, **given))
 
 
-def test_a_body_is_read_whole_up_to_the_limit():
-    body = Body([b"[1,2", b",3,4]"], content_length=10)
-    assert (said(body, most=10), body.asked) == ([1, 2, 3, 4], 2)
-
-
 @pytest.mark.parametrize(("length", "read_chunks"), [(11, 0), (None, 2), (3, 2), ("x", 2)])
 def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_read(length, read_chunks):
     body = Body([b"[1,234", b"567,89", b"01234]"], **{} if length is None else {"content_length": length})
@@ -160,13 +155,6 @@ def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_one
         assert len(await read(one, large())) == 20_000
 
     asyncio.run(run())
-
-
-def test_one_body_may_have_more_bytes_than_all_together_if_it_is_alone(monkeypatch):
-    from fluidtune.serving import intake as intakes
-
-    monkeypatch.setattr(intakes, "MOST_BYTES", 10)
-    assert len(said(Body([json.dumps([0.5] * 20_000).encode()]))) == 20_000
 
 
 def test_while_large_bodies_are_read_the_loop_turns_at_each_piece():

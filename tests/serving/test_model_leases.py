@@ -149,14 +149,6 @@ def test_the_first_lease_is_waited_for_and_its_models(service):
     assert (service.tenant.app, service.tenant.user) == ("run-served", "anna")
 
 
-def test_its_agent_says_that_it_never_ends_and_what_the_load_wants(served):
-    served.wanted = 3
-    value = served.leases.valuation(2.0, 8)
-    assert (value.useful, value.share) == (3, 4.0)
-    served.wanted = 0
-    assert served.leases.valuation(2.0, 8).useful == 1
-
-
 def test_no_more_devices_are_wanted_than_the_user_allows(monkeypatch):
     service = Service(monkeypatch, most=2)
     service.serve().wanted = 5

@@ -28,9 +28,7 @@ class Cluster:
         def start(loading):
             self.started += 1
             names = ("ready", "run", "measure", "alive")
-            return SimpleNamespace(
-                **{name: SimpleNamespace(remote=lambda *given, name=name: name) for name in names}
-            )
+            return SimpleNamespace(**{name: SimpleNamespace(remote=lambda *given, name=name: name) for name in names})
 
         return SimpleNamespace(remote=start)
 

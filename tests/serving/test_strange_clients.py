@@ -118,20 +118,3 @@ def test_a_client_that_hangs_up_within_its_request_harms_nobody(served):
     with connection(served) as connected:
         assert ask(connected, "whole")[0] == 200
     assert (counted(served) - before).keys() <= {"answered", "late"}
-
-
-def test_one_connection_carries_many_requests_in_order(served):
-    with connection(served) as connected:
-        for number in range(10):
-            status, said = ask(connected, f"kept-{number}")
-            assert (status, said[0]) == (200, f"kept-{number}")
-        assert connected.sock is not None, "the server has closed the connection"
-
-
-def test_inputs_of_a_megabyte(served):
-    values = [0.1234] * 160_000
-    with connection(served) as connected:
-        assert ask(connected, "large", values)[1][1] == len(values)
-        values[-1] = "0.1234"
-        status, said = ask(connected, "wrong", values)
-    assert (status, said["error"]) == (400, "the input.values[159999] is a text, expected number")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.themis.brute import clear, random_bids
 from themis_bridge import Bid, JobInfo, ThemisError, clear_auction
-from themis_bridge.auction import _Shaped, relaxed_value, shape
-from themis_bridge.bids import Valuation, ladder, make_bid
+from themis_bridge.auction import _Shaped, relaxed_value
+from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
 
 NONE = frozenset()
@@ -39,33 +39,6 @@ def test_brute_force_on_1000_instances():
         granted = [gpu for row in clearing.allocation.values() for gpu in row]
         assert len(granted) == len(set(granted))
         assert clearing.leftover == frozenset(gpus) - frozenset(granted)
-
-
-def test_lone_bidder_pays_nothing():
-    gpus = frozenset({1, 2, 3})
-    clearing = clear_auction([Bid("a", {NONE: 4.0, gpus: 1.0})], gpus)
-    assert clearing.payment == {"a": 1.0}
-    assert clearing.allocation == {"a": gpus}
-    assert clearing.leftover == NONE
-
-
-def test_payment_is_what_the_others_lose():
-    # Alone, b would win both GPUs and raise its valuation from 1/8 to 1; with a present it wins one, for 1/2.
-    a = Bid("a", {NONE: 10.0, frozenset({1}): 1.0, frozenset({1, 2}): 0.9})
-    b = Bid("b", {NONE: 8.0, frozenset({2}): 2.0, frozenset({1, 2}): 1.0})
-    clearing = clear_auction([a, b], {1, 2})
-    assert clearing.proportional == {"a": frozenset({1}), "b": frozenset({2})}
-    assert clearing.payment == pytest.approx({"a": 0.5, "b": 0.9})
-    assert clearing.allocation == {"a": NONE, "b": NONE}
-    assert clearing.leftover == {1, 2}
-
-
-def test_the_best_listed_subset_is_kept():
-    table = {frozenset(range(4)): 1.0, frozenset({2, 3}): 1.5, frozenset({0, 1}): 1.2, NONE: 100.0}
-    rival = {frozenset(range(4)): 0.5, NONE: 0.8}
-    clearing = clear_auction([Bid("a", table), Bid("b", rival)], range(4))
-    assert clearing.payment["a"] == pytest.approx(0.625)
-    assert clearing.allocation["a"] == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -101,20 +74,6 @@ def test_two_bids_of_one_app_are_refused():
 def machines(*sizes: int) -> dict[str, Gpu]:
     gpus = [Gpu(f"m{m}g{i}", f"m{m}", f"r{m % 2}", f"s{i // 2}") for m, size in enumerate(sizes) for i in range(size)]
     return {gpu.id: gpu for gpu in gpus}
-
-
-def test_shape():
-    assert shape([7], 4) == {4: 1, 2: 1, 1: 1}
-    assert shape([7, 8], 8) == {8: 1, 4: 1, 2: 1, 1: 1}
-    assert shape([7], 1) == {1: 7}
-    assert shape([9], 4) == {4: 2, 1: 1}
-
-
-def test_ladder_ends_at_its_end():
-    for most in range(300):
-        sizes = ladder(most)
-        assert sizes == sorted(set(sizes))
-        assert sizes[-1:] == ([most] if most else [])
 
 
 APP = st.tuples(st.integers(1, 8), st.sampled_from([1, 1, 2, 3, 4, 8]), st.floats(1.0, 100.0), st.floats(0.0, 5000.0))
@@ -168,14 +127,6 @@ def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
         for size in (1, 2, 4, 8):
             whole = sum(count // size * size for count in counts.values())
             assert whole >= sum(s * n for (_, s), n in wanted.items() if s >= size)
-
-
-def test_a_renewal_stays_where_it_is():
-    where = machines(4, 4)
-    value = Valuation([[JobInfo(10, 10, 2)] * 2], 0.0, 1000.0)
-    here = [where[name] for name in ("m1g0", "m1g1", "m1g2", "m1g3")]
-    bid = Bid("a", {NONE: value.rho([]), frozenset(gpu.id for gpu in here): value.rho(here)}, 2)
-    assert clear_auction([bid], where, where=where).allocation["a"] == {gpu.id for gpu in here}
 
 
 def test_kinds_of_gpu_do_not_mix():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tests.themis.cluster import Job
-from tests.themis.shell_world import World
 from themis_bridge.app_record import AppRecord
 from themis_bridge.shell.drivers import SILENT_S, Drivers
 
@@ -44,21 +42,3 @@ def test_each_silent_app_has_its_turn_when_ray_is_slow():
     drivers = Drivers(is_gone, lambda: now)
     silent = [(name, name, name) for name in "abc"]
     assert sorted(each.app for _ in range(3) for each in drivers.look(silent, 0.5)) == ["a", "b", "c"]
-
-
-def test_the_arbiter_forgets_a_dead_driver_within_seconds_and_no_one_else(monkeypatch, tmp_path):
-    world = World(monkeypatch, tmp_path, settings={})
-    for name in ("dead", "stands"):
-        world.join(name, Job(1, 5000.0))
-    world.run(5)
-    world.agents.pop("dead")
-    world.agents.pop("stands")
-    world.end_driver("dead")
-    world.run(5)
-    assert {app for app, _, _ in world.there()} == {"stands"}
-    world.join("dead", Job(1, 5000.0), "dead/2")
-    world.run(5)
-    assert {app for app, _, _ in world.there()} == {"dead", "stands"}, "it has its name back"
-    world.run(60)
-    status = world.actor.status()
-    assert status["apps"].keys() == {"dead"} and status["away"].keys() == {"stands"}

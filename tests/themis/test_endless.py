@@ -106,26 +106,6 @@ def test_no_auction_takes_a_reserve(reserve, wanted, searches):
     assert max(least[20:]) <= max(reserve, wanted)
 
 
-def test_a_reserve_stands_while_its_app_does_not_answer():
-    cluster = Cluster(2, replace(SETTINGS, reserves={"service": 1}))
-    cluster.join("service", Service(1))
-    cluster.join("search", Job(8))
-    cluster.wait(200)
-    own = cluster.holds("service")
-    cluster.silent.add("service")
-    cluster.wait(400)
-    assert cluster.holds("service") == own
-
-
-def test_an_idle_service_keeps_its_reserve_and_a_search_keeps_what_it_can_use():
-    cluster = Cluster(4, replace(SETTINGS, reserves={"service": 2, "search": 2}))
-    cluster.join("service", Service(1))
-    cluster.join("search", Job(1))
-    cluster.join("other", Job(8))
-    cluster.wait(400)
-    assert [len(cluster.holds(name)) for name in ("service", "search", "other")] == [2, 1, 1]
-
-
 def test_reserves_beyond_all_gpus_go_to_the_app_that_came_first_and_a_quota_is_kept():
     cluster = Cluster(4, replace(SETTINGS, reserves={"first": 3, "second": 3, "third": 2}, quotas={"first": 2}))
     cluster.join("first", Service(4))

@@ -14,13 +14,12 @@ from themis_bridge import ThemisError
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.arbiter_view import view
-from themis_bridge.auction import Bid, clear_auction
-from themis_bridge.bids import Valuation, make_bid
+from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo
-from themis_bridge.leases import LeaseTable, first_length, lease_phases
+from themis_bridge.leases import LeaseTable
 from themis_bridge.locality import Gpu, check_together, whole_gangs
 from themis_bridge.messages import Report
-from themis_bridge.policy import Outcome, Situation, share_leftover, whole
+from themis_bridge.policy import Situation
 from themis_bridge.preemption import leases_to_recall
 
 #: Two machines of four.
@@ -63,69 +62,12 @@ def test_sizes_that_gangs_cannot_have(number):
         check_together(number)
 
 
-def test_a_bid_lists_whole_gangs_only():
-    bid = make_bid("a", FOUR, [], GPUS.values())
-    assert sorted(map(len, bid.rho)) == [0, 4, 8] and bid.together == 4
-    assert all(torn([GPUS[gpu] for gpu in row], 4) == 0 for row in bid.rho)
-    scattered = [gpu for gpu in GPUS.values() if not gpu.id.endswith("g3")]
-    assert list(make_bid("a", FOUR, [], scattered).rho) == [frozenset()]
-    # What it holds of a torn gang counts for nothing.
-    assert max(map(len, make_bid("a", FOUR, here("m0g0", "m0g1"), here(*list(GPUS)[4:])).rho)) == 4
-
-
-def test_a_payment_is_of_whole_gangs():
-    names = list(GPUS)
-    rho = {frozenset(): 1000.0, frozenset(names[:4]): 2.0, frozenset(names): 1.0}
-    both = [Bid("gang", rho, 4, 4), Bid("one", {frozenset(): 100.0, frozenset(names[:4]): 2.0, frozenset(names): 1.0})]
-    cleared = clear_auction(both, names, where=GPUS)
-    assert len(cleared.proportional["gang"]) == 4 and 0 < cleared.payment["gang"] < 1
-    assert cleared.allocation["gang"] == frozenset()
-    alone = clear_auction(both[:1], names, where=GPUS)
-    assert len(alone.allocation["gang"]) == 8
-
-
 def situation(offer, useful, together, holder=None, held=None, rho=2.0) -> Situation:
     reports = {
         app: Report(rho, number, together.get(app, 1), left=100.0, whole=100.0) for app, number in useful.items()
     }
     kept = {app: tuple(here(*(held or {}).get(app, ()))) for app in useful}
     return Situation(reports, kept, {gpu: GPUS[gpu] for gpu in offer}, holder or {}, {}, together=together)
-
-
-def test_leftovers_go_to_gangs_only_where_a_gang_is_whole():
-    offer = ["m0g0", "m0g1", "m0g2", "m1g0", "m1g1", "m1g2", "m1g3"]
-    case = situation(offer, {"gang": 8, "one": 8}, {"gang": 4})
-    assert case.wants("gang") == 4 and case.wants("one") == 8
-    given_to = share_leftover(case, {}, {})
-    assert set(given_to) == set(offer), "none is left"
-    assert {gpu for gpu, app in given_to.items() if app == "gang"} in (set(), set(offer[3:]))
-    only = share_leftover(situation(offer, {"gang": 8}, {"gang": 4}), {}, {})
-    assert only == dict.fromkeys(offer[3:], "gang")
-    assert share_leftover(situation(offer[:3], {"gang": 8}, {"gang": 4}), {}, {}) == {}
-
-
-def test_a_gang_of_which_a_part_stays_with_its_holder_is_not_given():
-    case = situation(GPUS, {"gang": 8, "one": 8}, {"gang": 4}, {gpu: "one" for gpu in GPUS})
-    grants = {gpu: "gang" for gpu in GPUS} | {"m0g2": "one"}
-    out = whole(case, Outcome(grants, frozenset({"m0g0", "m1g0"}), None, frozenset({"m0g2"})))
-    assert out.grants == {gpu: "one" if place.machine == "m0" else "gang" for gpu, place in GPUS.items()}
-    assert out.leftovers == {"m1g0"} and out.overridden == {"m0g0", "m0g1", "m0g2", "m0g3"}
-    assert whole(case, out) == out
-    # Free GPUs, and those whose holder can use no more, are in no grant.
-    case = situation(GPUS, {"gang": 8, "one": 2}, {"gang": 4}, {"m0g0": "one", "m0g1": "one", "m0g2": "one"})
-    out = whole(case, Outcome({"m0g0": "gang", "m0g1": "gang", "m0g2": "one", "m0g3": "gang"}))
-    assert Counter(out.grants.values()) == {"one": 2} and "m0g3" not in out.grants
-
-
-def test_leases_of_a_machine_end_together_where_gangs_are_needed():
-    assert len(set(lease_phases(GPUS.values()).values())) == 8
-    phases = lease_phases(GPUS.values(), by_machine=True)
-    assert set(phases.values()) == {0.0, 0.5}
-    for now in (0.0, 3.0, 49.9, 50.0, 51.0, 149.9, 200.0):
-        lengths = {gpu: first_length(phase, now, 100.0) for gpu, phase in phases.items()}
-        assert all(50.0 <= length <= 150.0 for length in lengths.values())
-        assert {round((now + length) % 100.0) % 100 for length in lengths.values()} == {0, 50}
-    assert first_length(0.5, 150.0, 100.0) == 100.0, "a renewal at its phase adds one length"
 
 
 def recalled(held, together=4, share_of=2, free=0):
@@ -136,25 +78,6 @@ def recalled(held, together=4, share_of=2, free=0):
     apps = {name: AppRecord("s", 0.0, 0.0, rho=1.0) for name in dict.fromkeys(held)}
     apps["new"] = AppRecord("s", 0.0, 0.0, together=together)
     return [lease.gpu for lease in leases_to_recall("new", GPUS, table, apps, SETTINGS, 0.0)]
-
-
-def test_whole_gangs_are_recalled_or_none():
-    assert recalled(["all"]) == ["m0g0", "m0g1", "m0g2", "m0g3"]
-    assert recalled(["all"], together=8) == [], "the share is four"
-    assert recalled(["all"], free=4) == [], "a gang is free"
-    assert recalled(["all"], free=2) == ["m0g2", "m0g3"], "two of its machine are free"
-    # Each of three has a share of two, and gives none of it: no gang of four can be made of the rest.
-    assert recalled(["a", "b"], together=2) == ["m0g0", "m0g1"]
-    assert recalled(["a", "b"], together=4) == []
-
-
-def test_a_gang_is_recalled_whole_from_its_holder():
-    table = LeaseTable()
-    for gpu in GPUS:
-        table.grant(gpu, "gang", 50.0)
-    apps = {"gang": AppRecord("s", 0.0, 0.0, rho=1.0, together=8), "new": AppRecord("s", 0.0, 0.0)}
-    settings = SETTINGS.changed({"quotas": {"new": 1}})
-    assert len(leases_to_recall("new", GPUS, table, apps, settings, 0.0)) == 8
 
 
 # --- the arbiter, with agents

@@ -85,24 +85,6 @@ def test_a_restarted_arbiter_tells_every_app_its_leases(books: str) -> None:
     assert len(agent.leases) == 4 and heartbeat(cluster) == []
 
 
-def test_time_that_passes_with_heartbeats_is_accounted() -> None:
-    apart, together = Cluster(4), Cluster(4)
-    for cluster in (apart, together):
-        for name in ("a", "b"):
-            cluster.join(name, Job(8, 1e5))
-        cluster.wait(20)
-        for record in cluster.arbiter.state.apps.values():
-            record.idle = 0.0
-    for _ in range(10):
-        apart.now += 0.5
-        apart.send(m.Heard("a", "s"), m.Heard("b", "s"))
-    together.now += 5.0
-    for cluster in (apart, together):
-        cluster.send(m.Tick())
-    assert apart.arbiter.state.apps["a"].spent == pytest.approx(together.arbiter.state.apps["a"].spent) != 0
-    assert apart.arbiter.state.contention("a") == pytest.approx(together.arbiter.state.contention("a"))
-
-
 def test_the_leases_of_an_app_are_those_of_the_table() -> None:
     table = LeaseTable()
     for gpu, app in (("g0", "a"), ("g1", "b"), ("g2", "a"), ("g3", "a")):

@@ -131,23 +131,6 @@ def test_an_arbiter_starts_and_stops_where_nothing_can_be_written(monkeypatch, t
     assert f"they stay as {world.books}" in caplog.text
 
 
-@pytest.mark.parametrize("jumps", [False, True])
-def test_clocks_that_stop_for_a_minute_lose_no_gpu(jumps, monkeypatch, tmp_path):
-    world = two_apps(World(monkeypatch, tmp_path))
-    world.run(8)
-    assert_all_used(world)
-    held = sorted(world.there())
-    world.stands_at = world.now
-    world.run(30)
-    assert sorted(world.there()) == held, "no lease ends, no app is silent"
-    world.join("c", Job(3, 500.0))  # a GPU is recalled for it, and changes hands when the clocks go again
-    world.run(30)
-    world.stands_at, world.behind = None, 0.0 if jumps else 60.0
-    world.run(RECOVERY_S)
-    assert_all_used(world)
-    assert world.actor.status()["apps"].keys() == {"a", "b", "c"}
-
-
 def test_tokens_grow_where_books_are_lost_and_the_time_of_day_stands_still(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, gives_back=True)
     world.stands_at = 0.0
@@ -177,16 +160,6 @@ def test_a_look_at_what_others_hold_may_fail(name, monkeypatch, tmp_path):
         world.outside = 0
         world.run(15)
         assert_all_used(world)
-
-
-@pytest.mark.parametrize("done", [False, True])
-def test_the_search_for_a_group_that_may_have_been_made_may_fail(done, monkeypatch, tmp_path):
-    faults = {("placement_group", 2), ("get_placement_group", 0), ("get_placement_group", 1)}
-    world = two_apps(World(monkeypatch, tmp_path, fault=faults, done=done))
-    while world.calls.get("get_placement_group", -1) < 2:
-        world.run(1.0)
-    world.run(RECOVERY_S)
-    assert_all_used(world)
 
 
 def test_the_whole_table_is_read_only_at_the_start(monkeypatch, tmp_path):

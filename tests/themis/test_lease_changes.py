@@ -28,28 +28,6 @@ def kept(root: Any) -> int:
     return len(seen)
 
 
-def test_nothing_is_kept_of_a_lease_that_is_over(monkeypatch, tmp_path) -> None:
-    # The durations of the last ticks are kept on purpose.
-    monkeypatch.setattr(actor, "TICKS", 1)
-    world = World(monkeypatch, tmp_path, gpus=8, gives_back=True)
-    for name in ("a", "b"):
-        world.join(name, Job(8, 1e9))
-
-    def after(changes: int) -> int:
-        """The largest number of objects in a moment of the next lease changes."""
-        most, until = 0, world.actor._arbiter.state.leases.token + changes
-        while world.actor._arbiter.state.leases.token < until:
-            world.run(5.0)
-            most = max(most, kept(list(vars(world.actor).values())))
-            # Ray keeps removed groups, and the arbiter must not need that.
-            world.table = {id: group for id, group in world.table.items() if group["state"] != "REMOVED"}
-        return most
-
-    first = after(100)
-    # Less than one object for every third change: what the arbiter holds for a moment differs by about 100.
-    assert after(300) < first + 100
-
-
 def test_apps_that_come_and_go_for_ever_leave_nothing_behind(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(actor, "TICKS", 1)
     world = World(monkeypatch, tmp_path, gpus=4)

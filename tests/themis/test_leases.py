@@ -6,7 +6,6 @@ import pytest
 
 from tests.themis.cluster import Cluster, Job
 from themis_bridge import ThemisError
-from themis_bridge.agent import Leave, Lost
 from themis_bridge.leases import Fence, LeaseTable
 from themis_bridge.policy import Outcome
 
@@ -27,30 +26,6 @@ def test_a_renewal_keeps_the_token_and_sends_no_notice():
     cluster.wait(1000)
     assert {gpu: view.token for gpu, view in agent.leases.items()} == before
     assert not cluster.notices
-
-
-def test_a_holder_that_leaves_early_hands_over_early():
-    cluster = Cluster(1)
-    first = cluster.join("a")
-    cluster.wait(50)
-    cluster.join("b", Job(1, 10.0))
-    while not any(isinstance(n, Leave) for n in cluster.notices):
-        cluster.wait(1)
-        assert cluster.now < 100
-    cluster.send(*first.vacated("g0"))
-    assert cluster.holds("b") == {"g0"}
-    assert first.vacated("g0") == []
-
-
-def test_a_holder_that_never_leaves_is_killed_at_the_end():
-    cluster = Cluster(1)
-    agent = cluster.join("a")
-    cluster.wait(80)
-    cluster.join("b", Job(1, 10.0))
-    cluster.wait(21)
-    assert cluster.holds("b") == {"g0"}
-    assert [type(n) for n in cluster.notices if isinstance(n, (Leave, Lost))] == [Leave, Lost]
-    assert agent.leases == {}
 
 
 def test_a_leftover_for_the_heir_is_no_leftover_of_the_holder():

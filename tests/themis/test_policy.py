@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.shared_cluster.baselines import policy
-from themis_bridge.auction import Bid, Clearing
-from themis_bridge.auctioneer import Tally
+from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import LONG_WAIT, Outcome, Situation, Themis, renew, share_leftover
+from themis_bridge.policy import LONG_WAIT, Situation, Themis, share_leftover
 
 
 def bidders(
@@ -73,27 +72,6 @@ def test_a_scattered_app_moves_together_lease_by_lease():
     assert leftover(reports, {}, [Gpu("own", "m3"), Gpu("free", "m1")], {"own": "a"}).keys() == {"own", "free"}
 
 
-def test_a_gang_goes_or_stays_whole():
-    offer = {f"g{i}": Gpu(f"g{i}", "m1") for i in range(4)}
-    at = {"holder": tuple(Gpu(f"h{i}", "m0") for i in range(4)), "winner": ()}
-    owners = set()
-    for rho in (1.01, 1.16, 1.3, 1.5, 1.9, 2.1, 3.0):
-        for gangs in ((4, 1), (1, 4)):
-            reports = {"holder": Report(1.0, 8, gangs[0]), "winner": Report(rho, 4, gangs[1])}
-            situation = Situation(reports, at, offer, dict.fromkeys(offer, "holder"), {})
-            final = set(renew(situation, dict.fromkeys(offer, "winner")).values())
-            assert len(final) == 1, f"split between them at {rho}"
-            owners |= final
-    assert owners == {"holder", "winner"}
-
-
-def test_the_last_gang_of_a_holder_goes_gpu_by_gpu():
-    offer = {f"g{i}": Gpu(f"g{i}", "m1") for i in range(4)}
-    reports = {"holder": Report(1.0, 4, 4), "winner": Report(1.4, 4, 4)}
-    situation = Situation(reports, {"holder": (), "winner": ()}, offer, dict.fromkeys(offer, "holder"), {})
-    assert sorted(renew(situation, dict.fromkeys(offer, "winner")).values()) == ["holder", "holder", "holder", "winner"]
-
-
 def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with_most_work():
     offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
     reports = {
@@ -128,23 +106,6 @@ def unlike(wants: int = 2) -> Situation:
     return Situation(reports, held, offer, dict.fromkeys(offer, "first"), {})
 
 
-def test_the_straw_man_goes_by_rho_alone():
-    grants = policy("strawman", 0.8).decide(unlike(4), {}).grants
-    assert sorted(grants.values()) == ["last", "last", "last", "middle"]
-
-
-def test_renewal_is_an_option_of_every_policy():
-    situation = unlike(3)
-    situation.reports = {**situation.reports, "first": Report(2.5, 4)}
-    plain, both = policy("strawman", 0.8), policy("strawman", 0.8, True, True)
-    assert both.recalls and not plain.recalls
-    assert sorted(plain.decide(situation, {}).grants.values()) == ["first", "first", "last", "last"]
-    # Without one of its four GPUs the holder would be worse off (2.5 * 4 / 3) than "last" is now (3.0).
-    found = both.decide(situation, {})
-    assert set(found.grants.values()) == {"first"} and len(found.overridden) == 2
-    assert policy("themis", 0.8).renews and not policy("themis", 0.8, renews=False).renews
-
-
 def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lots_for_what_is_left():
     rule, situation = policy("paper", 0.4), unlike(3)
     # Two of three apps, though the first of them could use half of the offer and the two together all of it.
@@ -153,16 +114,3 @@ def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lot
     found = rule.decide(situation, {"last": Bid("last", {none: 3.0, one: 1.0})})
     assert found.grants["g0"] == "last" and found.clearing is not None
     assert found.leftovers == {"g1", "g2", "g3"} and "last" not in {found.grants[gpu] for gpu in found.leftovers}
-
-
-def test_auctions_payments_and_grants_that_are_overridden_are_counted_and_logged(caplog):
-    won = {"a": frozenset({"g0", "g1"}), "b": frozenset({"g2"})}
-    kept = {"a": frozenset({"g0"}), "b": frozenset({"g2"})}
-    clearing = Clearing(won, {"a": 0.5, "b": 1.0}, kept, frozenset({"g1"}), 0.0, 0.0, True)
-    tally = Tally()
-    with caplog.at_level("INFO"):
-        tally.add(7, Outcome({}, frozenset({"g1"}), clearing, frozenset({"g2"})))
-    assert tally == Tally(auctions=1, contested=1, won=3, kept=2, leftovers=1, overridden=1)
-    assert "round 7: a kept 1 of 2 (c = 0.5), b kept 1 of 1 (c = 1); 1 leftover, 1 stay" in caplog.text
-    tally.add(8, Outcome())
-    assert tally.auctions == 1

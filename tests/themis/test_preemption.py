@@ -33,29 +33,6 @@ def test_the_app_that_is_furthest_ahead_gives_and_keeps_a_share():
     assert recalled({"ahead": half, "behind": rest}, {"ahead": None, "behind": 0.9}) == ["m1g0", "m1g1"]
 
 
-def test_whole_machines_are_recalled_first():
-    # The share is six, of which three GPUs are free.
-    assert recalled({"most": list(GPUS)[2:11]}, {"most": 1.0}) == ["m1g0", "m1g1", "m1g2"]
-    assert recalled({"all": list(GPUS)}, {"all": 1.0}) == ["m0g0", "m0g1", "m0g2", "m0g3", "m1g0", "m1g1"]
-
-
-def test_free_gpus_and_a_quota_reduce_what_is_recalled():
-    assert len(recalled({"all": list(GPUS)[2:]}, {"all": 1.0})) == 4
-    assert recalled({"all": list(GPUS)[6:]}, {"all": 1.0}) == []
-    assert len(recalled({"all": list(GPUS)}, {"all": 1.0}, SETTINGS.changed({"quotas": {"new": 1}}))) == 1
-
-
-def test_leases_that_were_recalled_for_another_app_count():
-    table = LeaseTable()
-    for gpu in GPUS:
-        table.grant(gpu, "all", 50.0)
-    apps = {name: AppRecord("s", 0.0, 0.0, rho=1.0 if name == "all" else None) for name in ("all", "one", "two")}
-    for lease in leases_to_recall("one", GPUS, table, apps, SETTINGS, 0.0):
-        lease.recalled = True
-    assert sum(lease.recalled for lease in table) == 4
-    assert leases_to_recall("two", GPUS, table, apps, SETTINGS, 0.0) == []
-
-
 def test_weights_and_doubts_count():
     table = LeaseTable()
     for number, gpu in enumerate(GPUS):

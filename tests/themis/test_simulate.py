@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp, TwinReport
 from benchmarks.shared_cluster.baselines import BASELINES
-from benchmarks.shared_cluster.ideal import ends, equal_shares
-from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate, static_finish_time
+from benchmarks.shared_cluster.ideal import ends
+from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from themis_bridge import JobInfo
 from themis_bridge.agent import Agent
@@ -132,18 +132,6 @@ def test_an_honest_app_is_not_doubted(places: list[list[Gpu]]) -> None:
         assert doubted(0.0, 1.1, *places) == 1.0
 
 
-def test_trials_that_stop_early_are_no_progress() -> None:
-    book = AppRecord("s", 0.0, 0.0)
-    for minute in range(10):
-        # It holds two GPUs that make it half as fast, and every minute trials with a tenth of its work stop early.
-        whole = 1000.0 * (1 - minute / 10)
-        ends = 2 * (whole - 30.0 * minute)
-        report = Report((60.0 * minute + ends) / whole, 2, left=ends / 2, whole=whole, leases=(1, 2))
-        book.take_report(report, [1, 2], 2, 60.0 * minute, 1.0)
-    assert book.held_up == (0.0, 0.0)
-    assert book._placement_overstatement() == 1.0
-
-
 def test_an_app_that_claims_less_work_does_not_end_sooner() -> None:
     gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
     specs = [app(f"a{i}", 4000) for i in range(8)]
@@ -155,26 +143,11 @@ def test_an_app_that_claims_less_work_does_not_end_sooner() -> None:
     assert jct(0.75) >= jct(1.0) - 1
 
 
-def test_an_app_that_claims_more_work_does_not_end_sooner() -> None:
-    gpus = [Gpu(f"g{i}", f"m{i}") for i in range(4)]
-    specs = [app(f"a{i}", 4000) for i in range(8)]
-
-    def jct(claim: float) -> float:
-        return simulate(specs, gpus, Setup(f=0.5, liar="a0", claim=claim)).jct["a0"]
-
-    assert jct(3.0) > jct(1.0)
-
-
 @pytest.mark.slow
 def test_nobody_starves_where_apps_outnumber_gpus() -> None:
     # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6 (bug 92).
     apps = tuning_apps(30, 2, days=0.1, between_s=240.0)
     assert simulate(apps, machines(TESTBED_64)[:16], Setup()).worst < 2.5
-
-
-def test_equal_shares_leave_no_gpu_idle_that_an_app_could_use() -> None:
-    assert equal_shares({"a": 1, "b": 10, "c": 10}, 9) == {"a": 1, "b": 4, "c": 4}
-    assert equal_shares({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
 
 
 def test_equal_shares_end_when_arithmetic_says() -> None:
@@ -195,15 +168,3 @@ def test_an_app_that_is_not_admitted_comes_again_and_has_waited_since_it_came_fi
         "a": pytest.approx(1000 + SWITCH_S),
         "b": pytest.approx(2 * COME_AGAIN_S + 1000 + SWITCH_S),
     }
-
-
-def test_past_usage_counts_in_the_twin() -> None:
-    specs = [replace(app("a", 1000), user="anna"), replace(app("b", 500), user="otto")]
-    simulation = Simulation(specs, [Gpu("g", "m"), Gpu("h", "m")], Setup(half_life_s=1e9))
-    simulation.run()
-    assert simulation.arbiter.state.usage == pytest.approx({"anna": 1040, "otto": 540}, rel=1e-3)
-
-
-def test_the_finish_time_that_shockwave_compares_with():
-    # 120 jobs on 32 GPUs, one job of one GPU.
-    assert static_finish_time(100, 32, 1, 120) == 100 * 120 / 32

@@ -16,7 +16,7 @@ from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.arbiter_view import view
 from themis_bridge.settings import Settings
-from themis_bridge.usage import decayed, fair_share
+from themis_bridge.usage import decayed
 
 SPANS = st.lists(st.tuples(st.integers(0, 64), st.floats(0.1, 1e5)), min_size=1, max_size=8)
 
@@ -32,16 +32,6 @@ def test_usage_does_not_depend_on_how_time_is_divided(spans: list[tuple[int, flo
     # Never more than what was used, and half of it after a half-life.
     assert whole <= sum(gpus * seconds for gpus, seconds in spans) * (1 + 1e-6) + 1e-6
     assert decayed(whole, 0, half, half) == pytest.approx(whole / 2)
-
-
-@given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.1, 1e9)), st.sets(st.sampled_from("abcdef"), min_size=1))
-def test_who_has_used_more_counts_less(usage: dict[str, float], users: set[str]) -> None:
-    found = fair_share(usage, users)
-    assert found.keys() == users and all(0 <= factor <= 1 for factor in found.values())
-    order = sorted(users, key=lambda user: usage.get(user, 0.0))
-    assert [found[user] for user in order] == sorted(found.values(), reverse=True)
-    assert all(found[user] == 1.0 for user in users - usage.keys())
-    assert fair_share(dict.fromkeys("ab", 7.0), {"a"}) == {"a": 0.5}
 
 
 def shares(half_life_s: float) -> dict[str, int]:
@@ -80,13 +70,6 @@ def test_usage_is_in_the_books_and_the_status_and_fades() -> None:
     assert state.usage == {} and cluster.arbiter.state.weights() == {}
 
 
-def test_books_without_usage_are_read() -> None:
-    books = Cluster(1).arbiter.saved()
-    del books["usage"], books["settings"]["half_life_s"], books["settings"]["most_demand"]
-    state = ArbiterState.loaded(books, [], [], 0.0)
-    assert state.usage == {} and state.settings.half_life_s == 0.0 == state.settings.most_demand
-
-
 def test_an_app_is_refused_while_others_want_too_many_gpus_and_is_told_why() -> None:
     cluster = Cluster(4, replace(SETTINGS, most_demand=1.0))
     cluster.join("a", Job(8, 1e5))
@@ -104,13 +87,6 @@ def test_an_app_is_refused_while_others_want_too_many_gpus_and_is_told_why() -> 
     assert cluster.join("b", Job(1, 1e5)).refused is None
     cluster.send(m.AppLeft("b", "s"))
     assert cluster.join("late", Job(1, 1e5)).refused is None
-
-
-def test_without_the_setting_nobody_is_refused() -> None:
-    cluster = Cluster(1)
-    for number in range(10):
-        assert cluster.join(f"a{number}", Job(8, 1e5)).refused is None
-        cluster.wait(2)
 
 
 @pytest.mark.parametrize("name", ["half_life_s", "most_demand"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.shared_cluster.apps import Spec, average_contention
+from benchmarks.shared_cluster.apps import Spec
 from benchmarks.shared_cluster.simulate import Setup, Simulation
 from benchmarks.shared_cluster.workloads import machines
 from tests.themis.cluster import SETTINGS, Cluster, Job
@@ -43,16 +43,6 @@ def test_ten_jobs_of_one_user_and_one_of_another_have_half_of_the_cluster_each()
     assert result.rho["b"] == pytest.approx(1.0, rel=0.1)
 
 
-def test_what_one_user_cannot_use_goes_to_the_apps_of_the_other() -> None:
-    cluster = Cluster(8)
-    for i in range(3):
-        cluster.join(f"a{i}", Job(4, 1e5), user="anna")
-    cluster.join("b", Job(1, 1e5), user="bert")
-    cluster.wait(300)
-    assert sum(len(cluster.holds(f"a{i}")) for i in range(3)) == 7
-    assert len(cluster.holds("b")) == 1
-
-
 def test_the_apps_of_a_user_share_a_quota() -> None:
     cluster = Cluster(8, replace(SETTINGS, quotas={"anna": 3}))
     for name in ("a0", "a1"):
@@ -63,34 +53,6 @@ def test_the_apps_of_a_user_share_a_quota() -> None:
     cluster.send(m.Configured({"quotas": {"anna": 1}}))
     cluster.wait(200)
     assert len(cluster.holds("a0") | cluster.holds("a1")) == 1
-
-
-def test_a_weight_is_a_users() -> None:
-    cluster = Cluster(8, replace(SETTINGS, f=1.0, weights={"anna": 1000.0}))
-    cluster.join("b", Job(8, 1e5), user="bert")
-    cluster.join("a", Job(8, 1e5), user="anna")
-    cluster.wait(300)
-    assert len(cluster.holds("a")) > len(cluster.holds("b"))
-
-
-def test_the_share_of_an_app_is_its_part_of_its_users_share() -> None:
-    lives = [(0.0, 10.0, "anna"), (0.0, 5.0, "anna"), (0.0, 10.0, "bert"), (20.0, 30.0, "carl")]
-    # Two users; "anna" has two apps for half of the time.
-    assert [average_contention(lives, own) for own in range(4)] == [3.0, 4.0, 2.0, 1.0]
-    cluster = Cluster(4)
-    for name, user in (("a0", "anna"), ("a1", "anna"), ("b", "bert"), ("c", "")):
-        cluster.join(name, user=user)
-    state = cluster.arbiter.state
-    state.elapse(50.0)
-    assert {name: state.contention(name) for name in state.apps} == {"a0": 6.0, "a1": 6.0, "b": 3.0, "c": 3.0}
-
-
-def test_a_user_is_remembered_in_the_books_and_by_whoever_joins_again() -> None:
-    cluster = Cluster(4)
-    cluster.join("a", user="anna")
-    assert cluster.arbiter.saved()["apps"]["a"]["user"] == "anna"
-    cluster.join("a", user="bert")
-    assert Counter(map(cluster.arbiter.state.user_of, cluster.arbiter.state.apps)) == {"bert": 1}
 
 
 def leaves(cluster: Cluster, name: str, did: float) -> AppRecord:

@@ -93,18 +93,7 @@ def test_choosing_it_where_it_is_missing_is_one_clear_line(no_horovod):
     assert fluidtune.FluidExecutor().backend == "torch"
 
 
-def test_the_doctor_says_what_to_type(no_horovod):
-    name, good, text = doctor._horovod()
-    assert (name, good) == ("horovod", None)
-    assert "not installed" in text and "make horovod" in text
-
-
 @pytest.mark.horovod
 def test_the_doctor_says_what_it_was_built_with():
     _, good, text = doctor._horovod()
     assert good and "gloo" in text
-
-
-def test_an_unknown_backend_is_named():
-    with pytest.raises(FluidTuneError, match="torch, horovod"):
-        fluidtune.FluidExecutor(backend="mpi")

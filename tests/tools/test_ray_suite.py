@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
 
-from tools import ray_suite, ray_suite_plugin
+from tools import ray_suite
 from tools.ray_suite import Outcome
-
-REPORT = """<?xml version="1.0"?>
-<testsuites><testsuite>
-<testcase classname="ray.tune.tests.test_api.TestRun" name="test_good" file="ray/tune/tests/test_api.py">
-  <properties><property name="fluidtune" value="1"/></properties></testcase>
-<testcase classname="ray.tune.tests.test_api" name="test_bad[1.5]" file="ray/tune/tests/test_api.py">
-  <failure/></testcase>
-<testcase classname="ray.tune.tests.test_api" name="test_left" file="ray/tune/tests/test_api.py"></testcase>
-<testcase classname="ray.tune.tests.test_api" name="test_left" file="ray/tune/tests/test_api.py"><error/></testcase>
-</testsuite></testsuites>"""
 
 GOOD, BAD, LEFT = (
     f"ray/tune/tests/test_api.py::{name}" for name in ("TestRun::test_good", "test_bad[1.5]", "test_left")
 )
-
-
-def test_a_report_is_read(tmp_path: Path) -> None:
-    (tmp_path / "report.xml").write_text(REPORT)
-    assert ray_suite.read_report(tmp_path / "report.xml") == {
-        GOOD: Outcome("passed", True),
-        BAD: Outcome("failed", False),
-        LEFT: Outcome("error", False),
-    }
 
 
 def test_a_file_that_cannot_be_collected_runs_whole_under_stock(tmp_path: Path) -> None:
@@ -102,32 +81,6 @@ def test_tests_that_are_missing_after_a_crash_have_not_passed(tmp_path, outcomes
     assert [said[f"all_pass_{where}"] for where in ("fluidtune", "stock", "neither")] == [1, 1, 1]
 
 
-def test_a_listed_difference_does_not(tmp_path, outcomes, capsys, monkeypatch) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("| test | reason |\n| --- | --- |\n| `test_api.py::test_bad[1.5]` | It reads Ray's internals. |\n")
-    monkeypatch.setattr(ray_suite, "DIFFERENCES", page)
-    outcomes["stock"] = [passed(BAD)]
-    outcomes["fluid"] = [{**passed(GOOD), **failed(BAD)}, {}]
-    assert ray_suite.main([str(checkout(tmp_path / "ray"))]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["differences"] == ["test_api.py::test_bad[1.5]"] and not said["not_listed"]
-
-
-def test_a_directory_that_is_no_checkout_is_refused(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        ray_suite.main([str(tmp_path)])
-    assert str(tmp_path) in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        ray_suite.main([str(checkout(tmp_path)), "test_apy.py"])
-    assert "test_apy.py" in capsys.readouterr().err
-
-
-def test_every_listed_difference_has_a_reason() -> None:
-    page = ray_suite.DIFFERENCES.read_text()
-    assert len(ray_suite.known_differences(page)) == page.count("| `test_")
-    assert all(ray_suite.known_differences(page).values())
-
-
 def test_the_overlay_is_the_installed_ray_with_the_checkouts_tests(tmp_path) -> None:
     import ray
 
@@ -137,13 +90,3 @@ def test_the_overlay_is_the_installed_ray_with_the_checkouts_tests(tmp_path) -> 
     installed = Path(ray.__file__).parent
     assert (place / "tune" / "tuner.py").resolve() == installed / "tune" / "tuner.py"
     assert (place / "__init__.py").resolve() == installed / "__init__.py"
-
-
-@pytest.mark.parametrize(("there", "said"), [(2, 4), (16, 16)])
-def test_a_small_machine_has_the_cores_that_rays_tests_count_on(monkeypatch, there: int, said: int) -> None:
-    monkeypatch.setenv("RAY_SUITE_SIDE", "stock")
-    monkeypatch.setenv("RAY_USE_MULTIPROCESSING_CPU_COUNT", "")
-    monkeypatch.setattr(multiprocessing, "cpu_count", lambda: there)
-    ray_suite_plugin.pytest_configure(None)  # type: ignore[arg-type]
-    assert multiprocessing.cpu_count() == said
-    assert bool(os.environ["RAY_USE_MULTIPROCESSING_CPU_COUNT"]) == (there < said)

@@ -17,24 +17,6 @@ ALONE = Profile("alone", {"1": 1.0})
 RUNGS = {"rung0": True, "rung1": True}
 
 
-def test_a_grid_that_fills_its_devices_reaches_the_bound():
-    found = least_makespan(grid(8, 3, ALONE), 4)
-    assert found.seconds == pytest.approx(6.0, rel=PRECISION)
-    assert found.area_seconds == pytest.approx(6.0, rel=PRECISION)
-    assert found.path_seconds == pytest.approx(3.0)
-
-
-def test_packing_counts_where_it_saves_device_time():
-    job = grid(80, 10, DEFAULT)
-    assert least_makespan(job, 8).seconds == pytest.approx(80 * 10 * 1.05 / 2 / 8, rel=PRECISION)
-
-
-def test_a_single_trial_takes_its_iterations_at_the_best_width():
-    assert least_makespan(grid(1, 10, DEFAULT), 4).seconds == pytest.approx(3.2)
-    assert least_makespan(grid(1, 10, DEFAULT, kind="plain"), 4).seconds == pytest.approx(10.0)
-    assert least_makespan(grid(1, 10, DEFAULT, max_workers=2), 4).seconds == pytest.approx(5.5)
-
-
 def test_to_be_done_in_time_costs_device_time():
     """One long trial has to be wide, and then costs more than at its cheapest. Area and path do not see that."""
     long = RecordedTrial("long", (Stage("g", 40, 40.0),))
@@ -72,23 +54,6 @@ def test_start_up_counts_and_processes_start_a_few_at_a_time():
     # Two devices are ready after 3.5 s and two after 5.5 s, and 20 s of iterations are to be done.
     assert found.area_seconds == pytest.approx((20 + 2 * 3.5 + 2 * 5.5) / 4, rel=PRECISION)
     assert found.path_seconds == pytest.approx(3.5 + 5 + 4 * 0.1)
-
-
-def test_a_trial_that_asks_for_several_devices_needs_them():
-    gang = RecordedTrial("gang", (Stage("g", 4, 4.0, share=2.0),))
-    found = least_makespan(RecordedJob((gang,) * 1, DEFAULT, {"g": True}, kind="plain"), 2)
-    assert found.seconds == pytest.approx(4 * 0.55)
-    assert found.area_seconds == pytest.approx(4 * 0.55, rel=PRECISION)
-
-
-def test_groups_that_wait_for_each_other_have_a_bound():
-    one = RecordedTrial("one", (Stage("rung0", 2, 2.0), Stage("rung1", 2, 2.0)))
-    two = RecordedTrial("two", (Stage("rung1", 2, 2.0), Stage("rung0", 2, 2.0)))
-    assert least_makespan(RecordedJob((one, two), ALONE, RUNGS), 8).seconds == pytest.approx(4.0)
-
-
-def test_no_iterations_no_bound():
-    assert least_makespan(RecordedJob((), ALONE, {}), 2).seconds == 0
 
 
 SPEEDS = st.builds(

@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.profiles import DEFAULT, Profile, ProfileError
-from fluidtune.twin import Costs, Model, RecordedJob, RecordedTrial, Stage, Twin, forecast, forecasts, grid, read_job
+from fluidtune.profiles import DEFAULT, Profile
+from fluidtune.twin import Costs, Model, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
 
 ALONE = Profile("alone", {"1": 1.0})
-
-
-def test_a_grid_on_one_device_takes_its_work():
-    assert forecast(grid(3, 4, ALONE, max_packing=1), 1).makespan == pytest.approx(12.0)
 
 
 def test_81_trials_on_8_devices_keep_them_busy():
@@ -82,12 +78,6 @@ def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, 
 def test_ten_thousand_trials_on_a_thousand_devices():
     found = forecast(grid(10_000, 1, DEFAULT), 1000)
     assert found.makespan > 0
-
-
-def test_more_devices_are_not_slower():
-    found = forecasts(grid(27, 9, DEFAULT), [8, 1, 2, 4, 2])
-    assert [one.devices for one in found] == [1, 2, 4, 8]
-    assert sorted((one.makespan for one in found), reverse=True) == [one.makespan for one in found]
 
 
 def log() -> list[dict]:
@@ -195,11 +185,6 @@ def test_no_worker_of_a_wide_start_is_lost():
     alone = DEFAULT.iteration((1,), 1)
     assert begun == [0.0] * 4 + [pytest.approx(5 + 2 * alone)] * (len(begun) - 4) and len(begun) > 4
     assert sum(twin._idle.values()) == len(begun)
-
-
-def test_a_log_without_a_trial_is_no_job():
-    with pytest.raises(ProfileError):
-        read_job([log()[0]])
 
 
 def test_an_algorithm_that_lives_says_when_a_trial_ends():

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fluidtune.cluster.forks import fork_server
-from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, sweep
+from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
 from fluidtune.cluster.forks.forked import with_server_in
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
@@ -67,12 +67,6 @@ def test_what_depends_on_such_a_package_is_imported_anew_as_well_and_what_does_n
     program = "import os, user, base, other\nprint(user.VALUE, [m.PID == os.getpid() for m in (user, base, other)])"
     assert served.run(program, tmp_path).stdout == "None [False, False, False]\n"
     assert served.run(program, tmp_path, A_VALUE="2").stdout == "2 [True, True, False]\n"
-
-
-def test_what_an_import_sets_in_the_environment_is_set_when_it_is_imported(packages, serve, tmp_path):
-    served = serve(packages(lib="import os\nos.environ['SET_BY_LIB'] = '1'\n"), "lib")
-    program = "import os\nprint(os.environ.get('SET_BY_LIB'))\nimport lib\nprint(os.environ.get('SET_BY_LIB'))"
-    assert served.run(program, tmp_path).stdout.split() == ["None", "1"]
 
 
 def test_a_package_of_that_name_in_the_users_folder_is_taken(packages, serve, tmp_path):
@@ -183,15 +177,6 @@ def test_a_package_that_kills_the_server_is_reported_and_nothing_is_left(package
     state = ForkServer(["bad"], {**os.environ, "PYTHONPATH": str(folder)}).finish([], {})
     assert state.command is None and "its last words" in (state.why or "")
     assert set(folders()) == before
-
-
-def test_a_value_that_python_reads_at_its_start_makes_a_plain_process(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib", PYTHONHASHSEED="1")
-    program = "import os, sys\nprint(hash('a'), any('shelf' in type(f).__module__ for f in sys.meta_path))"
-    assert served.run(program, tmp_path).stdout.endswith("True\n")
-    other = served.run(program, tmp_path, PYTHONHASHSEED="2")
-    assert other.stdout == plainly(program, tmp_path, {**served.environment, "PYTHONHASHSEED": "2"})
-    assert "PYTHONHASHSEED" in other.stderr
 
 
 def test_without_a_server_a_plain_process_is_started(packages, serve, tmp_path):
@@ -313,18 +298,6 @@ os.write(1, repr(state.why).encode())
     assert done.returncode == 0 and (done.stdout == "there\nNone" or "File too large" in done.stdout)
 
 
-def test_a_launcher_that_says_half_and_waits_holds_nobody_up(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib")
-    with socket.socket(socket.AF_UNIX) as half, socket.socket(socket.AF_UNIX) as broken:
-        half.connect(served.command[-1])
-        half.sendall(b"\x10\0\0")
-        broken.connect(served.command[-1])
-        broken.sendall(b"\x04\0\0\0\0\0\0\0????")
-        program = "import sys\nprint(any('shelf' in type(f).__module__ for f in sys.meta_path))"
-        assert served.run(program, tmp_path).stdout == "True\n"
-        assert b"cannot be read" in broken.recv(1000)
-
-
 def folders() -> list[str]:
     return [str(each) for each in Path(new_folder_parent()).glob(f"{PREFIX}*")]
 
@@ -426,16 +399,6 @@ def test_a_server_ends_when_the_process_that_holds_it_is_killed(packages, tmp_pa
     assert until(lambda: not running(int(pid)) and not Path(command[-1]).parent.exists())
 
 
-def test_what_a_killed_server_has_left_is_removed_when_the_next_one_starts(packages, serve):
-    served = serve(packages(lib=""), "lib")
-    used = serve(packages(lib=""), "lib")
-    folder = Path(served.command[-1]).parent
-    os.kill(served.state.pid, signal.SIGKILL)
-    assert until(lambda: not running(served.state.pid)) and folder.exists()
-    sweep()
-    assert not folder.exists() and Path(used.command[-1]).exists()
-
-
 @pytest.mark.parametrize("trouble", ["too long", "not there"])
 def test_a_folder_that_cannot_be_used_is_said_and_no_server_is_started(monkeypatch, tmp_path, trouble):
     folder = tmp_path / ("x" * 120 if trouble == "too long" else "gone")
@@ -464,9 +427,3 @@ def test_a_server_imports_what_its_children_have_imported_unless_that_starts_a_t
     assert until(lambda: imports("later") == "False False False")
     assert imports("loud") == "False False True"
     assert imports("loud") == "False False True"
-
-
-def test_a_child_that_imports_nothing_new_teaches_nothing(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib")
-    served.run("import lib, json", tmp_path)
-    assert not Path(f"{served.command[-1]}.learned").exists()
