@@ -18,8 +18,9 @@ from ray.tune.schedulers import (
     PopulationBasedTraining,
 )
 from ray.tune.schedulers.pb2 import PB2
-from ray.tune.search import ConcurrencyLimiter
+from ray.tune.search import ConcurrencyLimiter, Repeater
 from ray.tune.search.optuna import OptunaSearch
+from ray.tune.stopper import MaximumIterationStopper
 
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events, summarise
@@ -153,6 +154,12 @@ def test_a_searcher_limits_how_many_trials_run_at_once(scheduler: Any, tmp_path:
     assert all(its == list(range(1, len(its) + 1)) and len(its) <= 4 for its in iterations.values())
 
 
+def test_a_repeater_gets_its_repetitions(tmp_path: Path) -> None:
+    repeated = Repeater(OptunaSearch(), repeat=2, set_index=False)
+    space = {"x": tune.choice([1, 2])}
+    results, _ = run("fluid", tmp_path, FIFOScheduler(), space, search_alg=repeated, num_samples=4)
+    xs = [result.config["x"] for result in results]
+    assert xs[0] == xs[1] and xs[2] == xs[3]
 
 
 @pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
@@ -164,6 +171,9 @@ def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(s
     assert outcome(sides[1]) == outcome(sides[0])
 
 
+def test_the_iteration_of_a_stopper_object_is_a_budget(tmp_path: Path) -> None:
+    run("fluid", tmp_path, None, stop=MaximumIterationStopper(5))
+    assert {e["iterations"] for e in logged(tmp_path, "trial_added")} == {5.0}
 
 
 class Generations(FIFOScheduler):

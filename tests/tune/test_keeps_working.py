@@ -317,3 +317,16 @@ def test_a_searcher_is_asked_and_told(tmp_path: Path) -> None:
     assert searcher.most == 2
 
 
+def test_optuna(tmp_path: Path) -> None:
+    from ray.tune.search.optuna import OptunaSearch
+
+    results = fit(
+        "fluid",
+        without_checkpoints,
+        {"x": tune.randint(0, 9), "n": 2},
+        tmp_path,
+        search_alg=OptunaSearch(seed=1),
+        num_samples=4,
+        max_concurrent_trials=2,
+    )
+    assert [r.metrics["training_iteration"] for r in results] == [2, 2, 2, 2]
