@@ -213,6 +213,9 @@ def _add(manager: FluidActorManager, name: str) -> None:
         get_trainable_cls=lambda: _Actor,
         run_metadata=SimpleNamespace(),
         checkpoint=None,
+        latest_checkpoint_result=None,
+        num_failures=0,
+        set_ray_actor=lambda actor: None,
     )
     manager.note_trial(trial)
     manager.add_actor(None, {"config": {TRIAL_INFO: trial}}, None)
