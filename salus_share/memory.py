@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,6 +100,8 @@ class Meter(Protocol):
 class ResidentMeter:
     """Resident memory of this process. What it holds when this is made is the framework's: make it before the model.
 
+    Of pages that it shares with others at that moment, as a forked process does with its parent, it counts its part.
+
     The limit is RLIMIT_DATA, which the kernel applies to this process only: an allocation fails (MemoryError in Python,
     RuntimeError in torch), and no other process notices. Linux only.
 
@@ -108,7 +111,8 @@ class ResidentMeter:
 
     def __init__(self, slack: int = 0) -> None:
         self._slack = slack
-        self._framework = self._now()
+        self._begun = self._now()
+        self._framework = min(self._begun, _proportional())
         self._data = _status("VmData")
 
     def reset(self) -> None:
@@ -118,7 +122,7 @@ class ResidentMeter:
     def read(self) -> Usage:
         now = self._now()
         peak = max(now, _status("VmHWM"))
-        return Usage(self._framework, max(0, now - self._framework), peak - now)
+        return Usage(self._framework, max(0, now - self._begun), peak - now)
 
     def limit(self, share: int) -> None:
         # The framework's part of the share is in use already.
@@ -287,6 +291,15 @@ def forget_workspaces(torch: Any) -> None:
 
 def _total(need: Need) -> float:
     return float(need.persistent) + float(need.ephemeral)
+
+
+def _proportional() -> int:
+    """Bytes that this process holds, of shared pages its part ("Pss" in proc(5)). Without the file: all are its own."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return sys.maxsize
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def _status(field: str) -> int:

@@ -303,3 +303,17 @@ def test_one_that_allocates_until_it_fails_dies_alone(directory) -> None:
         assert liar.process.exitcode == 3
         assert a.told() == expected
         assert b.told() == expected
+
+
+def test_a_forked_process_counts_its_part_of_what_it_shares():
+    # docs/bugs.md, 447: two forked trials counted the same pages, and the second one was never admitted.
+    shared = bytearray(64 << 20)
+    shared[::4096] = b"x" * len(shared[::4096])
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, str(ResidentMeter().read().framework).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    in_fork = int(os.read(read, 100))
+    assert in_fork < ResidentMeter._now() - (24 << 20) and len(shared) == 64 << 20
