@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.transport import TorchBackend
-from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS
+from fluidtune.elastic.transport.base import PATIENCE
+from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS, gloo_group, nccl_group
 
 MB = 1 << 20
 #: How long workers may take to start, and then to answer, seconds. Judgement: to import torch and start CUDA takes half
@@ -77,21 +78,23 @@ def _worker(pipe: Connection, rank: int, world: int, device: str, stops: bool) -
 
 def _alone(device: str) -> str:
     """Make a group of this process alone, as a trial does that grows again, and sum in it."""
-    with _group(device):
+    with _group(device) as group:
         tensor = torch.ones(1 << 20, device=device)
-        dist.all_reduce(tensor)
+        group.allreduce([tensor]).wait()
         return "summed" if float(tensor.sum()) == 1 << 20 else "wrong sum"
 
 
 @contextlib.contextmanager
-def _group(device: str) -> Iterator[None]:
+def _group(device: str) -> Iterator[Any]:
+    """A group of this process alone, made as a trial's is."""
     os.environ.update(NCCL_SETTINGS)
-    kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()
+    group = gloo_group(store, 0, 1, PATIENCE) if device == "cpu" else nccl_group(store, 0, 1)
     try:
-        yield
+        yield group
     finally:
-        dist.destroy_process_group()
+        if device != "cpu":
+            group.shutdown()
 
 
 @contextlib.contextmanager
@@ -162,16 +165,15 @@ def communicator(device: str) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
     torch.cuda.empty_cache()
     found: dict[str, Any] = {"made_and_left_s": seconds, "grown_mb": held() - before}
-    with _group(device):
+    with _group(device) as group:
         tensor = torch.ones(4, device=device)
-        dist.all_reduce(tensor)
+        group.allreduce([tensor]).wait()
         torch.cuda.synchronize()
         began = time.perf_counter()
         torch.cuda._sleep(6_000_000_000)  # cycles: some seconds
-        dist.all_reduce(tensor, async_op=True)
-        backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
+        group.allreduce([tensor])
         asked = time.perf_counter()
-        backend.abort()
+        group.abort()
         found["abort_s"] = time.perf_counter() - asked
         torch.cuda.synchronize()
         found["kernel_s"] = time.perf_counter() - began

@@ -61,6 +61,16 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 _kept_groups: list[Any] = []
 
 
+def gloo_group(store: dist.Store, rank: int, world: int, seconds: float) -> Any:
+    """A group on CPUs. ``seconds``: how long it may take until all have come, and each operation after that."""
+    return dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world, timedelta(seconds=seconds))
+
+
+def nccl_group(store: dist.Store, rank: int, world: int) -> Any:
+    """A group on GPUs, by the environment's `NCCL_SETTINGS`."""
+    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world, timedelta(seconds=PATIENCE))
+
+
 class TorchBackend(CollectiveBackend):
     """Tensors on the CPU go through gloo, those on a GPU through NCCL."""
 
@@ -103,9 +113,7 @@ class TorchBackend(CollectiveBackend):
         before = os.environ.get(_INTERFACE)
         os.environ[_INTERFACE] = interface_of(self.host)
         try:
-            made = dist.ProcessGroupGloo(
-                dist.PrefixStore("gloo", store), rank, world, timedelta(seconds=self.form_timeout)
-            )
+            made = gloo_group(store, rank, world, self.form_timeout)
         finally:
             del os.environ[_INTERFACE]
             if before is not None:
@@ -114,7 +122,7 @@ class TorchBackend(CollectiveBackend):
         return made
 
     def _make_nccl(self, store: dist.Store, rank: int, world: int) -> Any:
-        return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world, timedelta(seconds=PATIENCE))
+        return nccl_group(store, rank, world)
 
     def _is_on_gpu(self) -> bool:
         return self.device.type == "cuda"
