@@ -12,8 +12,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -105,13 +105,17 @@ def _has_children() -> bool:
     return True
 
 
-def _fork() -> str | None:
-    """Fork once. Returns what goes wrong in the handlers that packages have registered for forks; None: nothing."""
+def in_fork(tell: Callable[[], bytes], forking: AbstractContextManager[Any] | None = None) -> bytes:
+    """What ``tell`` returns in a fork of this process: less than a page. ``forking``: what to fork in.
+
+    Raises:
+        TimeoutError: it has not begun within `PATIENCE_S`.
+    """
     read, write = os.pipe()
-    with _troubles() as troubles:
+    with forking or nullcontext():
         pid = os.fork()
         if pid == 0:
-            os.write(write, "; ".join(troubles).encode()[:4000])
+            os.write(write, tell())
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as file:
@@ -119,14 +123,24 @@ def _fork() -> str | None:
         if not begun:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        troubles += [file.read().decode()] if begun else [f"a fork has not begun after {PATIENCE_S:.0f} s"]
+        if not begun:
+            raise TimeoutError(f"a fork has not begun after {PATIENCE_S:.0f} s")
+        return file.read()
+
+
+def _fork() -> str | None:
+    """Fork once. Returns what goes wrong in the handlers that packages have registered for forks; None: nothing."""
+    troubles: list[str] = []
+    try:
+        troubles.append(in_fork(lambda: "; ".join(troubles).encode()[:4000], _noting(troubles)).decode())
+    except TimeoutError as error:
+        troubles.append(str(error))
     return next((each for each in troubles if each), None)
 
 
 @contextmanager
-def _troubles() -> Iterator[list[str]]:
-    """Errors that Python would only print, and waits that do not end before `PATIENCE_S` are over."""
-    found: list[str] = []
+def _noting(found: list[str]) -> Iterator[None]:
+    """Note errors that Python would only print, and waits that do not end before `PATIENCE_S` are over."""
 
     def note(error: Any) -> None:
         found.append(f"{type(error.exc_value).__name__}: {error.exc_value}")
@@ -138,7 +152,7 @@ def _troubles() -> Iterator[list[str]]:
     usual = signal.signal(signal.SIGALRM, stop)
     other = signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     try:
-        yield found
+        yield
     finally:
         signal.signal(signal.SIGALRM, usual)
         signal.setitimer(signal.ITIMER_REAL, *other)

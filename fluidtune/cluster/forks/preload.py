@@ -276,9 +276,9 @@ def _check(name: str | None, notes: Notes, before: forkable.Held) -> None:
         notes.temporaries.remove()
         raise Unforkable(name, why)
     if "ray" in sys.modules:
-        from fluidtune.ray_compat.random_ids import forks_draw_alike
+        from fluidtune.ray_compat.random_ids import draw
 
-        if forks_draw_alike():
+        if forkable.in_fork(draw) == forkable.in_fork(draw):
             raise Unforkable(name, "has drawn from Ray's generator of ids, of which every fork has the same")
 
 

@@ -66,7 +66,7 @@ def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(random_ids, "forks_draw_alike", lambda: False)  # here Ray has run, in which it draws
+    monkeypatch.setattr(random_ids, "draw", lambda: os.urandom(8))  # here Ray has run, in which it draws
     before, finders = set(sys.modules), list(sys.meta_path)
     yield folder
     sys.meta_path[:] = finders
