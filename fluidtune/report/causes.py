@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from fluidtune.report.events import EventDict
 
+#: What is said where the log has no reason.
+NO_REASON = "the log does not say why"
+#: Events that come often, and after which each trial has the devices that it had before.
+OFTEN = ("trial_result", "device_sample")
 #: Earlier versions wrote one of these as the reason of a resize. They say what is done, and not why.
 _NO_REASONS = ("grow", "shrink", "")
 

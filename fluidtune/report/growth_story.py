@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluidtune.report.causes import words_of
+from fluidtune.report.causes import NO_REASON, OFTEN, words_of
 from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.summary import duration, plural
@@ -35,7 +35,7 @@ class GrowthFacts:
         self._unused += seconds if self._counts and self._alone else 0.0
         self._at = use.now
         self._note(event)
-        if event["event"] in ("trial_result", "device_sample"):
+        if event["event"] in OFTEN:
             return
         devices = use.held.get(self._trial, ((), 0.0, 0.0))[0]
         self._widest = max(self._widest, len(devices))
@@ -67,7 +67,7 @@ class GrowthFacts:
         elif name == "resize_started":
             self._begun += len(event["devices_to"]) > len(event["devices_from"])
         elif name == "growth_ended":
-            self._ended = words_of(event) or "the log does not say why"
+            self._ended = words_of(event) or NO_REASON
         elif name == "resize_failed" and words_of(event):
             self._failed.append(str(words_of(event)))
 

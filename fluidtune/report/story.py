@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fluidtune.report.causes import Resizes, label_of, words_of
+from fluidtune.report.causes import NO_REASON, OFTEN, Resizes, label_of, words_of
 from fluidtune.report.events import EventDict
 from fluidtune.report.growth_story import GrowthFacts
 from fluidtune.report.occupancy import Replay
@@ -22,10 +22,6 @@ TOLD_WHOLE = 40
 #: In a longer one, of entries that are alike the first ones are told, this many, and the last one. Judgement: what
 #: alternates shows in its second time, and the third says that it goes on.
 TOLD_FIRST = 3
-#: Events that come often, and after which each trial has the devices that it had before.
-OFTEN = ("trial_result", "device_sample")
-#: What is said where the log has no reason.
-NO_REASON = "the log does not say why"
 
 
 @dataclass(frozen=True)
