@@ -32,7 +32,7 @@ From top to bottom; each folder imports only what is below it:
 
 | where | what is there |
 | --- | --- |
-| `loop`, `hvd` | what a training loop calls; Horovod's names over the same session |
+| `loop`, `frameworks`, `hvd` | what a training loop calls, and a framework that owns it; Horovod's names over the same session |
 | `checks` | whether a trial's code can be divided, tried before the trial grows |
 | `group` | the workers of a trial: their session, its boundaries, resizes and losses |
 | `data` | what a loop works with: batches, gradients, batch statistics, random draws, state |
@@ -57,6 +57,7 @@ from .transport.membership import Reform
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
+    from .frameworks import agreed, barrier, boundary, broadcast, gather, one_worker, rank, reduce, width
     from .group.session import ElasticSession
     from .loop import epochs, is_leader, mean, prepare, samples, state
 
@@ -75,19 +76,31 @@ __all__ = [
     "LoopThread",
     "Reform",
     "WorkerSession",
+    "agreed",
+    "barrier",
+    "boundary",
+    "broadcast",
     "current",
     "epochs",
+    "gather",
     "is_leader",
     "mean",
+    "one_worker",
     "prepare",
+    "rank",
+    "reduce",
     "samples",
     "state",
     "use",
     "wake_on_first_use",
+    "width",
 ]
 
 _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
+    **dict.fromkeys(
+        ("agreed", "barrier", "boundary", "broadcast", "gather", "one_worker", "rank", "reduce", "width"), "frameworks"
+    ),
     **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples", "state"), "loop"),
     "ElasticSession": "group.session",
 }

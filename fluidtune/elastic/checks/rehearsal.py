@@ -304,6 +304,11 @@ class _Session(ElasticSession):
             yield epoch
             raise Enough
 
+    def before_epoch(self, epoch: int, stop: int | None) -> int | None:
+        if self._in_framework:
+            raise Enough
+        return super().before_epoch(epoch, stop)
+
     def boundary(self, done: int | None = None) -> int:
         if self._next_step is not None:
             raise Enough
