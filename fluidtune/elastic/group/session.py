@@ -262,7 +262,7 @@ class ElasticSession:
         if self._in_epochs:
             self._member.growth.end("a framework's loop runs inside elastic.epochs(): let the outer one be range()")
             return epoch
-        if self._in_framework:
+        if self._in_framework and epoch > self._member.position.epoch:
             reached: int | None = self._member.turn(epoch, closing=stop is not None and epoch + 1 >= stop)
         else:
             reached = self._member.begin(epoch, counted=True)
