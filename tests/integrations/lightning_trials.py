@@ -6,6 +6,8 @@ A trial reports what Lightning has in its ``callback_metrics`` after each epoch.
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
+from ray import tune
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import BinaryAccuracy
 
 from fluidtune import elastic
-from fluidtune.integrations.lightning import ElasticStrategy
+from fluidtune.integrations.lightning import ElasticStrategy, ReportCallback
 
 Report = Any
 
@@ -226,3 +229,47 @@ def two_fits(config: dict[str, Any], report: Report) -> dict[str, Any]:
         trainer.fit(module, loader, DataLoader(data(21, 1), batch_size=10))
     (tested,) = trainer.validate(module, DataLoader(data(30, 2), batch_size=10), verbose=False)
     return {"weights": {name: value.double() for name, value in module.state_dict().items()}, "tested": tested["val"]}
+
+
+class Slow(pl.Callback):
+    """A step takes ``step`` seconds for each of its samples; a worker's process dies once, where it is told to.
+
+    ``dies``: (at the start of this epoch, whether in the leader, the file that says that it has).
+    """
+
+    def __init__(self, step: float, dies: tuple[int, bool, str] | None) -> None:
+        self.step, self.dies = step, dies
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+        time.sleep(self.step * len(batch[0]))
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        if self.dies is None or trainer.current_epoch < self.dies[0] or Path(self.dies[2]).exists():
+            return
+        if elastic.width() > 1 and elastic.is_leader() == self.dies[1]:
+            Path(self.dies[2]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def searched(config: dict[str, Any]) -> None:
+    """A trial of Ray Tune, with or without a session."""
+    pl.seed_everything(3)
+    trainer = pl.Trainer(
+        max_epochs=config["epochs"],
+        accelerator="cpu",
+        strategy=ElasticStrategy(),
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[ReportCallback(), Slow(config["step"], config.get("dies"))],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=0.5,
+        accumulate_grad_batches=2,
+    )
+    checkpoint = tune.get_checkpoint()
+    trainer.fit(
+        Module("plain"),
+        DataLoader(data(), batch_size=8, shuffle=True),
+        DataLoader(data(21, 1), batch_size=10),
+        ckpt_path=f"{checkpoint.to_directory()}/checkpoint.ckpt" if checkpoint else None,
+    )
