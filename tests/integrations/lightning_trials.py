@@ -37,6 +37,19 @@ class Stream(IterableDataset):
         return iter(data(30))
 
 
+class Batches:
+    """An iterable that is no DataLoader."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+
 class Module(pl.LightningModule):
     """``kind``: see `KINDS`."""
 
@@ -108,7 +121,7 @@ class Module(pl.LightningModule):
         optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
         if self.kind == "stopping":
             schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val"}}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val", "frequency": 2}}
         return optimizer
 
 
@@ -151,7 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
 #: Kind -> what it is told beside, and a part of the line that says why it stays at one worker.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({}, "IterableDataset"),
-    "list": ({}, "the training data is a list"),
+    "iterable": ({}, "the training data is a Batches"),
     "sparse": ({}, "sparse gradients"),
     "metric": ({}, "metric of torchmetrics"),
     "averaged": ({}, "StochasticWeightAveraging"),
@@ -167,12 +180,12 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
     pl.seed_everything(3)
     callbacks: list[pl.Callback] = [Told(report), ModelCheckpoint(folder / "best", monitor="val", save_top_k=2)]
     if kind == "stopping":
-        callbacks.append(EarlyStopping("val", patience=1, min_delta=0.02))
+        callbacks.append(EarlyStopping("val", patience=1, min_delta=0.2))
     if kind == "averaged":
         callbacks.append(StochasticWeightAveraging(1e-2))
     told = KINDS[kind] if kind in KINDS else REFUSED[kind][0]
     trainer = pl.Trainer(
-        max_epochs=config.get("stop", 4),
+        max_epochs=config.get("stop", 8 if kind == "stopping" else 4),
         accelerator="cpu",
         devices=1,
         strategy="auto" if config.get("stock") else ElasticStrategy(),
@@ -207,7 +220,7 @@ def training_data(kind: str) -> Any:
     if kind == "stream":
         return DataLoader(Stream(), batch_size=8)
     loader = DataLoader(data(), batch_size=8, shuffle=True)
-    return list(loader) if kind == "list" else loader
+    return Batches(loader) if kind == "iterable" else loader
 
 
 def two_fits(config: dict[str, Any], report: Report) -> dict[str, Any]:

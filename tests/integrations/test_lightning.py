@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.lightning, pytest.mark.slow]
 
 #: `lightning_trials.KINDS` and `REFUSED`, which are not imported where Lightning is not installed.
 KINDS = ("plain", "batch norm", "double", "stopping", "two optimizers", "two loaders", "data module")
-REFUSED = ("stream", "list", "sparse", "metric", "averaged", "reloaded")
+REFUSED = ("stream", "iterable", "sparse", "metric", "averaged", "reloaded")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_trial_goes_on_from_its_commit(pool: list[PeerProcess], stopped: int, 
             pool[0].call(trials.leave)
         pool[0].call(trials.allow)
     assert pool[0].call(trials.outcome)[0] == "left"
-    reports, endings = run(pool, lightning_trials.trial, config, (2,) if stopped == 1 else ())
+    reports, endings = run(pool, lightning_trials.trial, config, (2, 2) if stopped == 1 else ())
     same(reports, expected[stopped:])
     assert all(ours["epochs"] == ending["epochs"] for ours in endings)
 

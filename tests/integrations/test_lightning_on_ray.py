@@ -35,7 +35,8 @@ def expected(folder: Path, epochs: int) -> list[tuple[float, ...]]:
     """What stock Ray Tune reports."""
     from . import lightning_trials
 
-    return values(fit("stock", lightning_trials.searched, {"epochs": epochs, "step": 0.0}, folder / "stock")[0])
+    space = {"epochs": epochs, "step": 0.0}
+    return values(fit("stock", lightning_trials.searched, space, folder, metric="val", mode="min")[0])
 
 
 def grown(folder: Path, **config: Any) -> tuple[Any, list[dict[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -41,6 +42,7 @@ class ElasticStrategy(Strategy):
         #: Why this fit keeps one worker, in a line; None: as far as is known, it can have several.
         self._plain: str | None = None
         self._boundaries: EpochBoundaries | None = None
+        self._waiting: list[ref[_LateIterator]] = []
 
     @property
     def root_device(self) -> torch.device:
@@ -95,7 +97,8 @@ class ElasticStrategy(Strategy):
         except TypeError as error:
             self._keep_plain(str(error))
             return dataloader
-        return dataloader if prepared is dataloader else _IteratedLate(prepared, dataloader)
+        self._boundaries.loaders.append(dataloader)
+        return dataloader if prepared is dataloader else _IteratedLate(prepared, dataloader, self._waiting)
 
     def _keep_plain(self, why: str) -> None:
         self._plain = why
@@ -136,28 +139,52 @@ class ElasticStrategy(Strategy):
 
 
 class _IteratedLate:
-    """A prepared DataLoader whose iterator is made when its first batch is asked for.
+    """A prepared DataLoader whose iterators begin when a batch is asked for.
 
-    Lightning makes the first one before the boundary at which a worker joins. Attributes are those of the user's
-    DataLoader, where Lightning sets some.
+    Lightning makes the first ones before the boundary at which a worker joins. Attributes are those of the user's
+    DataLoader, where Lightning sets some. ``waiting``: the iterators of all of the Trainer's loaders that have not begun.
     """
 
-    def __init__(self, prepared: Any, loader: DataLoader) -> None:
-        vars(self).update(_prepared=prepared, _loader=loader)
+    def __init__(self, prepared: Any, loader: DataLoader, waiting: list[ref[_LateIterator]]) -> None:
+        vars(self).update(_prepared=prepared, _loader=loader, _waiting=waiting)
 
     def __len__(self) -> int:
         return len(self._prepared)
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._prepared
+    def __iter__(self) -> _LateIterator:
+        return _LateIterator(self._prepared, self._waiting)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_prepared", "_loader"):  # while unpickling they are not there yet
+        if name in ("_prepared", "_loader", "_waiting"):  # while unpickling they are not there yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._loader, name, value)
+
+
+class _LateIterator:
+    """The first to be asked for a batch begins all that wait, in the order in which Lightning made them.
+
+    So several loaders draw from one random stream in the order of stock. What Lightning has dropped does not begin.
+    """
+
+    def __init__(self, prepared: Any, waiting: list[ref[_LateIterator]]) -> None:
+        self._prepared, self._waiting = prepared, waiting
+        self._batches: Iterator[Any] | None = None
+        waiting.append(ref(self))
+
+    def __iter__(self) -> _LateIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            made, self._waiting[:] = [each() for each in self._waiting], []
+            for each in made:
+                if each is not None:
+                    each._batches = iter(each._prepared)
+        assert self._batches is not None
+        return next(self._batches)
 
 
 def plain_because(trainer: Trainer) -> str | None:

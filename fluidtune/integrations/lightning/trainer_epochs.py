@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from fluidtune import elastic
@@ -19,6 +20,8 @@ class EpochBoundaries(Callback):
     def __init__(self, trainer: Trainer) -> None:
         self.state = TrainerState(trainer)
         self.plain = False
+        #: The user's DataLoaders that are trained on.
+        self.loaders: list[DataLoader] = []
         #: The batch that a step trains on; None between epochs.
         self.batch: Any = None
         #: An epoch of training runs, its validations included: all workers are at the same place of Lightning's loops.
@@ -49,6 +52,10 @@ class EpochBoundaries(Callback):
             self.state.over = True
             raise StopIteration  # the loop over the epochs ends at that, as at its last epoch
         self._in_epoch = True
+        for loader in self.loaders:  # Lightning did so for the epoch that this worker began with
+            for sampler in (loader.sampler, loader.batch_sampler):
+                if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                    set_epoch(reached)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.batch, self._counts = batch, None
