@@ -32,7 +32,7 @@ From top to bottom; each folder imports only what is below it:
 
 | where | what is there |
 | --- | --- |
-| `loop`, `frameworks`, `hvd` | what a training loop calls, and a framework that owns it; Horovod's names over the same session |
+| `loop`, `frameworks`, `hvd` | what a training loop calls; what a framework calls that owns it; Horovod's names |
 | `checks` | whether a trial's code can be divided, tried before the trial grows |
 | `group` | the workers of a trial: their session, its boundaries, resizes and losses |
 | `data` | what a loop works with: batches, gradients, batch statistics, random draws, state |

@@ -2,7 +2,7 @@
 
     epoch = 0
     while epoch is not None and epoch < stop:
-        epoch = elastic.boundary(epoch, stop)       # perhaps a later one: of the commit or the group that it goes on from
+        epoch = elastic.boundary(epoch, stop)       # perhaps a later one, that of a commit or of a group
         ...                                         # train for one epoch
         epoch += 1
     elastic.boundary(epoch, stop)
@@ -63,7 +63,7 @@ def reduce(tensor: torch.Tensor, op: Literal["sum", "mean", "min", "max"] = "sum
 def gather(tensor: torch.Tensor) -> torch.Tensor:
     """All workers' tensors, stacked in the order of their ranks: of shape (width, \\*tensor.shape), without gradients.
 
-    ``tensor`` has the same shape and dtype in all workers, and is on the CPU or on the trial's device, as the result is.
+    ``tensor`` has the same shape and dtype in all workers. It is on the CPU or on the trial's device, as the result is.
     """
     own = tensor.detach().contiguous()
     session = _of_several()
@@ -112,9 +112,9 @@ def boundary(epoch: int, stop: int | None = None) -> int | None:
     before each of its epochs, and once more with ``epoch == stop`` when it has ended, be it early. The call after that
     begins another loop.
 
-    Returns the epoch that runs next. It is ``epoch``, except at a loop's first boundary: there it may be a later one, up
-    to ``stop``, because this worker joins the trial, or goes on from its commit; what was prepared then has the state of
-    that epoch. None: the trial is past this loop, which must run no epoch; the loop after it has the state.
+    Returns the epoch that runs next. It is ``epoch``, except at a loop's first boundary. There it may be a later one, up
+    to ``stop``, because this worker joins the trial or goes on from its commit; what was prepared then has that epoch's
+    state. None: the trial is past this loop, which must run no epoch; the loop after it has the state.
 
     Call `prepare` before. A new iterator over a prepared DataLoader is made after it: one that was made before cannot
     be read on when the trial is resized.

@@ -1,4 +1,4 @@
-"""Trials whose loop is owned by a framework: it calls `elastic.boundary`, and asks what it needs to know of the group."""
+"""Trials whose loop is owned by a framework: it calls `elastic.boundary`, and asks what it needs to know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a framework calls that owns its loop: the same in a rehearsal's turns and in real groups of 1, 2 and 3 workers."""
+"""What a framework calls that owns its loop: the same in a rehearsal's turns and in groups of 1, 2 and 3 workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def in_turns(width: int, fn: Any) -> list[Any]:
     turns = InTurns(width)
 
     def play(rank: int) -> Any:
-        session = ElasticSession(trial="t", worker=f"w{rank}", leader=rank == 0, backend=TurnBackend(turns, rank, "cpu"))
+        backend = TurnBackend(turns, rank, "cpu")
+        session = ElasticSession(trial="t", worker=f"w{rank}", leader=rank == 0, backend=backend)
         with turns.as_session(session):
             return fn()
 

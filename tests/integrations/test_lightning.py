@@ -1,4 +1,4 @@
-"""Lightning trials at several widths: results, decisions and files are those of Lightning alone, or a line says why not.
+"""Lightning trials at several widths: results, decisions and files are Lightning's alone, or a line says why not.
 
 Needs Lightning: ``make test-frameworks``.
 """
@@ -43,7 +43,8 @@ def alone(kind: str, folder: Path, **config: Any) -> tuple[list[dict[str, float]
     """What Lightning's own strategy gives in this process."""
     from . import lightning_trials
 
-    return trials.plain(lightning_trials.trial, {"kind": kind, "folder": str(folder / "alone"), "stock": True, **config})
+    told = {"kind": kind, "folder": str(folder / "alone"), "stock": True, **config}
+    return trials.plain(lightning_trials.trial, told)
 
 
 def test_the_kinds_are_those_of_the_trials() -> None:

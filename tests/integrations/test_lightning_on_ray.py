@@ -98,9 +98,8 @@ def test_the_example_runs_both_ways(no_ray: None, tmp_path: Path) -> None:
     script = [str(ROOT / "examples" / "digits_lightning.py"), "--samples", "2", "--epochs", "2"]
     found = []
     for name, command in (("stock", [sys.executable]), ("ours", [sys.executable, "-m", "fluidtune.cli", "run"])):
-        done = subprocess.run(
-            [*command, *script, "--storage", str(tmp_path / name)], capture_output=True, text=True, timeout=240, cwd=ROOT
-        )
+        whole = [*command, *script, "--storage", str(tmp_path / name)]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=240, cwd=ROOT)
         assert done.returncode == 0, done.stderr[-3000:]
         found += re.findall(r"best accuracy (\S+)", done.stdout)
     assert len(found) == 2 and float(found[0]) == pytest.approx(float(found[1]), abs=0.01), found

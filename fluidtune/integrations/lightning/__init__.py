@@ -7,8 +7,8 @@ epochs, and the elastic session divides beneath them what `elastic.prepare` divi
 
 | what | who does it |
 | --- | --- |
-| the device; the DataLoaders that are trained on, weights, optimizers, schedulers, the gradient scaler | `elastic_strategy` |
-| a boundary before each epoch and after the last; the loops' counters, callbacks' states and metrics for joiners | `trainer_epochs` |
+| the device; what is prepared: training data, weights, optimizers, schedulers, the scaler | `elastic_strategy` |
+| a boundary before each epoch and after the last; the Trainer's own state for joiners | `trainer_epochs` |
 | ``self.log``: each value is that of the whole batch, in all workers | `whole_values` |
 | decisions to stop or to save: the leader's, or those of all | `elastic_strategy` |
 | files, loggers, progress bars: the leader's alone | ``is_global_zero`` of the strategy |

@@ -142,7 +142,7 @@ class _IteratedLate:
     """A prepared DataLoader whose iterators begin when a batch is asked for.
 
     Lightning makes the first ones before the boundary at which a worker joins. Attributes are those of the user's
-    DataLoader, where Lightning sets some. ``waiting``: the iterators of all of the Trainer's loaders that have not begun.
+    DataLoader, where Lightning sets some. ``waiting``: iterators of all loaders that are trained on and have not begun.
     """
 
     def __init__(self, prepared: Any, loader: DataLoader, waiting: list[ref[_LateIterator]]) -> None:

@@ -53,7 +53,7 @@ class EpochBoundaries(Callback):
             raise StopIteration  # the loop over the epochs ends at that, as at its last epoch
         self._in_epoch = True
         for loader in self.loaders:  # Lightning did so for the epoch that this worker began with
-            for sampler in (loader.sampler, loader.batch_sampler):
+            for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
                 if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                     set_epoch(reached)
 
@@ -119,7 +119,7 @@ class TrainerState:
             each.on_iteration_done()  # else they would go on in the middle of an epoch
         for callback, (key, folder, part) in zip(self._callbacks(), state["callbacks"], strict=True):
             if callback.state_key != key:
-                raise ValueError(f"this state is of a Trainer with the callback {key}, this one has {callback.state_key}")
+                raise ValueError(f"this state has the callback {key} where this Trainer has {callback.state_key}")
             if folder is not None and not elastic.is_leader():
                 callback.dirpath = folder  # the leader writes there; the others know of its files
             if part:
