@@ -112,9 +112,9 @@ def boundary(epoch: int, stop: int | None = None) -> int | None:
     before each of its epochs, and once more with ``epoch == stop`` when it has ended, be it early. The call after that
     begins another loop.
 
-    Returns the epoch that runs next. It is ``epoch``, except at a loop's first boundary. There it may be a later one, up
-    to ``stop``, because this worker joins the trial or goes on from its commit; what was prepared then has that epoch's
-    state. None: the trial is past this loop, which must run no epoch; the loop after it has the state.
+    Returns the epoch that runs next. It is ``epoch``, except at a loop's first boundary. There it may be a later one,
+    up to ``stop``, because this worker joins the trial or goes on from its commit; what was prepared has the state of
+    that epoch then. None: the trial is past this loop, which must run no epoch; the loop after it has the state.
 
     Call `prepare` before. A new iterator over a prepared DataLoader is made after it: one that was made before cannot
     be read on when the trial is resized.

@@ -56,8 +56,11 @@ def inside(config: dict[str, Any], report: Report) -> None:
 def refusing(config: dict[str, Any], report: Report) -> None:
     """Finds in epoch ``at`` that it must have one worker."""
     model, loader = elastic.prepare(nn.Linear(6, 1), DataLoader(data(32), batch_size=8))
-    for epoch in range(config["stop"]):
-        elastic.boundary(epoch, config["stop"])
+    epoch = -1
+    while epoch + 1 < config["stop"]:
+        reached = elastic.boundary(epoch + 1, config["stop"])
+        assert reached is not None
+        epoch = reached
         if epoch == config["at"]:
             elastic.one_worker("its layers are on several devices")
         for x, y in loader:

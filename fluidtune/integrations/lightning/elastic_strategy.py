@@ -41,7 +41,8 @@ class ElasticStrategy(Strategy):
         self.parallel_devices: list[torch.device] | None = None
         #: Why this fit keeps one worker, in a line; None: as far as is known, it can have several.
         self._plain: str | None = None
-        self._boundaries: EpochBoundaries | None = None
+        #: An `EpochBoundaries`, once a model is connected.
+        self._boundaries: Any = None
         self._waiting: list[ref[_LateIterator]] = []
 
     @property
@@ -110,7 +111,7 @@ class ElasticStrategy(Strategy):
         model, boundaries = self.lightning_module, self._boundaries
         self._plain = self._boundaries = None
         if model is not None:
-            vars(model).pop("log", None)
+            model.__dict__.pop("log", None)
             if boundaries in model.trainer.callbacks:
                 model.trainer.callbacks.remove(boundaries)
         if elastic.current() is not None:
