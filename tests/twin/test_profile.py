@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
-from fluidtune.profiles.measured import measure
+from fluidtune.twin.measured import measure
 
 times = st.floats(0.01, 100.0)
 
