@@ -11,9 +11,8 @@ and it does not simulate the tuning algorithm: the algorithm's decisions are tho
 """
 
 from fluidtune.twin.least_makespan import LeastMakespan, least_makespan
-from fluidtune.twin.plan import Forecast, forecast, forecasts
 from fluidtune.twin.recorded_job import Costs, RecordedJob, RecordedTrial, Stage, grid, read_job
-from fluidtune.twin.shell import Model, Twin
+from fluidtune.twin.shell import Forecast, Model, Twin, forecast, forecasts
 
 __all__ = [
     "Costs",

@@ -23,7 +23,7 @@ seconds each piece has T - head - tail seconds, less the pauses between its iter
 it can be done at the earliest (the head of what follows), and how much time what follows it needs (its tail).
 
 *Start-up*: the k-th device that is of use is ready when the k-th process is, because a device without a process runs
-nothing, and processes start as `worker_starts` says. A pause between two iterations of a trial is at least the
+nothing, and processes start as `shell.WorkerStarts` says. A pause between two iterations of a trial is at least the
 shortest of the job's pauses; it is charged no device-seconds. Resizes, memory and the searcher's limits are left out.
 All of this can only make the bound smaller.
 

@@ -8,8 +8,9 @@ iterations, and there stops the trial for as long as the profile says.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,7 +19,39 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import DEVICES_PER_NODE
 from fluidtune.twin.recorded_job import RecordedJob, RecordedTrial
-from fluidtune.twin.worker_starts import WorkerStarts
+
+
+class WorkerStarts:
+    """Worker processes that start in the order in which they were asked for, a few at a time, as in `cluster.pool`.
+
+    Args:
+        seconds: how long the start of one process takes if no other starts.
+        at_once: how many can start at a time without slowing each other down; a fraction counts in part.
+        call_after: calls a function after a number of seconds.
+    """
+
+    def __init__(self, seconds: float, at_once: float, call_after: Callable[[float, Callable[[], None]], None]):
+        self._most = math.inf if math.isinf(at_once) else math.ceil(at_once)
+        self._seconds = seconds if math.isinf(at_once) else seconds * self._most / at_once
+        self._call_after = call_after
+        #: What is to be called when each of the processes that wait is there.
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._under_way = 0
+
+    def start_worker(self, then: Callable[[], None]) -> None:
+        """Start one more process; ``then`` is called when it is there."""
+        self._waiting.append(then)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        while self._waiting and self._under_way < self._most:
+            self._under_way += 1
+            self._call_after(self._seconds, partial(self._started, self._waiting.popleft()))
+
+    def _started(self, then: Callable[[], None]) -> None:
+        self._under_way -= 1
+        self._start_next()
+        then()
 
 
 @dataclass(eq=False)
@@ -367,3 +400,32 @@ def _tails(job: RecordedJob) -> dict[str, float]:
             tails[stage.group] = max(tails.get(stage.group, 0.0), after)
             after += stage.iterations
     return tails
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One run of the twin.
+
+    ``makespan``: seconds. ``device_hours``: what the devices cost, idle or not. ``held``: the part of the
+    device-seconds that trials held, 0 to 1. ``packing``: c, as given or found.
+    """
+
+    devices: int
+    makespan: float
+    device_hours: float
+    held: float
+    resizes: int
+    packing: int
+
+
+def forecast(job: RecordedJob, devices: int) -> Forecast:
+    """One run of ``job`` on ``devices`` devices."""
+    twin = Twin(job, devices)
+    makespan = twin.run()
+    hours = makespan * devices / 3600
+    return Forecast(devices, makespan, hours, twin.held_part, twin.resizes, twin.engine.c)
+
+
+def forecasts(job: RecordedJob, sizes: Iterable[int]) -> list[Forecast]:
+    """One run on each of ``sizes`` devices, ascending."""
+    return [forecast(job, size) for size in sorted(set(sizes))]
