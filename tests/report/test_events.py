@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -14,20 +15,24 @@ from fluidtune.report.events import (
     SCHEMA,
     EventLog,
     EventLogError,
+    EventSchema,
     find_log,
     load_events,
     read_events,
-    schema_markdown,
 )
 
 REPO = Path(__file__).parents[2]
 
 
-def test_the_docs_have_the_schema_of_the_code():
-    docs = (REPO / "docs" / "events.md").read_text()
-    assert docs.endswith("\n\n" + schema_markdown()), (
-        "docs/events.md must end with fluidtune.report.events.schema_markdown(); write it there anew"
-    )
+def test_the_docs_name_the_events_and_fields_of_the_code():
+    page = (REPO / "docs" / "events.md").read_text().partition("## The events\n")[2]
+    found = {}
+    for section in page.split("\n### ")[1:]:
+        name, _, text = section.partition("\n")
+        rows = re.findall(r"^\| `(\w+)`( \(optional\))? \| .+ \|$", text, re.MULTILINE)
+        must, may = ([field for field, is_optional in rows if bool(is_optional) is kind] for kind in (False, True))
+        found[name] = EventSchema.of(" ".join(must), " ".join(may))
+    assert list(found.items()) == list(SCHEMA.items())
 
 
 def test_every_event_of_the_schema_can_be_written_and_read(tmp_path):

@@ -209,38 +209,34 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
 # Any log
 
 
-def value_of(name: str, text: str) -> st.SearchStrategy[Any]:
-    """A value that the field may have, by its name and its description."""
-    numbers = st.integers(0, 3)
-    values: dict[str, st.SearchStrategy[Any]] = {
-        "trial": st.sampled_from(["a", "b", "ab"]),
-        "device": numbers,
-        "devices": st.lists(numbers, max_size=3, unique=True),
-        "devices_from": st.lists(numbers, max_size=3, unique=True),
-        "devices_to": st.lists(numbers, max_size=3, unique=True),
-        "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
-        "ending": st.sampled_from(["paused", "stopped", "failed"]),
-        "verdict": st.sampled_from(["same", "differs", "unknown"]),
-        "share": st.sampled_from([1.0, 0.5, 1 / 3]),
-        "iteration": st.integers(0, 99),
-        "iterations": st.one_of(st.none(), st.integers(1, 99)),
-        "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
-        "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
-        "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
-        "reason": st.sampled_from(["", "grow", "shrink", "one line", "two\nlines", "[brackets] and {braces}"]),
-    }
-    if name in values:
-        return values[name]
-    some: st.SearchStrategy[Any] = st.floats(0, 1000) if text.endswith(" s") or ", s" in text else st.text(max_size=9)
-    return st.one_of(st.none(), some) if "or null" in text else some
+NUMBERS = st.integers(0, 3)
+DEVICES = st.lists(NUMBERS, max_size=3, unique=True)
+#: Field -> a value that it may have. Fields that are not here have any text, or null.
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "trial": st.sampled_from(["a", "b", "ab"]),
+    "device": NUMBERS,
+    **dict.fromkeys(("devices", "devices_from", "devices_to"), DEVICES),
+    "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
+    "ending": st.sampled_from(["paused", "stopped", "failed"]),
+    "verdict": st.sampled_from(["same", "differs", "unknown"]),
+    "share": st.sampled_from([1.0, 0.5, 1 / 3]),
+    "iteration": st.integers(0, 99),
+    "iterations": st.one_of(st.none(), st.integers(1, 99)),
+    "seconds": st.floats(0, 1000),
+    "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
+    "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
+    "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
+    "reason": st.sampled_from(["", "grow", "shrink", "one line", "two\nlines", "[brackets] and {braces}"]),
+}
 
 
 def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
-    schema = SCHEMA[name]
     if name == "run_started":
-        return st.builds(lambda count, fields: begin(0, count, **fields), st.integers(0, 4), st.fixed_dictionaries({}))
-    required = {field: value_of(field, text) for field, text in schema.required.items()}
-    optional = {field: value_of(field, text) for field, text in schema.optional.items()}
+        return st.integers(0, 4).map(lambda count: begin(0, count))
+    required, optional = (
+        {field: VALUES.get(field, st.one_of(st.none(), st.text(max_size=9))) for field in fields}
+        for fields in SCHEMA[name]
+    )
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
 
 
