@@ -101,11 +101,7 @@ def report(run_dir: str) -> None:
         return
     console.print(render(summarise(events)))
 
-    def pictures() -> list[Path]:
-        paths = write_report(log)
-        return [paths.timeline, paths.utilisation]
-
-    _write(pictures)
+    _write(lambda: write_report(log)[:2])
 
 
 def _write(files: Callable[[], Iterable[Path]]) -> None:

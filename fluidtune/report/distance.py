@@ -12,20 +12,13 @@ from dataclasses import dataclass
 from fluidtune.profiles import ProfileError
 from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import Occupancy
-from fluidtune.twin import least_makespan, read_job
+from fluidtune.twin import LeastMakespan, least_makespan, read_job
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Seconds, start-up included. ``seconds``: no schedule of the run's work takes less, at the speeds measured.
+class Bound(LeastMakespan):
+    """``ratio``: the run's time divided by the bound's ``seconds``."""
 
-    ``path_seconds``: the longest chain of iterations and decisions, each iteration at its fastest. ``area_seconds``:
-    all iterations at their cheapest on all devices. ``ratio``: the run's time divided by ``seconds``.
-    """
-
-    seconds: float
-    path_seconds: float
-    area_seconds: float
     ratio: float
 
 

@@ -8,6 +8,7 @@ written; occupancy.py and summary.py draw conclusions from events.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluidtune.errors import FluidTuneError
+
+logger = logging.getLogger(__name__)
 
 #: The event log's file name in a run's directory.
 EVENT_LOG_NAME = "fluid_events.jsonl"
@@ -80,6 +83,11 @@ SCHEMA = {
     "serving_failed": EventSchema.of("reason"),
     "serving_ended": EventSchema.of("seconds"),
 }
+
+
+def iterations_in(result: EventDict) -> int:
+    """How many iterations a ``trial_result`` stands for."""
+    return int(result.get("iterations") or 1)
 
 
 class EventLogError(FluidTuneError):
@@ -186,6 +194,48 @@ class EventLog:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class LossyLog:
+    """An event log on which no work depends: what cannot be written is lost.
+
+    ``warning``: what Python's log says about the first loss, with a ``%s`` for the error.
+    """
+
+    def __init__(self, warning: str) -> None:
+        self._warning = warning
+        self._log: EventLog | None = None
+        #: The first error.
+        self.lost: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None
+
+    def open(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """Begin or continue the log in ``directory``. Until then, and if that fails, `write` writes nothing."""
+        try:
+            self._log = EventLog(directory / EVENT_LOG_NAME, clock)
+        except OSError as error:
+            self.loses(error)
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        """As `EventLog.write`, but for an OSError. The next event is tried again."""
+        if self._log is not None:
+            try:
+                self._log.write(event, **fields)
+            except OSError as error:
+                self.loses(error)
+
+    def loses(self, error: Exception) -> None:
+        """Something could not be written."""
+        if self.lost is None:
+            self.lost = error
+            logger.warning(self._warning, error)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
 
 class Events(list[EventDict]):

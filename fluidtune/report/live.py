@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.causes import Resizes, label_of
-from fluidtune.report.durations import iterations_in
-from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, record_of
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, iterations_in, record_of
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.summary import best_of
 
@@ -97,11 +96,6 @@ class LiveRun:
                 if end > when
             )
         )
-
-    def devices_of(self, trial: str) -> tuple[tuple[int, ...], float]:
-        """The devices that a trial holds now, and its share of each; none and 0 if it holds none."""
-        devices, share, _ = self.use.held.get(trial, ((), 0.0, 0.0))
-        return devices, share
 
     def _step(self, event: EventDict) -> None:
         name, at = event["event"], float(event["t"])

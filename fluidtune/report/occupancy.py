@@ -1,9 +1,8 @@
 """Which trial held which device when: from events to intervals, and from intervals to what was held over time.
 
 This module decides what an event means for the devices: when a trial begins and ends to hold a device, and when a
-device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py, and what it gained in
-gain.py. *Busy* means held by a trial, at the trial's share, whatever the trial does with it. A GPU's own counters
-(`device_sample`) have no influence here.
+device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py. *Busy* means held by
+a trial, at the trial's share, whatever the trial does with it. A GPU's own counters (`device_sample`) do not count.
 """
 
 from __future__ import annotations
@@ -58,6 +57,18 @@ class Occupancy:
         return sum(end - start for start, end in self.drivers)
 
 
+class Held(NamedTuple):
+    """The devices that a trial holds, its share of each, and since when, in unix seconds."""
+
+    devices: tuple[int, ...] = ()
+    share: float = 0.0
+    since: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return self.share * len(self.devices)
+
+
 class Replay:
     """The state after some of the events: which devices are there, and which trial holds which of them."""
 
@@ -72,10 +83,19 @@ class Replay:
         self.over = False
         #: device -> the time since which the run has it.
         self.there: dict[int, float] = {}
-        #: trial -> (devices, share, since).
-        self.held: dict[str, tuple[tuple[int, ...], float, float]] = {}
+        #: What each trial holds; a trial that holds nothing is not in it.
+        self.held: dict[str, Held] = {}
         #: Trials on a device where a worker died that the event ascribed to no trial. Their release clears the mark.
         self.hurt: set[str] = set()
+
+    def of(self, trial: str) -> Held:
+        """What the trial holds; no devices if it holds none."""
+        return self.held.get(trial, Held())
+
+    @property
+    def busy(self) -> set[int]:
+        """The devices that a trial holds."""
+        return {device for held in self.held.values() for device in held.devices}
 
     def begin_driver(self) -> None:
         self.driver_since = self.now
@@ -102,10 +122,9 @@ class Replay:
 
     def release(self, trial: str, at: float) -> None:
         self.hurt.discard(trial)
-        devices, share, since = self.held.pop(trial, ((), 0.0, at))
-        if at > since:
-            width = share * len(devices)
-            self.intervals += [Interval(trial, device, share, since, at, width) for device in devices]
+        held = self.held.pop(trial, Held())
+        if at > held.since:
+            self.intervals += _intervals(trial, held, at)
 
     def hold(self, trial: str, devices: Sequence[int], share: float) -> None:
         self.release(trial, self.now)
@@ -116,18 +135,18 @@ class Replay:
                 # No event announced the device because the log's first lines are missing: it was there from the start.
                 assert self.driver_since is not None
                 self.gain(device, self.driver_since)
-        self.held[trial] = (tuple(devices), min(float(share), 1.0), self.now)
+        self.held[trial] = Held(tuple(devices), min(float(share), 1.0), self.now)
 
     def make_room(self, devices: Sequence[int], share: float) -> None:
         """A trial starts at ``share`` of ``devices``: no trial there holds more than ``share`` from now on."""
         for device in devices:
             for trial in self.holders(device):
-                held, before, _ = self.held[trial]
-                if before > share > 0:
-                    self.hold(trial, held, share)
+                held = self.held[trial]
+                if held.share > share > 0:
+                    self.hold(trial, held.devices, share)
 
     def holders(self, device: int) -> list[str]:
-        return [trial for trial, (devices, _, _) in self.held.items() if device in devices]
+        return [trial for trial, held in self.held.items() if device in held.devices]
 
     def step(self, event: EventDict) -> None:
         name = event["event"]
@@ -151,7 +170,7 @@ class Replay:
             self.hold(event["trial"], event["devices"], self.share_after(event))
         elif name == "resize_failed":
             held = self.held.get(event["trial"])
-            if held is not None and tuple(event["devices"]) != held[0]:
+            if held is not None and tuple(event["devices"]) != held.devices:
                 self.hold(event["trial"], event["devices"], self.share_after(event))
         elif name in ("trial_ended", "trial_suspended"):
             self.release(event["trial"], self.now)
@@ -180,11 +199,7 @@ class Replay:
         Earlier intervals are left out, which takes no more time in a long run than in a short one.
         """
         began = now - seconds
-        intervals = [
-            Interval(trial, device, share, since, now, share * len(devices))
-            for trial, (devices, share, since) in self.held.items()
-            for device in devices
-        ]
+        intervals = [each for trial, held in self.held.items() for each in _intervals(trial, held, now)]
         for interval in reversed(self.intervals):  # they are in the order of their ends
             if interval.end < began:
                 break
@@ -200,8 +215,12 @@ class Replay:
         """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
         if event.get("share") is not None:
             return float(event["share"])
-        devices, share, _ = self.held.get(event["trial"], ((), 1.0, 0.0))
-        return share if tuple(event["devices"]) == devices else 1.0
+        held = self.of(event["trial"])
+        return held.share if held.devices and tuple(event["devices"]) == held.devices else 1.0
+
+
+def _intervals(trial: str, held: Held, end: float) -> list[Interval]:
+    return [Interval(trial, device, held.share, held.since, end, held.width) for device in held.devices]
 
 
 def occupancy_of(events: Iterable[EventDict]) -> Occupancy:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluidtune.report.drawing import INK, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict
-from fluidtune.report.pictures import LOSS, PALETTE
+from fluidtune.report.marks import LOSS
+from fluidtune.report.pictures import PALETTE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

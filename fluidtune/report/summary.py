@@ -13,19 +13,14 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from itertools import accumulate
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.distance import Bound, bound_of
-from fluidtune.report.durations import Durations, width_of
-from fluidtune.report.events import EventDict, load_events
-from fluidtune.report.occupancy import (
-    available_seconds,
-    held_seconds,
-    occupancy_of,
-    packing_levels,
-)
+from fluidtune.report.events import EventDict, iterations_in, load_events
+from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.time_use import TimeUse, time_use
 
 if TYPE_CHECKING:
@@ -112,6 +107,41 @@ class Summary:
 
 
 @dataclass
+class Durations:
+    """Seconds of iterations, where a line of the log may stand for several of them.
+
+    Each of these counts as long as their mean. So their number and their seconds together are exact, and the median is
+    one of the means where most iterations share lines.
+    """
+
+    #: Number of iterations.
+    count: int = 0
+    #: Their seconds together.
+    total: float = 0.0
+    #: Of each line the (mean) seconds of an iteration, and their number.
+    _lines: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, result: EventDict) -> None:
+        """Count a ``trial_result``, whose seconds are known."""
+        seconds, times = float(result["seconds"]), iterations_in(result)
+        self.count += times
+        self.total += times * seconds
+        self._lines.append((seconds, times))
+
+    def median(self) -> float:
+        """The median of all iterations. There must be one."""
+        if len(self._lines) == self.count:
+            return median(seconds for seconds, _ in self._lines)
+        lines = sorted(self._lines)
+        until = list(accumulate(times for _, times in lines))
+
+        def at(place: int) -> float:
+            return next(seconds for (seconds, _), end in zip(lines, until, strict=True) if place < end)
+
+        return (at((self.count - 1) // 2) + at(self.count // 2)) / 2
+
+
+@dataclass
 class _Tally:
     """What one pass over the events counts; each field becomes one or more figures in `summarise`."""
 
@@ -143,7 +173,8 @@ class _Tally:
             self.reasons[label_of(cause) or "unknown"] += 1
         if name == "trial_result":
             if event["seconds"] is not None and event["width"] is not None:
-                self.at_width[width_of(event["width"])].add(event)
+                # Rounded, so that 1/3 is one width however it was computed.
+                self.at_width[round(float(event["width"]), 4)].add(event)
         elif name in ("trial_added", "trial_started"):
             self.endings[event["trial"]] = "unfinished"
         elif name == "trial_ended":

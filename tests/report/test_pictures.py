@@ -18,8 +18,8 @@ from fluidtune.report.pictures import (
     timeline_png,
     utilisation_figure,
     utilisation_png,
+    write_report,
 )
-from fluidtune.report.write import write_report
 from tests.report.makers import begin, ended, ev, over, random_run, resized, started
 
 REPO = Path(__file__).parents[2]
@@ -196,7 +196,7 @@ def test_write_report(tmp_path):
     for path in (paths.timeline, paths.utilisation):
         assert path.parent == run and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
     assert json.loads(paths.summary.read_text())["dropped_lines"] == 1
-    elsewhere = write_report(log.path, tmp_path / "out" / "deep", compare=small())
+    elsewhere = write_report(log.path, tmp_path / "out" / "deep")
     assert elsewhere.timeline == tmp_path / "out" / "deep" / "timeline.png"
     with pytest.raises(FileNotFoundError, match="no event log"):
         write_report(tmp_path)
