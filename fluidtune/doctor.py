@@ -1,6 +1,6 @@
 """The checks of `fluidtune doctor`: what FluidTune needs, and what it can use. Each says what it found.
 
-What is not there, and what jobs run without, is neither well nor missing.
+What is absent and not needed is neither well nor missing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fluidtune.gpu_checks import Check, gpu_checks
 #: The part of a disk from which on Ray warns, and makes no files for objects that have no room in memory:
 #: ``local_fs_capacity_threshold`` in Ray's ray_config_def.h (Ray 2.44 to 2.60).
 RAYS_DISK = 0.95
-#: Bytes of /dev/shm that NCCL, data loaders and Ray's object store may need. Judgement: NVIDIA's documentation of NCCL
+#: Bytes of /dev/shm that NCCL, data loaders and Ray's object store may need. NVIDIA's documentation of NCCL
 #: says to start containers with --shm-size=1g, as Docker's 64 MiB are too few.
 SHARED_MEMORY = 1 << 30
 
 
 def checks() -> Iterator[Check]:
-    """All checks, in the order in which they are shown."""
+    """All checks, in the order of the command's lines."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
     yield _ray()

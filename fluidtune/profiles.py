@@ -27,7 +27,7 @@ from typing import Any
 from fluidtune.errors import FluidTuneError
 from fluidtune.planning.loads import PACKING_THRESHOLD, packing_limit
 
-#: Devices of one node of emulated devices and of the twin. Judgement: machines of eight GPUs are common.
+#: Devices of one node of emulated devices and of the twin, as of common machines.
 DEVICES_PER_NODE = 8
 
 
@@ -119,7 +119,7 @@ class Profile:
         return math.exp((1 - part) * math.log(low) + part * math.log(high))
 
     def _nearest(self, width: int, spread: int) -> float:
-        """Seconds at a width of the profile, on the placement whose number of nodes is nearest; fewer at a tie."""
+        """Seconds at a width of the profile, on the placement with the nearest number of nodes; fewer at a tie."""
         return min(self._by_width[width], key=lambda found: (abs(found[0] - spread), found[0]))[1]
 
     @cached_property
@@ -208,7 +208,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-#: A made-up task of which one trial fills half a GPU: two on one GPU are 5 % slower, three and more take turns.
+#: A made-up task. One trial fills half a GPU: two on one GPU are 5 % slower, three and more take turns.
 DEFAULT = Profile(
     name="half-a-gpu",
     seconds={"1": 1.0, "2": 0.55, "4": 0.32, "8": 0.22, "11": 0.6, "22": 0.36, "44": 0.25, "88": 0.2},

@@ -13,11 +13,11 @@ from fractions import Fraction
 
 #: A share (<= 1) of one device, or a whole number of devices.
 Width = Fraction | int | float
-#: The largest denominator of a share that is given as a float. Judgement: far more trials than fit any device.
+#: The largest denominator of a share that is given as a float: far more trials than fit any device.
 _MOST_SHARES = 10_000
 
 #: What one more trial on a device must add (O of eq. 3.1) to be worth it. The dissertation has a threshold and gives no
-#: number. Judgement: below 5 % the noise of measured times decides.
+#: number. Below 5 % the noise of measured times decides.
 PACKING_THRESHOLD = 0.05
 
 
@@ -118,7 +118,8 @@ def lower_bound(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> float:
     w ranges over the allowed widths: 1/p for p = 1 to c and the whole numbers 1 to min(d, n). The two parts
     may want different widths of one trial, so the best schedule can be far above this: 4 equal trials on 4
     devices with c = d = 4 and no overheads cannot be done before h, and the bound is h / 4.
-    The bound is 0 when nothing is left to run. No schedule is built. Raises ValueError for a limit below 1 or a trial given twice.
+    The bound is 0 when nothing is left to run. No schedule is built. Raises ValueError for a limit below 1 or a trial
+    given twice.
     """
     n, c, d = check_limits(n, c, d)
     widths: list[Width] = [Fraction(1, p) for p in range(c, 1, -1)] + list(range(1, min(d, n) + 1))

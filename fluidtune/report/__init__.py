@@ -8,7 +8,15 @@ live.py and top.py follow a run that goes on; story.py tells of one trial. Start
 fluidtune/tune decides when an event is written. This room has no influence on a run.
 """
 
-from fluidtune.report.events import EVENT_LOG_NAME, EventLog, EventLogError, LossyLog, find_log, read_events, this_machine
+from fluidtune.report.events import (
+    EVENT_LOG_NAME,
+    EventLog,
+    EventLogError,
+    LossyLog,
+    find_log,
+    read_events,
+    this_machine,
+)
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.pictures import utilisation_png, write_report
 from fluidtune.report.summary import render, summarise

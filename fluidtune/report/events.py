@@ -52,7 +52,9 @@ SCHEMA = {
     "device_gained": EventSchema.of("device node"),
     "device_lost": EventSchema.of("device", "reason"),
     "device_returned": EventSchema.of("device"),
-    "device_sample": EventSchema.of("device utilisation memory_used memory_total processes", "index uuid name mig driver"),
+    "device_sample": EventSchema.of(
+        "device utilisation memory_used memory_total processes", "index uuid name mig driver"
+    ),
     "group_announced": EventSchema.of("group synchronous algorithm", "concurrency"),
     "trial_added": EventSchema.of("trial group kind iterations", "share name"),
     "kind_found": EventSchema.of("trial kind"),

@@ -1,6 +1,6 @@
 """A run as it is now, from the events that there are so far.
 
-`LiveRun` hears one event after the other, each in constant time, so that a run may be watched for days. It decides
+`LiveRun` takes in one event after the other, each in constant time, so that a run may be watched for days. It decides
 what is worth saying of a trial, and which events are news. Which trial holds which device follows from `occupancy`.
 `LogTail` reads what a log has got since the last look. How it looks is decided in top.py.
 """

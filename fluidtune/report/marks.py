@@ -38,9 +38,9 @@ MARKS = {
     "shrunk": Mark("v", "white", INK, "resize: fewer devices"),
     "lost": Mark("X", LOSS, "white", "worker or device lost"),
 }
-#: With more resizes than this no triangle gets its reason in words. Judgement: they would cover each other.
+#: With more resizes than this no triangle gets its reason in words: they would cover each other.
 LABELLED_RESIZES = 40
-#: The least distance of two reasons in words, as a part of the picture's width. Judgement: "waiting trials" is as long.
+#: The least distance of two reasons in words, as a part of the picture's width: "waiting trials" has this length.
 LABEL_GAP = 0.06
 
 

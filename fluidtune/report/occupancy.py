@@ -277,11 +277,6 @@ def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> St
     return Steps(times, busy, np.round(trials) * (there > 0), there)
 
 
-def _seconds(steps: Steps, values: np.ndarray) -> float:
-    """The integral of ``values``, a column of ``steps``, over all time, in value seconds."""
-    return float(np.dot(np.diff(steps.times), values[:-1])) if len(values) else 0.0
-
-
 def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """The integral of ``values``, a column of ``steps``, between consecutive ``edges``, in value seconds."""
     if not len(values):
@@ -292,7 +287,7 @@ def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray
 
 def held_seconds(use: Occupancy) -> float:
     """Device-seconds that trials held: the sum of share times seconds, at most `available_seconds`."""
-    return sum(_seconds(steps, steps.busy) for steps in device_steps(use).values())
+    return float(sum(np.dot(np.diff(steps.times), steps.busy[:-1]) for steps in device_steps(use).values()))
 
 
 def available_seconds(use: Occupancy) -> float:

@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Colours of trials. The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common
-#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`. Judgement:
-#: the last two are added to delay the first repetition.
+#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`. The
+#: last two delay the first repetition.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
 #: A device that no trial holds.
 IDLE = "#ECEFF1"
-#: With more trials than this the legend does not list them. Judgement: twelve entries fill two rows.
+#: With more trials than this the legend does not list them: twelve entries fill two rows.
 LEGEND_TRIALS = 12
-#: With more bars than this no bar gets a label. Judgement: labels would not fit, and trying takes time.
+#: With more bars than this no bar gets a label: labels would not fit, and trying takes time.
 LABELLED_INTERVALS = 600
-#: Characters in a line of the legend, and those that an entry needs beside its label. Judgement: 12 inches of 8.5
+#: Characters in a line of the legend, and those that an entry needs beside its label. 12 inches of 8.5
 #: points, at 0.55 of its size a character, are 184.
 LEGEND_WIDTH, LEGEND_HANDLE = 165, 8
-#: The legend has this many reasons of growing, and of shrinking. Judgement: an entry stays on one line.
+#: The legend has this many reasons of growing, and of shrinking, so that an entry stays on one line.
 LEGEND_REASONS = 3
 #: A row of the timeline is `ROW` of its height tall and begins `MARGIN` below its top, so that rows stay apart.
 ROW, MARGIN = 0.88, 0.06
-#: Most windows of the utilisation picture. Judgement: an hour gets the 30 s of the dissertation's figure 3.2.
+#: Most windows of the utilisation picture: an hour gets the 30 s of the dissertation's figure 3.2.
 WINDOWS = 150
 #: A row of the lower utilisation picture is this part of its height tall at 100 %.
 UTILISATION_ROW = 0.86

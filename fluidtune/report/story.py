@@ -16,13 +16,13 @@ from fluidtune.report.growth_story import GrowthFacts
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.summary import duration, plural
 
-#: A story of at most this many entries is told whole. Judgement: it fits a terminal.
+#: A story of at most this many entries, which fit a terminal, is told whole.
 TOLD_WHOLE = 40
-#: In a longer one, of entries that are alike the first ones are told, this many, and the last one. Judgement: what
-#: alternates shows in its second time, and the third says that it goes on.
+#: A longer one tells this many entries of each kind, the first ones, and the last one. What alternates shows the second
+#: time, and the third says that it goes on.
 TOLD_FIRST = 3
-#: The kind and the sentence of events of which no more is to be told. ``reason``: in words, behind a colon, if the event
-#: has one; ``because``: the same, or that the log has none.
+#: Event -> its kind, and its sentence. ``reason``: a colon and the event's reason in words, if it has one; ``because``:
+#: the same, or that the log has none.
 SENTENCES = {
     "workers_differed": ("workers differed", "its workers differed{reason}"),
     "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
@@ -41,7 +41,7 @@ STATES = {"trial_added": "waits", "trial_started": "runs", "trial_suspended": "w
 class Entry:
     """One thing that happened to the trial, at ``at`` (unix seconds), after ``iteration``.
 
-    ``kind``: two entries of one kind are alike. ``width``: the trial's width in devices from now on; None if the entry
+    ``kind``: what entries are counted by. ``width``: the trial's width in devices from now on; None if the entry
     does not change it.
     """
 
@@ -82,7 +82,7 @@ class Story:
 
 
 def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
-    """The entries, each alone if it is told, and those between two that are told together."""
+    """The entries: each alone if it is told, else together with those beside it."""
     if len(entries) <= TOLD_WHOLE:
         yield from ([entry] for entry in entries)
         return
@@ -101,7 +101,7 @@ def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
 
 
 def _summed_up(stretch: Sequence[Entry], began: float) -> str:
-    """One sentence for several entries of which the story has told the like. ``began``: unix seconds of its start."""
+    """One sentence for several entries whose kinds the story has told. ``began``: unix seconds of its start."""
     kinds = Counter(entry.kind for entry in stretch)
     counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     until = duration(max(0.0, stretch[-1].at - began))

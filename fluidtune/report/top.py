@@ -21,17 +21,17 @@ from fluidtune.report.occupancy import busy_over_time
 from fluidtune.report.serving_report import is_serving, render_serving, summarise_serving
 from fluidtune.report.summary import duration, plural
 
-#: Devices are busy, and iterations are counted, over this many seconds. Judgement: several iterations of most trials.
+#: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
 RECENT_S = 60.0
-#: Seconds between two looks at the log. Judgement: as other commands of this name.
+#: Seconds between two looks at the log.
 LOOK_S = 1.0
-#: How many news are shown, and the least rows of each table on a small terminal. Judgement.
+#: How many news are shown, and the least rows of each table on a small terminal.
 NEWS_SHOWN, LEAST_ROWS = 5, 3
 #: Characters of a node's name that are shown. Ray's are 56 hexadecimal digits.
 NODE_LENGTH = 12
 #: Trials in these states come first, in this order.
 ORDER = ("silent", "resizing", "running", "waiting", "failed", "paused", "stopped")
-#: A trial in such a state is not going on, and needs no row of its own.
+#: Trials in these states have no row.
 _DONE = ("paused", "stopped")
 
 
@@ -127,7 +127,8 @@ class RunScreen:
         rate = run.ended_since(now - RECENT_S)
         lines = [
             f"{head.get('run', 'run')}: {head.get('algorithm', '')}, {kind}, {state}",
-            f"{len(run.use.busy)} of {plural(len(run.use.there), 'device')} busy, {plural(rate, 'iteration')} in the last minute",
+            f"{len(run.use.busy)} of {plural(len(run.use.there), 'device')} busy, "
+            f"{plural(rate, 'iteration')} in the last minute",
             f"trials: {trials}",
         ]
         if run.best is not None:

@@ -1,12 +1,12 @@
 """The bound that a run is judged by: the least makespan that any schedule of the same work could have had.
 
-What is given is a `RecordedJob`: which iterations each trial did in which TrialGroup, how long an iteration takes, and
-what start-up costs. Tune's decisions are taken as they were in the run. Which trial has which devices when is open: the
+The `RecordedJob` says which iterations each trial did in which TrialGroup, how long an iteration takes, and what
+start-up costs. Tune's decisions are taken as they were in the run. Which trial has which devices when is open: the
 bound holds for every engine, every order and every width, also for one that knew all of that before.
 
 Why no schedule is below it. Look at one moment of any schedule. A trial that is alone on a device does 1/s(1)
 iterations per second, one of p trials on a device does 1/s(p), and one on w devices does 1/s(w). Charge it 1 device,
-1/p of a device, or w devices. Then at most as many devices are charged as are ready, since a device has one wide trial
+1/p of a device, or w devices. Then no more devices are charged than are ready, since a device has one wide trial
 or p trials of 1/p. So *cost*: a piece of work of k iterations that must be done within L seconds is charged at least
 a(L) = k * f(L / k) device-seconds, where f is the lower convex hull of the points (seconds, device-seconds) of one
 iteration at each width. It is convex, so that to mix widths over time is charged no less.
@@ -46,9 +46,9 @@ from fluidtune.profiles import Profile
 from fluidtune.twin.recorded_job import Costs, RecordedJob
 
 Floats = NDArray[np.float64]
-#: The bound is computed to this part of itself, from below. Judgement: far below what separates two schedules.
+#: The bound is computed to this part of itself, from below. Schedules differ by far more.
 PRECISION = 1e-4
-#: A difference of two times that is this part of them is rounding. Judgement: far above the rounding of sums of floats.
+#: A difference of two times that is this part of them is rounding.
 ROUNDING = 1e-9
 
 

@@ -26,7 +26,7 @@ Event = Mapping[str, Any]
 class Stage:
     """What a trial does between two decisions of the tuning algorithm: ``iterations`` in ``group``.
 
-    ``told``: the iterations left that the engine is told; None: it is not told. ``share``: the share of one device that
+    ``told``: the iterations left, as the engine hears; None: it does not hear. ``share``: the share of one device that
     the script asked for, or a whole number of devices.
     """
 
@@ -143,7 +143,7 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Recorde
 
 
 def _stages(events: list[Event]) -> dict[str, list[Stage]]:
-    """By trial, in the order in which they were added, its stages."""
+    """By trial, in the order of their first `trial_added`, its stages."""
     found: dict[str, list[Stage]] = {}
     done: dict[str, list[int]] = {}
     for event in events:
@@ -181,7 +181,7 @@ def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> d
     for listed in stages.values():
         for one, two in pairwise(listed):
             following[one.group][two.group] += 1
-    # The most that a trial of a group was told; one that is added again after a move is told only what was left.
+    # The most that was left of a group to any of its trials; a trial that is added again after a move has less left.
     lengths: dict[str, float] = {}
     for listed in stages.values():
         for stage in listed:

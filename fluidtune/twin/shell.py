@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -22,7 +22,7 @@ from fluidtune.twin.recorded_job import RecordedJob, RecordedTrial
 
 
 class WorkerStarts:
-    """Worker processes that start in the order in which they were asked for, a few at a time, as in `cluster.pool`.
+    """Worker processes start in the order of the requests, a few at a time, as in `cluster.pool`.
 
     Args:
         seconds: how long the start of one process takes if no other starts.
@@ -63,7 +63,7 @@ class _Step:
     since: float
     #: What a whole iteration takes with the neighbours of this moment.
     seconds: float
-    #: The answer to a resize that is told with the iteration's result.
+    #: The answer to a resize, which the engine gets with the iteration's result.
     resized: list[m.Event]
     left: float = 1.0
     end: float = 0.0
@@ -82,7 +82,7 @@ class _Run:
     #: Devices that it was started on beyond its first. A resize brings them in after its first iteration, since before
     #: that their workers cannot find it.
     later: tuple[int, ...] | None = None
-    #: It was told to leave.
+    #: The engine wants it to leave.
     suspend: bool = False
     #: It still holds its devices.
     live: bool = True
@@ -100,15 +100,15 @@ class _Progress:
     stage: int = 0
     left: int = 0
     run: _Run | None = None
-    #: Its kind as the engine was told.
+    #: Its kind as the engine knows it.
     kind: m.Kind = "plain"
 
 
 @dataclass(frozen=True)
 class Model:
-    """Of what model a device is, and how many times as long an iteration takes there as the profile says.
+    """A device's model. An iteration takes ``slowness`` times what the profile says.
 
-    ``name``: what the engine is told when the device's first worker is there; None: it is not told.
+    ``name``: what the engine hears when the device's first worker is there; None: it hears nothing.
     """
 
     name: str | None = None
@@ -119,10 +119,11 @@ class Model:
 class Twin:
     """One run of ``job`` on ``devices`` devices; `run` does it.
 
-    ``stops``: a tuning algorithm that lives: it is told a trial and the iterations that the trial has done in its
-    stage, after each one, and says whether the stage ends there. None: every trial does the iterations of the job.
+    ``stops``: a tuning algorithm. It gets a trial and the number of iterations that the trial has done in its stage,
+    after each one, and says whether the stage ends there. None: every trial does the iterations of the job.
 
-    ``models``: of each device; (): all are alike. The workers of a trial wait for the one on the slowest device.
+    ``models``: of each device; (): all have the profile's speed. The workers of a trial wait for the
+    one on the slowest device.
 
     After the run, ``now`` is its seconds, ``busy`` the device-seconds that trials held, and ``resizes`` and
     ``iterations`` are the numbers of these.
@@ -209,7 +210,7 @@ class Twin:
     # Trials
 
     def _offer_trials(self) -> None:
-        """Adds new trials, as many at once as the search algorithm offers."""
+        """Adds new trials until as many have not started as the search algorithm offers at once."""
         while self._new and (self.job.pending is None or self._unstarted < self.job.pending):
             self._unstarted += 1
             self._add_trial(self._new.popleft())
@@ -424,8 +425,3 @@ def forecast(job: RecordedJob, devices: int) -> Forecast:
     makespan = twin.run()
     hours = makespan * devices / 3600
     return Forecast(devices, makespan, hours, twin.held_part, twin.resizes, twin.engine.c)
-
-
-def forecasts(job: RecordedJob, sizes: Iterable[int]) -> list[Forecast]:
-    """One run on each of ``sizes`` devices, ascending."""
-    return [forecast(job, size) for size in sorted(set(sizes))]
