@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.planning.loads import PACKING_THRESHOLD, packing_limit
 
 #: Devices of one node of emulated devices and of the twin, as of common machines.
 DEVICES_PER_NODE = 8
@@ -148,26 +147,6 @@ class Profile:
     def widest(self) -> int:
         """The largest width that it has times for; no trial gets more devices."""
         return max(self._by_width)
-
-    @property
-    def alpha(self) -> float:
-        """Packing overhead (eq. 3.2) of two trials on one device; at least 1."""
-        return max(1.0, self._crowding(2))
-
-    @property
-    def beta(self) -> float:
-        """Scaling overhead (eq. 3.2): the least-squares fit over all widths, each on one node; at least 1."""
-        points = [(w, self.iteration((w,)) / self.seconds["1"]) for w in self._by_width if w > 1]
-        if not points:
-            return 1.0
-        top = sum((w - 1) * math.log(ratio * w) for w, ratio in points)
-        return max(1.0, math.exp(top / sum((w - 1) ** 2 for w, _ in points)))
-
-    def packing(self, threshold: float = PACKING_THRESHOLD) -> int:
-        """c: how many trials one device should hold by eq. 3.1, but no more than its memory holds."""
-        times = {p: self.iteration((1,), p) for p in range(1, max(self.packed, default=1) + 1)}
-        fitting = math.floor(1 / self.memory + 1e-9) if self.memory else len(times)
-        return max(1, min(packing_limit(times, threshold), fitting))
 
     def fits(self, trials: int) -> bool:
         """Whether the memory of a device holds ``trials`` of these trials."""

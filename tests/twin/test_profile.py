@@ -17,14 +17,6 @@ from fluidtune.twin.measured import measure
 times = st.floats(0.01, 100.0)
 
 
-def test_the_default_fills_half_a_device():
-    assert DEFAULT.packing() == 2
-    assert DEFAULT.iteration((1,), 2) == pytest.approx(1.05)
-    assert DEFAULT.alpha == pytest.approx(1.05)
-    assert 1.0 < DEFAULT.beta < 1.125
-    assert "made up" in DEFAULT.source
-
-
 def test_placement_and_neighbours_are_read_off():
     profile = Profile("p", {"1": 1.0, "2": 0.6, "11": 0.7, "4": 0.4}, {2: 1.5})
     assert profile.iteration((2,)) == 0.6
@@ -42,19 +34,9 @@ def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, widt
     assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
 
 
-@given(times=st.lists(times, min_size=1, max_size=4))
-def test_c_is_the_number_beyond_which_one_more_adds_nothing(times: list[float]):
-    profile = Profile("p", {"1": times[0]}, {p: t for p, t in enumerate(times[1:], start=2)})
-    c = profile.packing()
-    assert 1 <= c <= len(times)
-    if c < len(times):
-        assert 1 - c / (c + 1) * times[c] / times[c - 1] <= 0.05
-
-
-def test_memory_limits_c():
-    assert Profile("p", {"1": 1.0}, {2: 1.0, 3: 1.0}).packing() == 3
-    assert Profile("p", {"1": 1.0}, {2: 1.0, 3: 1.0}, memory=0.4).packing() == 2
-    assert not Profile("p", {"1": 1.0}, memory=0.4).fits(3)
+def test_memory_limits_the_trials_of_a_device():
+    profile = Profile("p", {"1": 1.0}, memory=0.4)
+    assert profile.fits(2) and not profile.fits(3)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +57,9 @@ def test_a_wrong_profile_says_what_is_wrong(wrong: dict, why: str):
         Profile("p", **wrong)
 
 
-def test_a_file_is_written_and_read(tmp_path: Path):
+def test_a_file_is_written_as_plain_json_and_read(tmp_path: Path):
     DEFAULT.save(tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["packed"]["2"] == 1.05
     assert Profile.load(tmp_path / "p.json") == DEFAULT
 
 
@@ -142,8 +125,3 @@ def test_trials_of_different_cost_share_one_profile():
 def test_a_run_without_an_iteration_is_no_profile():
     with pytest.raises(ProfileError, match="no finished iteration"):
         measure([started(0, "a", 0)])
-
-
-def test_a_saved_profile_is_plain_json(tmp_path: Path):
-    DEFAULT.save(tmp_path / "p.json")
-    assert json.loads((tmp_path / "p.json").read_text())["packed"]["2"] == 1.05
