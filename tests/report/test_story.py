@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,20 @@ from fluidtune.report.events import SCHEMA, EventDict, NoEventLogError
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
 from fluidtune.report.trial_lookup import UnknownTrialError, find_trial, log_of_run
-from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
+from tests.report.makers import (
+    added,
+    begin,
+    ended,
+    ev,
+    group,
+    over,
+    random_run,
+    resized,
+    resizing,
+    result,
+    started,
+    written,
+)
 from tests.report.test_summary import by_hand
 
 GROWS = because(Reason.IDLE_DEVICES, idle=1, width=1, to=2, left=20, left_to=11, resize=0.2)
@@ -34,16 +46,12 @@ def starts(t: float, trial: str, *devices: int, share: float = 1.0, resumed: boo
     return {**started(t, trial, *devices, share=share, resumed=resumed), **cause(why)}
 
 
-def resizing(t: float, trial: str, before: list[int], after: list[int], why: Why) -> EventDict:
-    return ev(t, "resize_started", trial=trial, devices_from=before, devices_to=after, **cause(why))
-
-
 def grown(t: float) -> list[EventDict]:
-    return [resizing(t, "a", [0], [0, 1], GROWS), resized(t + 0.5, "a", 0, 1)]
+    return [resizing(t, "a", [0], [0, 1], **cause(GROWS)), resized(t + 0.5, "a", 0, 1)]
 
 
 def shrunk(t: float) -> list[EventDict]:
-    return [resizing(t, "a", [0, 1], [0], SHRINKS), resized(t + 0.5, "a", 0)]
+    return [resizing(t, "a", [0, 1], [0], **cause(SHRINKS)), resized(t + 0.5, "a", 0)]
 
 
 def told(events: list[EventDict], trial: str = "a") -> list[str]:
@@ -115,7 +123,7 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
 def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
     events = [*BEGUN, *grown(102), ev(104, "worker_lost", worker="w2", device=1, reason="killed")]
     lost = {"reason": "worker w2 was lost", "why": "worker_lost"}
-    events += [{**resized(104, "a", 0, seconds=0.0), **lost}, resizing(105, "a", [0], [0, 1], GROWS)]
+    events += [{**resized(104, "a", 0, seconds=0.0), **lost}, resizing(105, "a", [0], [0, 1], **cause(GROWS))]
     events += [ev(106, "resize_failed", trial="a", devices=[0], reason="a new worker did not come")]
     lines = told(events)
     assert "4 s its worker on device 1 died: killed" in lines
@@ -125,8 +133,8 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
 
 
 def test_a_log_of_an_earlier_version_is_read() -> None:
-    old = {"devices_from": [0], "devices_to": [0, 1], "reason": "grow"}
-    events = [*BEGUN[:3], started(101, "a", 0), ev(102, "resize_started", trial="a", **old), resized(103, "a", 0, 1)]
+    grows = resizing(102, "a", [0], [0, 1], reason="grow")
+    events = [*BEGUN[:3], started(101, "a", 0), grows, resized(103, "a", 0, 1)]
     assert told([*events, ev(104, "trial_suspended", trial="a")])[2:] == [
         "1 s started on device 0: the log does not say why",
         "3 s grew from width 1 to 2, 2 devices (0, 1), with a pause of 0.5 s: the log does not say why",
@@ -153,7 +161,7 @@ NEVER = {
     "1 growth began, and it left its devices before the growth was done": [
         added(0, "a"),
         starts(1, "a", 0),
-        resizing(2, "a", [0], [0, 1], GROWS),
+        resizing(2, "a", [0], [0, 1], **cause(GROWS)),
         ended(3, "a", "paused"),
     ],
     "it has not been on a device": [added(0, "a")],
@@ -329,14 +337,8 @@ def test_the_log_of_a_service_has_no_trials_to_tell_of() -> None:
         find_trial([ev(0, "serving_started", **fields)], "a")
 
 
-def written(path: Path, events: list[EventDict]) -> Path:
-    path.mkdir(parents=True)
-    (path / "fluid_events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    return path
-
-
 def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Path) -> None:
-    run = written(tmp_path / "one", by_hand())
+    run = written(tmp_path / "one", by_hand()).parent
     assert log_of_run(run) == log_of_run(run / "fluid_events.jsonl") == run / "fluid_events.jsonl"
     with pytest.raises(NoEventLogError, match=rf"no directory '{tmp_path}/two'; there are runs in {run}$"):
         log_of_run(tmp_path / "two")
@@ -347,7 +349,7 @@ def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Pat
 
 
 def test_the_command_prints_the_story(tmp_path: Path) -> None:
-    run = written(tmp_path / "one", by_hand())
+    run = written(tmp_path / "one", by_hand()).parent
     done = CliRunner().invoke(cli, ["why", str(run), "c"])
     assert done.exit_code == 0 and done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
     assert isinstance(CliRunner().invoke(cli, ["why", str(run), "zz"]).exception, UnknownTrialError)

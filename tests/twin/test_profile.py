@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
 from fluidtune.twin.measured import measure
+from tests.report import makers
+from tests.report.makers import ended, resized, started
 
 times = st.floats(0.01, 100.0)
 
@@ -84,11 +86,7 @@ def test_a_wrong_file_says_what_is_wrong(text: str | None, why: str, tmp_path: P
 
 
 def result(t: float, trial: str, seconds: float) -> dict:
-    return {"t": t, "event": "trial_result", "trial": trial, "iteration": 1, "seconds": seconds, "width": 1.0}
-
-
-def started(t: float, trial: str, *devices: int) -> dict:
-    return {"t": t, "event": "trial_started", "trial": trial, "devices": list(devices), "share": 1.0}
+    return makers.result(t, trial, 1, seconds, 1.0)
 
 
 def test_iterations_are_measured_by_the_trials_that_trained_there():
@@ -97,8 +95,8 @@ def test_iterations_are_measured_by_the_trials_that_trained_there():
     # b is told to start at 3 s and loads until 5 s. Until then a has the device to itself.
     events += [started(3, "b", 0), result(4, "a", 1.0), result(5, "a", 1.0)]
     events += [result(6.5, "b", 1.5), result(6.6, "a", 1.5)]
-    events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), {"t": 8.2, "event": "trial_ended", "trial": "b"}]
-    events += [{"t": 9.0, "event": "resized", "trial": "a", "devices": [0, 1], "seconds": 0.1}, result(9.6, "a", 0.6)]
+    events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), ended(8.2, "b")]
+    events += [resized(9, "a", 0, 1, seconds=0.1), result(9.6, "a", 0.6)]
     profile = measure(events).profile
     assert profile.seconds == {"1": 1.0, "2": 0.6}
     assert profile.packed == {2: 1.5}
