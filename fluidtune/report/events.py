@@ -191,12 +191,6 @@ class EventLog:
                 os.close(self._fd)
                 self._fd = None
 
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 class LossyLog:
     """An event log on which no work depends: what cannot be written is lost.

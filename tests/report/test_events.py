@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_the_docs_name_the_events_and_fields_of_the_code():
 
 
 def test_every_event_of_the_schema_can_be_written_and_read(tmp_path):
-    with EventLog(tmp_path / "run" / "fluid_events.jsonl") as log:
+    with closing(EventLog(tmp_path / "run" / "fluid_events.jsonl")) as log:
         for name, schema in SCHEMA.items():
             log.write(name, **dict.fromkeys([*schema.required, *schema.optional], 1))
     events = read_events(log.path)
@@ -95,13 +96,13 @@ def test_values_become_json(tmp_path):
 
 def test_a_restored_experiment_continues_the_file_after_a_cut_line(tmp_path):
     path = tmp_path / "fluid_events.jsonl"
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write("trial_suspended", trial="a")
     with path.open("ab") as file:
         file.write(b'{"t": 17.5, "event": "trial_ended", "tri')
     cut = read_events(path)
     assert (len(cut), cut.dropped) == (1, 1)
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write("trial_suspended", trial="b")
     again = read_events(path)
     assert [event["trial"] for event in again] == ["a", "b"]
@@ -110,7 +111,7 @@ def test_a_restored_experiment_continues_the_file_after_a_cut_line(tmp_path):
 
 @pytest.mark.parametrize("size", range(1, 45))
 def test_a_first_line_cut_anywhere_is_an_empty_log(tmp_path, size):
-    with EventLog(tmp_path / "log") as log:
+    with closing(EventLog(tmp_path / "log")) as log:
         log.write("trial_suspended", trial="a")
     log.path.write_bytes(log.path.read_bytes()[:size])
     events = read_events(log.path)
@@ -131,7 +132,7 @@ def test_another_file_is_refused_with_its_name(tmp_path, content):
 def test_find_log_and_load(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"fluid_events\.jsonl"):
         find_log(tmp_path)
-    with EventLog(tmp_path / "fluid_events.jsonl") as log:
+    with closing(EventLog(tmp_path / "fluid_events.jsonl")) as log:
         log.write("trial_suspended", trial="a")
     assert find_log(tmp_path) == find_log(log.path) == log.path
     assert list(load_events(tmp_path)) == list(load_events(str(log.path))) == list(load_events(read_events(log.path)))
