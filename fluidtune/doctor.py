@@ -135,11 +135,8 @@ def _forks() -> Check:
         server.stop()
     if why is not None:
         return "forks", None, f"each process of a trial is a plain new one, which takes longer: {why}"
-    return (
-        "forks",
-        True,
-        f"a fork server was ready after {time.perf_counter() - began:.1f} s; processes are forked from it",
-    )
+    seconds = time.perf_counter() - began
+    return "forks", True, f"a fork server was ready after {seconds:.1f} s; processes are forked from it"
 
 
 def _horovod() -> Check:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 #: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
@@ -14,9 +15,7 @@ from typing import Any
 Check = tuple[str, bool | None, str]
 
 
-def gpu_checks(
-    nvml: Any, torch: Any, environment: Mapping[str, str] = os.environ
-) -> Iterator[Check]:
+def gpu_checks(nvml: Any, torch: Any, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
     """All checks of this machine's GPUs. ``nvml``: pynvml, initialised. ``torch``: the module; None: there is none."""
     count = nvml.nvmlDeviceGetCount()
     gpus: dict[int, Any] = {}
@@ -86,9 +85,7 @@ def _state(nvml: Any, index: int, gpu: Any) -> Iterator[Check]:
         yield f"gpu {index}", False, f"compute mode Exclusive: {remedy}"
     mig = _ask(nvml, nvml.nvmlDeviceGetMigMode, gpu)
     if mig is not None and mig[0] == 1:
-        remedy = (
-            "start Ray with its instances' UUIDs (nvidia-smi -L) in CUDA_VISIBLE_DEVICES; a trial takes one"
-        )
+        remedy = "start Ray with its instances' UUIDs (nvidia-smi -L) in CUDA_VISIBLE_DEVICES; a trial takes one"
         yield f"gpu {index}", True, f"divided by MIG: {remedy}"
     kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     errors = _ask(nvml, lambda handle: nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds), gpu)
@@ -109,40 +106,22 @@ def _kinds(nvml: Any, gpus: Mapping[int, Any], environment: Mapping[str, str]) -
 
 def _peers(nvml: Any, gpus: Mapping[int, Any]) -> Check:
     """Whether the GPUs can read each other's memory; else NCCL goes through the memory of the machine."""
-    apart = [
-        (first, second)
-        for first in gpus
-        for second in gpus
-        if first < second and not _reach(nvml, gpus[first], gpus[second])
-    ]
+    apart = [(first, second) for first, second in combinations(gpus, 2) if not _reach(nvml, gpus[first], gpus[second])]
     if not apart:
         return "peer access", True, "each GPU reaches every other one"
     first, second = apart[0]
-    return (
-        "peer access",
-        True,
-        (
-            f"{len(apart)} pairs do not reach each other, as {first} and {second}: NCCL is slower there; "
-            "if it hangs, set NCCL_P2P_DISABLE=1"
-        ),
-    )
+    found = f"{len(apart)} pairs do not reach each other, as {first} and {second}: NCCL is slower there"
+    return "peer access", True, f"{found}; if it hangs, set NCCL_P2P_DISABLE=1"
 
 
 def _reach(nvml: Any, first: Any, second: Any) -> bool:
-    def ask(handle: Any) -> Any:
-        return nvml.nvmlDeviceGetP2PStatus(handle, second, nvml.NVML_P2P_CAPS_INDEX_READ)
-
-    status = _ask(nvml, ask, first)
+    status = _ask(nvml, lambda gpu: nvml.nvmlDeviceGetP2PStatus(gpu, second, nvml.NVML_P2P_CAPS_INDEX_READ), first)
     return status is None or status == nvml.NVML_P2P_STATUS_OK
 
 
 def _collectives(torch: Any) -> Check:
     there = torch is not None and torch.distributed.is_nccl_available()
-    return (
-        "nccl",
-        there,
-        "there" if there else "not in this torch: a trial cannot have several GPUs",
-    )
+    return "nccl", there, "there" if there else "not in this torch: a trial cannot have several GPUs"
 
 
 def _ask(nvml: Any, ask: Callable[[Any], Any], of: Any) -> Any:

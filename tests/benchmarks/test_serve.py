@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import serve, serve_cluster
 from benchmarks.serve import FIGURE_6A
+from benchmarks.serve_cluster import figure_16, zipf
 
 
 def sides(goodput, batch, waits, nexus=4249.0, shepherd=5137.0, second=(631.0, 844.0)):
@@ -120,3 +121,14 @@ def test_each_part_of_the_cluster_has_a_tolerance(part, good, bad):
     assert serve_cluster.ACCEPTS.keys() == serve_cluster.PARTS.keys()
     assert serve_cluster.ACCEPTS[part](good)
     assert not any(serve_cluster.ACCEPTS[part](one) for one in bad)
+
+
+@pytest.mark.slow
+def test_parts_are_more_even_than_random_ones():
+    for row in figure_16(1, True):
+        assert row["ours"]["rate"] < 0.1 * row["random"]["rate"]
+        assert row["ours"]["memory"] < 0.1 * row["random"]["memory"]
+
+
+def test_shares_of_the_load() -> None:
+    assert zipf(["a", "b"], 1.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3})

@@ -1,4 +1,4 @@
-"""Any TrialGroup, for the tests of planning."""
+"""Loads for the tests of planning: equal ones, and any TrialGroup."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 from fluidtune.planning import TrialLoad
 
 Group = tuple[list[TrialLoad], int, int, int]
+
+
+def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1.0) -> list[TrialLoad]:
+    return [TrialLoad(f"t{i}", height, alpha, beta) for i in range(count)]
 
 
 @st.composite

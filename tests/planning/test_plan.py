@@ -9,11 +9,7 @@ from hypothesis import example, given, settings
 
 from benchmarks.planners import check
 from fluidtune.planning import TrialLoad, lower_bound, plan, static_fluid
-from tests.planning.groups import Group, groups
-
-
-def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1.0) -> list[TrialLoad]:
-    return [TrialLoad(f"t{i}", height, alpha, beta) for i in range(count)]
+from tests.planning.groups import Group, equal, groups
 
 
 @settings(deadline=None, max_examples=80)
