@@ -20,9 +20,9 @@ from benchmarks.common import cores, finish, parser, result, say
 from benchmarks.scaled_profile import scaled
 from benchmarks.sides import OURS, sides
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.twin.measured import measure
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.twin import forecast, grid
+from fluidtune.twin.measured import measure
 
 #: The dissertation's 3.6.4.2: 81 trials of 27 iterations on 8 devices, and the artificial packing overheads.
 TRIALS, ITERATIONS, DEVICES = 81, 27, 8

@@ -98,6 +98,24 @@ class _Trial:
         self.trial_id = trial_id
 
 
+class LiveTwin(Twin):
+    """The twin with a tuning algorithm that lives.
+
+    ``stops`` gets a trial and the number of iterations that the trial has done in its stage, after each one, and says
+    whether the stage ends there.
+    """
+
+    def __init__(self, work: RecordedJob, devices: int, stops: Callable[[str, int], bool]):
+        super().__init__(work, devices)
+        self._stops = stops
+
+    def _done(self, run: Any, step: Any) -> None:
+        progress = self._trials[run.trial]
+        if self._stops(run.trial, progress.trial.stages[progress.stage].iterations - progress.left + 1):
+            progress.left = 1
+        super()._done(run, step)
+
+
 class Search:
     """One search: the job, and the algorithm that lives (``stops``). ``done``: iterations of each trial so far."""
 
@@ -147,8 +165,7 @@ def run(case: Case, seed: int, devices: int, one_each: bool, **size: int) -> dic
     search = Search(case, seed, **size)
     if one_each:
         search.job = replace(search.job, kind="plain", max_packing=1)
-    twin = Twin(search.job, devices, search.stops)
-    seconds = twin.run()
+    seconds = LiveTwin(search.job, devices, search.stops).run()
     # Also with one device for each trial the bound is that of a job whose trials may be packed and grow.
     search.job = replace(search.job, kind="elastic", max_packing=None)
     return search.figures(seconds, devices)

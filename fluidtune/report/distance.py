@@ -26,8 +26,7 @@ def bound_of(events: Iterable[EventDict], use: Occupancy) -> Bound | None:
     """The bound of a run with this occupancy.
 
     None if there is no finished iteration, or if `Tuner.restore` continued the run: what its start-ups cost cannot be
-    told apart from iterations that ran again. The bound is for the most devices that the run had at one moment, as if it
-    had had them all the time.
+    told apart from iterations that ran again. The bound is for the most devices that the run had at one moment.
     """
     listed = list(events)
     trials = {event["trial"] for event in listed if event["event"] == "trial_added"}

@@ -170,9 +170,13 @@ def _joined(spans: Sequence[EventDict]) -> list[EventDict]:
     found = []
     for begin in range(0, len(spans), each):
         some = spans[begin : begin + each]
-        total = summarise_serving(some)
+        requests: dict[str, Counter[str]] = {}
+        for one in some:
+            for trial, counts in one["requests"].items():
+                requests.setdefault(trial, Counter()).update(counts)
         seconds = some[-1]["t"] - some[0]["t"] + some[0]["seconds"]
-        found.append({"t": some[-1]["t"], "seconds": seconds, "busy": total.busy, "requests": total.requests})
+        busy = sum(one["busy"] for one in some)
+        found.append({"t": some[-1]["t"], "seconds": seconds, "busy": busy, "requests": requests})
     return found
 
 

@@ -12,13 +12,12 @@ and it does not simulate the tuning algorithm: the algorithm's decisions are tho
 
 from fluidtune.twin.least_makespan import LeastMakespan, least_makespan
 from fluidtune.twin.recorded_job import Costs, RecordedJob, RecordedTrial, Stage, grid, read_job
-from fluidtune.twin.shell import Forecast, Model, Twin, forecast
+from fluidtune.twin.shell import Forecast, Twin, forecast
 
 __all__ = [
     "Costs",
     "Forecast",
     "LeastMakespan",
-    "Model",
     "RecordedJob",
     "RecordedTrial",
     "Stage",

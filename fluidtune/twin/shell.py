@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -104,26 +104,9 @@ class _Progress:
     kind: m.Kind = "plain"
 
 
-@dataclass(frozen=True)
-class Model:
-    """A device's model. An iteration takes ``slowness`` times what the profile says.
-
-    ``name``: what the engine hears when the device's first worker is there; None: it hears nothing.
-    """
-
-    name: str | None = None
-    slowness: float = 1.0
-
-
 @dataclass
 class Twin:
     """One run of ``job`` on ``devices`` devices; `run` does it.
-
-    ``stops``: a tuning algorithm. It gets a trial and the number of iterations that the trial has done in its stage,
-    after each one, and says whether the stage ends there. None: every trial does the iterations of the job.
-
-    ``models``: of each device; (): all have the profile's speed. The workers of a trial wait for the
-    one on the slowest device.
 
     After the run, ``now`` is its seconds, ``busy`` the device-seconds that trials held, and ``resizes`` and
     ``iterations`` are the numbers of these.
@@ -131,8 +114,6 @@ class Twin:
 
     job: RecordedJob
     devices: int
-    stops: Callable[[str, int], bool] | None = None
-    models: Sequence[Model] = ()
     now: float = 0.0
     resizes: int = 0
     busy: float = 0.0
@@ -288,9 +269,6 @@ class Twin:
             self._starts.start_worker(partial(self._worker_started, device, then))
 
     def _worker_started(self, device: int, then: Callable[[], None]) -> None:
-        model = self.models[device].name if self.models else None
-        if model is not None:
-            self._events.append(m.ModelFound(device, model))
         self._call_after(self.job.costs.first, then)
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
@@ -332,8 +310,7 @@ class Twin:
         """What a whole iteration takes with the neighbours of this moment."""
         nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in run.devices).values()))
         trials = len(self._training[run.devices[0]])
-        slowness = max(self.models[device].slowness for device in run.devices) if self.models else 1.0
-        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost * slowness
+        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost
 
     def _schedule(self, run: _Run) -> None:
         step = run.step
@@ -376,10 +353,6 @@ class Twin:
             self._resize(run, run.later)
             run.later = None
         progress.left -= 1
-        if self.stops is not None:
-            done = progress.trial.stages[progress.stage].iterations - progress.left
-            if self.stops(name, done):
-                progress.left = 0
         if not progress.left:
             self._end_stage(name)
         elif run.suspend:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.streams import LiveTwin
+from benchmarks.two_models import MixedTwin, Model
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.twin import Costs, Model, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
+from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
 from fluidtune.twin.shell import WorkerStarts
 from tests.report.makers import added, begin, ended, ev, group, over, result, started
 
@@ -37,12 +39,12 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
 
 def test_a_trial_has_the_pace_of_its_slowest_device():
     models = (Model("fast"), Model("slow", 3.0))
-    apart = Twin(grid(2, 4, ALONE, max_packing=1, kind="plain"), 2, models=models)
+    apart = MixedTwin(grid(2, 4, ALONE, max_packing=1, kind="plain"), models)
     assert apart.run() == pytest.approx(12.0)
     assert apart.engine._state.devices.models.of == {0: "fast", 1: "slow"}
     over_both = RecordedJob((RecordedTrial("a", (Stage("all", 4, 4.0, share=2.0),)),), ALONE, {"all": True})
-    assert Twin(over_both, 2, models=models).run() == pytest.approx(12.0)
-    untold = Twin(over_both, 2, models=[Model(), Model()])
+    assert MixedTwin(over_both, models).run() == pytest.approx(12.0)
+    untold = MixedTwin(over_both, [Model(), Model()])
     assert untold.run() == pytest.approx(4.0) and not untold.engine._state.devices.models.of
 
 
@@ -184,7 +186,7 @@ def test_an_algorithm_that_lives_says_when_a_trial_ends():
         asked.append((trial, iteration))
         return trial == "trial1" and iteration == 2
 
-    twin = Twin(grid(2, 5, ALONE, max_packing=1, kind="plain"), 1, stops)
+    twin = LiveTwin(grid(2, 5, ALONE, max_packing=1, kind="plain"), 1, stops)
     assert twin.run() == pytest.approx(5 + 2)
     assert asked == [*(("trial0", k) for k in range(1, 6)), ("trial1", 1), ("trial1", 2)]
 
