@@ -1,12 +1,13 @@
-"""`benchmarks.serve` and `serve_cluster`: each part has a tolerance, and a figure beyond it is not accepted."""
+"""`benchmarks.serve` and `serve_cluster`: no figure beyond a part's tolerance is accepted; `serve_real` counts all."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks import serve, serve_cluster
+from benchmarks import serve, serve_cluster, serve_real
 from benchmarks.serve import FIGURE_6A
 from benchmarks.serve_cluster import figure_16, zipf
+from symphony_serve import seen_times
 
 
 def sides(goodput, batch, waits, nexus=4249.0, shepherd=5137.0, second=(631.0, 844.0)):
@@ -132,3 +133,21 @@ def test_parts_are_more_even_than_random_ones():
 
 def test_shares_of_the_load() -> None:
     assert zipf(["a", "b"], 1.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3})
+
+
+@pytest.mark.slow
+def test_all_sides_have_the_same_requests(monkeypatch):
+    """A smaller network, because it is measured for each run."""
+    monkeypatch.setattr(serve_real, "WIDTH", 32)
+    monkeypatch.setattr(serve_real, "MAX_BATCH", 4)
+    before = seen_times.QUANTILE
+    figures = serve_real.run(["loads", "quantiles"], 0.05, 1, quick=True)
+    assert figures["kind"] == "real"
+    for arrivals in serve_real.SHAPES:
+        sides = figures["loads"][arrivals]["1.2"]
+        assert sides.keys() == {"deferred_window", "eager_window", "eager_fifo", "serve_batch"}
+        for row in sides.values():
+            assert row["good"] + row["late"] + row["refused"] == pytest.approx(1.0, abs=1e-3)
+    assert figures["quantiles"].keys() == {f"{value:g}" for value in serve_real.QUANTILES}
+    assert before == seen_times.QUANTILE
+    assert figures["ratios"].keys() == {"eager_window", "eager_fifo", "serve_batch"}

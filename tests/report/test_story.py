@@ -142,50 +142,30 @@ def test_a_log_of_an_earlier_version_is_read() -> None:
     ]
 
 
+RAN = [added(0, "a"), starts(1, "a", 0)]
+REPORTED = [*RAN, result(2, "a", 1, 1.0, 1)]
+FAILED = [ev(2, "resize_failed", trial="a", devices=[0], reason=reason) for reason in ("died", "too late")]
+#: Why a trial never grew -> what happened on two devices.
 NEVER = {
     "it is plain: no call of fluidtune.elastic was seen in its loop": [
-        {**added(0, "a"), "kind": "plain"},
-        starts(1, "a", 0),
+        *RAN,
+        ev(2, "kind_found", trial="a", kind="plain"),
     ],
     "its loop cannot have several workers: it keeps an iterator": [
-        added(0, "a"),
-        starts(1, "a", 0),
+        *RAN,
         ev(2, "growth_ended", trial="a", reason="it keeps an iterator"),
     ],
-    "2 growths failed, the last one because too late": [
-        added(0, "a"),
-        starts(1, "a", 0),
-        ev(2, "resize_failed", trial="a", devices=[0], reason="died"),
-        ev(3, "resize_failed", trial="a", devices=[0], reason="too late"),
-    ],
+    "2 growths failed, the last one because too late": [*RAN, *FAILED],
     "1 growth began, and it left its devices before the growth was done": [
-        added(0, "a"),
-        starts(1, "a", 0),
+        *RAN,
         resizing(2, "a", [0], [0, 1], **cause(GROWS)),
         ended(3, "a", "paused"),
     ],
-    "it has not been on a device": [added(0, "a")],
-    "it has reported nothing, and a trial grows after its first result": [added(0, "a"), starts(1, "a", 0)],
-    "no device was idle while it ran": [
-        added(0, "a"),
-        added(0, "b"),
-        starts(1, "a", 0),
-        starts(1, "b", 1),
-        result(2, "a", 1, 1.0, 1),
-    ],
-    "other trials waited whenever a device was idle (3 s in all)": [
-        added(0, "a"),
-        added(0, "b"),
-        starts(1, "a", 0),
-        result(2, "a", 1, 1.0, 1),
-        ended(4, "a"),
-    ],
-    "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [
-        added(0, "a"),
-        starts(1, "a", 0),
-        result(2, "a", 1, 1.0, 1),
-        ended(4, "a"),
-    ],
+    "it has not been on a device": RAN[:1],
+    "it has reported nothing, and a trial grows after its first result": RAN,
+    "no device was idle while it ran": [added(0, "b"), RAN[0], starts(1, "b", 1), *REPORTED[1:]],
+    "other trials waited whenever a device was idle (3 s in all)": [added(0, "b"), *REPORTED, ended(4, "a")],
+    "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [*REPORTED, ended(4, "a")],
 }
 
 
@@ -195,9 +175,8 @@ def test_why_a_trial_never_grew(why: str) -> None:
 
 
 def test_why_no_trial_of_a_job_could_grow() -> None:
-    ran = [added(0, "a"), starts(1, "a", 0), result(2, "a", 1, 1.0, 1)]
-    assert told([begin(0, 2, settings={"max_workers": 1}), group(0), *ran])[-1] == "It never grew: max_workers=1."
-    assert "the job never had a second device" in told([begin(0, 1), group(0), *ran])[-1]
+    assert told([begin(0, 2, settings={"max_workers": 1}), group(0), *REPORTED])[-1] == "It never grew: max_workers=1."
+    assert "the job never had a second device" in told([begin(0, 1), group(0), *REPORTED])[-1]
     wide = [{**added(0, "a"), "share": 2.0}, starts(1, "a", 0, 1)]
     assert told([begin(0, 2), group(0), *wide])[-1] == "It was never resized: it asks for 2 devices at once."
 
