@@ -1,10 +1,6 @@
 """One run in figures: its time, the use of its devices, its resizes, losses and recoveries, and its best trial.
 
-This module decides which figures describe a run and how a terminal shows them. It does not draw (pictures.py) and does
-not compare two runs (benchmarks/).
-
-A new figure needs a field in `Summary`, its value in `summarise` (counted in `_Tally` if no event name counts it), a
-row in `_rows` if people shall see it, a row in docs/summary.md, and an assertion in tests/report/test_summary.py.
+Decides which figures describe a run and how a terminal shows them. CONTRIBUTING.md says what a new figure needs.
 """
 
 from __future__ import annotations
@@ -38,50 +34,32 @@ class WidthFigures:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in figures. Times are in seconds, widths in devices. docs/summary.md describes the same as JSON."""
+    """A run in figures. docs/summary.md says what each one is, in which unit; None there is null."""
 
     run: str
     machine: str
-    #: "gpu", "cpu", "emulated"; "" when the log does not say.
     kind: str
     algorithm: str
     metric: str | None
     mode: str | None
-    #: Whether the log ends with a run_ended: False for a run that goes on or was killed.
     finished: bool
-    #: How often `Tuner.restore` continued the run in a new driver.
     restored: int
-    #: Seconds in which a driver ran. The time between a killed driver and the next one does not count.
     wall_seconds: float
-    #: Number of devices that the run ever had.
     devices: int
-    #: Number of trials that were added or started.
     trials: int
-    #: ending -> number of trials whose last ending it is; "unfinished" for trials that have not ended.
     endings: dict[str, int]
-    #: time_use.iterating / available_device_seconds, in [0, 1].
     utilisation: float
-    #: What became of the device-seconds that the run had.
     time_use: TimeUse
-    #: Device-seconds that trials held, each at its share of a device.
     held_device_seconds: float
-    #: Device-seconds that the run had while a driver ran.
     available_device_seconds: float
-    #: Number of trials on a device at the same time -> device-seconds; 0 is idle.
     packing_levels: dict[int, float]
-    #: width -> the iterations at that width.
     widths: dict[float, WidthFigures]
     resizes: int
     resizes_failed: int
-    #: The engine's reason, or "unknown" -> number of resizes that were done for it.
     resize_reasons: dict[str, int]
-    #: Mean pause of a resize; None when there was none.
     mean_resize_seconds: float | None
     workers_started: int
-    #: Those of them that were forked from a server.
     workers_forked: int
-    #: Those of them that were started before a trial needed them, the seconds that they took together until they were
-    #: ready, and how many of them a trial took.
     spares_started: int
     spare_seconds: float
     spares_used: int
@@ -89,13 +67,9 @@ class Summary:
     workers_replaced: int
     devices_lost: int
     recoveries: int
-    #: The least time that any schedule of the same work could have had, and how far the run is from it; None where it
-    #: cannot be told, see `distance.bound_of`.
     bound: Bound | None
-    #: The best trial and its value of Tune's metric; None when there is no result or no mode.
     best_trial: str | None
     best_metric: float | None
-    #: Broken lines of the log that were dropped, see `read_events`.
     dropped_lines: int = 0
 
     def as_dict(self) -> dict[str, Any]:
