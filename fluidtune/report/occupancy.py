@@ -17,17 +17,13 @@ from fluidtune.report.events import EventDict
 
 
 class Interval(NamedTuple):
-    """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds).
-
-    ``width``: the sum of the trial's shares of all its devices in that time.
-    """
+    """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds)."""
 
     trial: str
     device: int
     share: float
     start: float
     end: float
-    width: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,13 @@ class Occupancy:
     def end(self) -> float:
         """When the last driver ended, or its last event if it was killed; 0 if there are no events."""
         return self.drivers[-1][1] if self.drivers else 0.0
+
+    def by_device(self) -> dict[int, list[Interval]]:
+        """device -> its intervals, for each device that the run ever had."""
+        found: dict[int, list[Interval]] = {device: [] for device in self.available}
+        for interval in self.intervals:
+            found[interval.device].append(interval)
+        return found
 
     @property
     def wall_seconds(self) -> float:
@@ -220,7 +223,7 @@ class Replay:
 
 
 def _intervals(trial: str, held: Held, end: float) -> list[Interval]:
-    return [Interval(trial, device, held.share, held.since, end, held.width) for device in held.devices]
+    return [Interval(trial, device, held.share, held.since, end) for device in held.devices]
 
 
 def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
@@ -253,10 +256,7 @@ class Steps(NamedTuple):
 
 def device_steps(use: Occupancy) -> dict[int, Steps]:
     """The steps of each device, in ascending order of devices."""
-    by_device: dict[int, list[Interval]] = {device: [] for device in use.available}
-    for interval in use.intervals:
-        by_device.setdefault(interval.device, []).append(interval)
-    return {device: _steps(held, use.available.get(device, ())) for device, held in sorted(by_device.items())}
+    return {device: _steps(held, use.available[device]) for device, held in sorted(use.by_device().items())}
 
 
 def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> Steps:

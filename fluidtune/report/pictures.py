@@ -174,11 +174,8 @@ _Box = tuple[Interval, float, float]
 
 
 def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
-    by_device: dict[int, list[Interval]] = defaultdict(list)
-    for interval in use.intervals:
-        by_device[interval.device].append(interval)
     boxes: list[_Box] = []
-    for device, intervals in by_device.items():
+    for device, intervals in use.by_device().items():
         for interval, bottom in zip(intervals, _slots(intervals), strict=True):
             low = rows[device] + MARGIN + ROW * bottom
             boxes.append((interval, low, low + ROW * interval.share))
