@@ -18,7 +18,6 @@ from click.testing import CliRunner
 
 from fluidtune import doctor
 from fluidtune.cli import cli
-from fluidtune.gpu_checks import gpu_checks
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -140,7 +139,7 @@ class Nvml:
 
 
 def checked(nvml=None, torch=TORCH, **environment):
-    return list(gpu_checks(nvml or Nvml(), torch, environment))
+    return list(doctor.gpu_checks(nvml or Nvml(), torch, environment))
 
 
 def test_a_machine_that_is_well():

@@ -30,6 +30,12 @@ NEWS = {
     "room_lacking": "device {device} has no room for {trial}{because}",
     "serving_failed": "the models cannot be served{because}",
 }
+#: Event -> the state of its trial after it.
+STATES = {
+    **dict.fromkeys(("trial_added", "trial_suspended", "worker_lost", "room_lacking"), "waiting"),
+    **dict.fromkeys(("trial_started", "trial_result", "resized", "resize_failed"), "running"),
+    "resize_started": "resizing",
+}
 
 
 @dataclass
@@ -126,23 +132,19 @@ class LiveRun:
 
     def _trial_step(self, trial: LiveTrial, name: str, at: float, event: EventDict, cause: EventDict | None) -> None:
         """``cause``: the event that says why, if this one ends a resize."""
+        if name in STATES:
+            trial.since, trial.state = at, STATES[name]
         if name == "trial_result":
-            trial.since, trial.state = at, "running"
             trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], event["metric"]
             self.results.append((float(event.get("began", at)), at, iterations_in(event)))
         elif name == "trial_added":
-            trial.since, trial.state = at, "waiting"
             trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
-        elif name in ("trial_started", "resized", "resize_failed"):
-            trial.since, trial.state = at, "running"
-            trial.why = "resize failed" if name == "resize_failed" else label_of(cause or event)
-        elif name == "resize_started":
-            trial.since, trial.state = at, "resizing"
+        elif name in ("trial_started", "resized"):
+            trial.why = label_of(cause or event)
+        elif name == "resize_failed":
+            trial.why = "resize failed"
+        elif name in ("resize_started", "suspend_asked"):
             trial.why = label_of(event)
-        elif name == "suspend_asked":
-            trial.why = label_of(event)
-        elif name in ("trial_suspended", "worker_lost", "room_lacking"):
-            trial.since, trial.state = at, "waiting"
         elif name == "trial_silent":
             trial.state = "silent"  # since its last result
             self._say(at, f"{trial.trial} has not reported for {float(event['seconds']):.0f} s")

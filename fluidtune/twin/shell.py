@@ -269,6 +269,7 @@ class Twin:
             self._starts.start_worker(partial(self._worker_started, device, then))
 
     def _worker_started(self, device: int, then: Callable[[], None]) -> None:
+        """A new worker of the device is there."""
         self._call_after(self.job.costs.first, then)
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
