@@ -312,33 +312,24 @@ def packing_levels(use: Occupancy) -> dict[int, float]:
     return dict(sorted(levels.items()))
 
 
-@dataclass(frozen=True)
-class BusyOverTime:
-    """Busy fractions averaged over windows; NaN in a window in which no device was there."""
+class BusyOverTime(NamedTuple):
+    """Busy fractions averaged over windows, shape (windows,); NaN in a window in which no device was there."""
 
-    #: Window w lasts from edges[w] to edges[w + 1], unix seconds; shape (windows + 1,).
-    edges: np.ndarray
-    #: device -> the busy part of the time in which it was there; shape (windows,).
+    #: device -> the busy part of the time in which it was there.
     devices: dict[int, np.ndarray]
-    #: Held over available device-seconds of all devices together; shape (windows,).
+    #: Held over available device-seconds of all devices together.
     total: np.ndarray
 
 
 def busy_over_time(use: Occupancy, edges: np.ndarray | Sequence[float]) -> BusyOverTime:
-    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two).
-
-    Raises ValueError for other edges.
-    """
+    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two)."""
     edges = np.asarray(edges, dtype=float)
-    if len(edges) < 2 or np.any(np.diff(edges) <= 0):
-        raise ValueError(f"window edges must be two or more ascending times, got {edges.tolist()[:5]}...")
     busy, there = {}, {}
     for device, steps in device_steps(use).items():
         busy[device] = _integral(steps, steps.busy, edges)
         there[device] = _integral(steps, steps.there, edges)
     nothing = np.zeros(len(edges) - 1)
     return BusyOverTime(
-        edges,
         {device: _fraction(busy[device], there[device]) for device in busy},
         _fraction(sum(busy.values(), nothing), sum(there.values(), nothing)),
     )

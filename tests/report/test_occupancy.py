@@ -117,11 +117,6 @@ def test_a_restored_experiment_does_not_count_the_time_between():
     assert held_part(use) == pytest.approx(18 / 30)
 
 
-def test_edges_must_ascend():
-    with pytest.raises(ValueError, match="ascending"):
-        busy_over_time(occupancy_of([]), [0, 0])
-
-
 @st.composite
 def valid_runs(draw: st.DrawFn) -> list[EventDict]:
     """Events in any order in which no device is given away beyond its free part."""
