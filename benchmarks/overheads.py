@@ -27,7 +27,7 @@ from fluidtune.twin.measured import measure
 #: The dissertation's 3.6.4.2: 81 trials of 27 iterations on 8 devices, and the artificial packing overheads.
 TRIALS, ITERATIONS, DEVICES = 81, 27, 8
 OVERHEADS = (1.05, 1.5, 2.0, 10.0)
-#: Iterations used at each width and with each number of neighbours. Judgement: a trial's first few, as in a real job.
+#: Iterations used at each width and with each number of neighbours. A trial's first few, as in a real job.
 MOST = 5
 #: Widths at which beta is compared.
 WIDTHS = (2, 4, 8)

@@ -39,7 +39,7 @@ TWO_CORES = Costs(begin=0.5, cold=0.9, at_once=1.5, first=0.4, warm=0.05, turn=0
 NONE = Costs()
 #: What the search for the packing limit finds with the default profile: a third trial on a device does not pay.
 PACKING = 2
-#: Judgement: trials that nearly double with each doubling of their devices and cannot be packed, and trials that hardly
+#: Trials that nearly double with each doubling of their devices and cannot be packed, and trials that hardly
 #: gain from a second device.
 SCALES = Profile("scales", {"1": 1.0, "2": 0.52, "4": 0.28, "8": 0.16, "16": 0.12}, {2: 1.9}, memory=0.2)
 POOR = Profile("poor", {"1": 1.0, "2": 0.7, "4": 0.55, "8": 0.5}, {2: 1.2, 3: 1.5, 4: 1.9}, memory=0.2)
@@ -59,7 +59,7 @@ def emulated(rng: random.Random) -> Curve:
 
 
 def power(rng: random.Random) -> Curve:
-    """A power law with noise of 0.01. Judgement: curves of different speeds that cross late."""
+    """A power law with noise of 0.01. Curves of different speeds that cross late."""
     top, speed, seed = rng.betavariate(4, 2), rng.uniform(0.3, 1.2), rng.random()
     return lambda iteration: top - 0.6 * iteration**-speed + random.Random(f"{seed} {iteration}").gauss(0, 0.01)
 

@@ -26,10 +26,10 @@ from fluidtune.profiles import Profile
 from fluidtune.twin import RecordedJob, RecordedTrial, Stage, Twin
 
 DEVICES = 8
-#: Judgement: fewer trials than devices, a few more, and many more.
+#: Fewer trials than devices, a few more, and many more.
 BATCHES = (4, 12, 24)
 ITERATIONS = 40
-#: Judgement: two generations of GPUs, and a large one beside a small one.
+#: Two generations of GPUs, and a large one beside a small one.
 SLOWNESS = (2.0, 3.0)
 
 
