@@ -54,30 +54,24 @@ def test_a_job_holds_all_devices_only_if_it_is_said(
     assert done.exception is None and [executor.reserve for executor in given] == [reserve]
 
 
-def test_a_missing_script() -> None:
-    refused("run", "nowhere.py", mentions="'nowhere.py'")
-
-
-def test_a_story_of_no_run_or_of_no_trial(tmp_path: Path) -> None:
-    refused("why", "nowhere", "t", mentions="there is no directory 'nowhere'")
-    written(tmp_path / "run", random_run(1, devices=1, trials=3))
-    refused("why", str(tmp_path), "t", mentions=f"there are runs in {tmp_path}/run")
-    listed = "train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"
-    refused("why", str(tmp_path / "run"), "x", mentions=f"there is no trial 'x'; the run has 3: {listed}")
-    refused("why", str(tmp_path / "run"), "train", mentions=f"'train' may be any of 3 trials: {listed}")
-
-
 @pytest.mark.parametrize(
-    "options, mentions",
+    "words, mentions",
     [
-        (["--devices", "cpu:0"], "devices='cpu:0'"),
-        (["--devices", "cpu:2", "--max-workers", "3"], "max_workers=3"),
+        ("run nowhere.py", "'nowhere.py'"),
+        ("run --devices cpu:0 script.py", "devices='cpu:0'"),
+        ("run --devices cpu:2 --max-workers 3 script.py", "max_workers=3"),
+        ("why nowhere t", "there is no directory 'nowhere'; there are runs in "),
+        ("why run x", "there is no trial 'x'; the run has 3: train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"),
+        ("report .", "there is no event log at 'fluid_events.jsonl'"),
+        ("report no_event_log", "is not a FluidTune event log: line 1"),
+        ("plan no_event_log", "is not a FluidTune event log: line 1"),
     ],
 )
-def test_impossible_settings(options: list[str], mentions: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('the script was run')\n")
-    refused("run", *options, str(script), mentions=mentions)
+def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise SystemExit('the script was run')\n")
+    written(tmp_path / "run", random_run(1, devices=1, trials=3))
+    written(tmp_path / "no_event_log", []).write_text("no event\n")
+    refused(*words.split(), mentions=mentions, cwd=tmp_path)
 
 
 def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
@@ -231,16 +225,6 @@ def test_figures_are_printed_where_no_file_can_be_written(
     lines = [line for line in done.stderr.splitlines() if line.startswith("fluidtune: ")]
     assert done.returncode == 1 and len(lines) == 1 and "Traceback" not in done.stderr
     assert "could be written" in lines[0] and file in lines[0]
-
-
-def test_a_report_without_an_event_log(tmp_path: Path) -> None:
-    refused("report", str(tmp_path), mentions=str(tmp_path))
-
-
-@pytest.mark.parametrize("command", ["report", "plan"])
-def test_a_file_that_is_no_event_log_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
-    (tmp_path / "fluid_events.jsonl").write_text("no event\n")
-    refused(command, str(tmp_path), mentions="is not a FluidTune event log: line 1")
 
 
 def test_doctor_names_all_checks() -> None:
