@@ -48,7 +48,7 @@ ENTRY_POINTS = {
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",
     "symphony_serve:*": "CONTRIBUTING.md",
-    "fluidtune.profiles.measured:measure": "docs/emulated.md",
+    "fluidtune.twin.measured:measure": "docs/emulated.md",
     "fluidtune.report:read_events": "docs/events.md",
     "fluidtune.cluster.emulated:paced": "docs/emulated.md",
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge
 
-from fluidtune.report import EVENT_LOG_NAME, EventLog, EventLogError
+from fluidtune.report import EventLogError, LossyLog
 from fluidtune.serving.books import Books, Span, between
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
 
@@ -34,23 +34,26 @@ class ServingLog:
     """The event log of a service in ``directory``; None: nowhere. What cannot be written is said once, and left out."""
 
     def __init__(self, directory: Path | None):
-        self.directory = directory
-        self._events: EventLog | None = None
+        self._directory = directory
+        self._events = LossyLog("No events of this service are kept any more: %s")
         if directory is not None:
-            try:
-                if not directory.parent.is_dir():
-                    raise FileNotFoundError(f"{directory.parent} is not there on this machine")
-                self._events = EventLog(directory / EVENT_LOG_NAME)
-            except OSError as error:
-                self._fails(error)
+            if directory.parent.is_dir():
+                self._events.open(directory)
+            else:
+                self._events.loses(FileNotFoundError(f"{directory.parent} is not there on this machine"))
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the log is; None: nothing is written, or nothing any more."""
+        return None if self._events.lost else self._directory
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        if self._events is not None:
+        if self.directory is not None:
             try:
                 self._events.write(event, **fields)
-            except (OSError, EventLogError) as error:
-                self._fails(error)
+            except EventLogError as error:
+                self._events.loses(error)
 
     def keep(self, name: str, text: str) -> None:
         """Write a file beside the log."""
@@ -60,17 +63,12 @@ class ServingLog:
                 new.write_text(text)
                 new.replace(self.directory / name)
             except OSError as error:
-                self._fails(error)
+                self._events.loses(error)
 
     def close(self) -> None:
         """Nothing is written after this."""
-        if self._events is not None:
-            self._events.close()
-        self.directory = self._events = None
-
-    def _fails(self, error: Exception) -> None:
-        logger.warning("No events of this service are kept any more: %s", error)
-        self.directory = self._events = None
+        self._directory = None
+        self._events.close()
 
 
 class ServingGauges:

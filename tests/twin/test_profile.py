@@ -12,17 +12,11 @@ from hypothesis import strategies as st
 
 from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
-from fluidtune.profiles.measured import measure
+from fluidtune.twin.measured import measure
+from tests.report import makers
+from tests.report.makers import ended, resized, started
 
 times = st.floats(0.01, 100.0)
-
-
-def test_the_default_fills_half_a_device():
-    assert DEFAULT.packing() == 2
-    assert DEFAULT.iteration((1,), 2) == pytest.approx(1.05)
-    assert DEFAULT.alpha == pytest.approx(1.05)
-    assert 1.0 < DEFAULT.beta < 1.125
-    assert "made up" in DEFAULT.source
 
 
 def test_placement_and_neighbours_are_read_off():
@@ -42,19 +36,9 @@ def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, widt
     assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
 
 
-@given(times=st.lists(times, min_size=1, max_size=4))
-def test_c_is_the_number_beyond_which_one_more_adds_nothing(times: list[float]):
-    profile = Profile("p", {"1": times[0]}, {p: t for p, t in enumerate(times[1:], start=2)})
-    c = profile.packing()
-    assert 1 <= c <= len(times)
-    if c < len(times):
-        assert 1 - c / (c + 1) * times[c] / times[c - 1] <= 0.05
-
-
-def test_memory_limits_c():
-    assert Profile("p", {"1": 1.0}, {2: 1.0, 3: 1.0}).packing() == 3
-    assert Profile("p", {"1": 1.0}, {2: 1.0, 3: 1.0}, memory=0.4).packing() == 2
-    assert not Profile("p", {"1": 1.0}, memory=0.4).fits(3)
+def test_memory_limits_the_trials_of_a_device():
+    profile = Profile("p", {"1": 1.0}, memory=0.4)
+    assert profile.fits(2) and not profile.fits(3)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +59,9 @@ def test_a_wrong_profile_says_what_is_wrong(wrong: dict, why: str):
         Profile("p", **wrong)
 
 
-def test_a_file_is_written_and_read(tmp_path: Path):
+def test_a_file_is_written_as_plain_json_and_read(tmp_path: Path):
     DEFAULT.save(tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["packed"]["2"] == 1.05
     assert Profile.load(tmp_path / "p.json") == DEFAULT
 
 
@@ -101,11 +86,7 @@ def test_a_wrong_file_says_what_is_wrong(text: str | None, why: str, tmp_path: P
 
 
 def result(t: float, trial: str, seconds: float) -> dict:
-    return {"t": t, "event": "trial_result", "trial": trial, "iteration": 1, "seconds": seconds, "width": 1.0}
-
-
-def started(t: float, trial: str, *devices: int) -> dict:
-    return {"t": t, "event": "trial_started", "trial": trial, "devices": list(devices), "share": 1.0}
+    return makers.result(t, trial, 1, seconds, 1.0)
 
 
 def test_iterations_are_measured_by_the_trials_that_trained_there():
@@ -114,8 +95,8 @@ def test_iterations_are_measured_by_the_trials_that_trained_there():
     # b is told to start at 3 s and loads until 5 s. Until then a has the device to itself.
     events += [started(3, "b", 0), result(4, "a", 1.0), result(5, "a", 1.0)]
     events += [result(6.5, "b", 1.5), result(6.6, "a", 1.5)]
-    events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), {"t": 8.2, "event": "trial_ended", "trial": "b"}]
-    events += [{"t": 9.0, "event": "resized", "trial": "a", "devices": [0, 1], "seconds": 0.1}, result(9.6, "a", 0.6)]
+    events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), ended(8.2, "b")]
+    events += [resized(9, "a", 0, 1, seconds=0.1), result(9.6, "a", 0.6)]
     profile = measure(events).profile
     assert profile.seconds == {"1": 1.0, "2": 0.6}
     assert profile.packed == {2: 1.5}
@@ -142,8 +123,3 @@ def test_trials_of_different_cost_share_one_profile():
 def test_a_run_without_an_iteration_is_no_profile():
     with pytest.raises(ProfileError, match="no finished iteration"):
         measure([started(0, "a", 0)])
-
-
-def test_a_saved_profile_is_plain_json(tmp_path: Path):
-    DEFAULT.save(tmp_path / "p.json")
-    assert json.loads((tmp_path / "p.json").read_text())["packed"]["2"] == 1.05

@@ -1,4 +1,8 @@
-"""What a profile is, which ones are refused, and the times that it gives.
+"""Profiles: how long an iteration of one kind of trial takes, by width, nodes, and trials on its device.
+
+Emulated devices (`fluidtune.cluster.emulated`) and the twin (`fluidtune.twin`) take their times from a profile. It is
+given as a file, or `fluidtune.twin.measured` reads it off the event log of a run. What the engine knows of the speed of
+running trials is in `fluidtune.engine.speed`. Pure.
 
 A file is one JSON object:
 
@@ -21,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.planning.loads import PACKING_THRESHOLD, packing_limit
 
-#: Devices of one node of emulated devices and of the twin. Judgement: machines of eight GPUs are common.
+#: Devices of one node of emulated devices and of the twin, as of common machines.
 DEVICES_PER_NODE = 8
 
 
@@ -115,7 +118,7 @@ class Profile:
         return math.exp((1 - part) * math.log(low) + part * math.log(high))
 
     def _nearest(self, width: int, spread: int) -> float:
-        """Seconds at a width of the profile, on the placement whose number of nodes is nearest; fewer at a tie."""
+        """Seconds at a width of the profile, on the placement with the nearest number of nodes; fewer at a tie."""
         return min(self._by_width[width], key=lambda found: (abs(found[0] - spread), found[0]))[1]
 
     @cached_property
@@ -144,26 +147,6 @@ class Profile:
     def widest(self) -> int:
         """The largest width that it has times for; no trial gets more devices."""
         return max(self._by_width)
-
-    @property
-    def alpha(self) -> float:
-        """Packing overhead (eq. 3.2) of two trials on one device; at least 1."""
-        return max(1.0, self._crowding(2))
-
-    @property
-    def beta(self) -> float:
-        """Scaling overhead (eq. 3.2): the least-squares fit over all widths, each on one node; at least 1."""
-        points = [(w, self.iteration((w,)) / self.seconds["1"]) for w in self._by_width if w > 1]
-        if not points:
-            return 1.0
-        top = sum((w - 1) * math.log(ratio * w) for w, ratio in points)
-        return max(1.0, math.exp(top / sum((w - 1) ** 2 for w, _ in points)))
-
-    def packing(self, threshold: float = PACKING_THRESHOLD) -> int:
-        """c: how many trials one device should hold by eq. 3.1, but no more than its memory holds."""
-        times = {p: self.iteration((1,), p) for p in range(1, max(self.packed, default=1) + 1)}
-        fitting = math.floor(1 / self.memory + 1e-9) if self.memory else len(times)
-        return max(1, min(packing_limit(times, threshold), fitting))
 
     def fits(self, trials: int) -> bool:
         """Whether the memory of a device holds ``trials`` of these trials."""
@@ -204,7 +187,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-#: A made-up task of which one trial fills half a GPU: two on one GPU are 5 % slower, three and more take turns.
+#: A made-up task. One trial fills half a GPU: two on one GPU are 5 % slower, three and more take turns.
 DEFAULT = Profile(
     name="half-a-gpu",
     seconds={"1": 1.0, "2": 0.55, "4": 0.32, "8": 0.22, "11": 0.6, "22": 0.36, "44": 0.25, "88": 0.2},

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fluidtune.profiles.profile import Profile, ProfileError
+from fluidtune.profiles import Profile, ProfileError
 
 Event = Mapping[str, Any]
-#: Rounds in which trials' and places' parts of the time are fitted in turn. Judgement: later rounds change little.
+#: Rounds in which trials' and places' parts of the time are fitted in turn. Later rounds change little.
 _ROUNDS = 5
 #: Where an iteration ran: (number of devices of the trial, number of trials on its first device).
 Place = tuple[int, int]
