@@ -16,7 +16,6 @@ import highspy
 import numpy as np
 
 from themis_bridge.errors import ThemisError
-from themis_bridge.solver import SilentHighs
 
 #: Two sums of logarithms (and so, relatively, two products) that differ by less count as equal. Judgement: far above
 #: the rounding error of a sum of some hundred logarithms, far below any difference that matters.
@@ -53,6 +52,15 @@ class Selection:
     rows: tuple[int, ...]
     value: float
     bound: float
+
+
+class SilentHighs(highspy.Highs):
+    """HiGHS with one thread, which prints nothing. (The constructor of 1.16 prints in this call who it is.)"""
+
+    def enableCallbacks(self) -> None:
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()
+        self.setOptionValue("threads", 1)
 
 
 class WinnerDetermination:

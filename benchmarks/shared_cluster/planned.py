@@ -19,7 +19,7 @@ from benchmarks.shared_cluster.apps import SWITCH_S, Facts
 from benchmarks.shared_cluster.greedy import Rule, Supply
 from themis_bridge.auction import Bid
 from themis_bridge.policy import Outcome, Situation
-from themis_bridge.solver import SilentHighs
+from themis_bridge.winner_determination import SilentHighs
 
 #: Shockwave plans so many rounds of so many seconds. Source: "future_rounds" of its configurations/tacc_32gpus.json,
 #: and rounds of two minutes (NSDI'23, section 7).
