@@ -25,8 +25,7 @@ from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu, whole_gangs
 from themis_bridge.policy import Outcome, Policy, Situation, Themis, whole
 from themis_bridge.preemption import leases_to_recall
-from themis_bridge.reserves import set_aside
-from themis_bridge.rounds import Round
+from themis_bridge.rounds import Round, set_aside
 from themis_bridge.settings import NO_QUOTA
 from themis_bridge.standing import turn
 from themis_bridge.winner_determination import EQUAL

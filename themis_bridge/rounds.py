@@ -1,20 +1,23 @@
-"""A round in progress: which apps were asked, what is on offer, and which answers count.
+"""A round in progress: which apps were asked, what is on offer or set aside, and which answers count.
 
-In its first stage a round waits for a `Report` of every app that was asked. When ``bidders`` are chosen its second
-stage begins, in which it waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who
-bids and who wins.
+In its first stage a round waits for a `Report` of every app that was asked. Then GPUs for reserves are set aside,
+before the policy sees the offer, so that every policy keeps them. When ``bidders`` are chosen the second stage begins,
+in which the round waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who bids and
+who wins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from themis_bridge import messages as m
+from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu
+from themis_bridge.locality import Gpu, cut_in_gangs
 from themis_bridge.settings import NO_QUOTA
 
 
@@ -29,7 +32,7 @@ class Round:
     asked: dict[str, str]
     #: GPU id -> the GPU, for all on offer.
     offer: dict[str, Gpu]
-    #: GPU id -> the app to whose reserve it goes; these are not in the offer any more, see `reserves`.
+    #: GPU id -> the app to whose reserve it goes; these are not in the offer any more.
     reserved: dict[str, str] = field(default_factory=dict)
     reports: dict[str, m.Report] = field(default_factory=dict)
     #: Apps that are offered the GPUs; empty in the first stage.
@@ -115,3 +118,42 @@ class Round:
             app: replace(bid, rho={row: rho for row, rho in bid.rho.items() if row <= here})
             for app, bid in self.bids.items()
         }
+
+
+def set_aside(state: ArbiterState, asked: Iterable[str], offer: Mapping[str, Gpu]) -> dict[str, str]:
+    """GPUs of the offer that go to reserves: GPU -> app.
+
+    Each app first gets back what it holds itself, up to its reserve. What is missing is taken from free GPUs, and then
+    from the apps that hold most on offer. If there is too little for all, the app that came first is first. So an app
+    may lose its last GPU to the reserve of another one, but never a GPU of its own reserve. A user's quota is kept.
+
+    Args:
+        state: the arbiter's.
+        asked: apps that take part in the round.
+        offer: GPU id -> the GPU, for all on offer.
+    """
+    here = sorted((app for app in asked if app in state.apps), key=lambda app: (state.apps[app].joined, app))
+    owed = {app: state.reserve(app) for app in here}
+    for lease in state.leases:
+        app = lease.app if state.is_kept(lease, offer) and not lease.closing else lease.heir
+        if app in owed:
+            owed[app] -= 1
+    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}
+    aside: dict[str, str] = {}
+    for app in here:
+        own = sorted(gpu for gpu in offer if holder.get(gpu) == app)[: max(0, owed[app])]
+        aside.update(dict.fromkeys(own, app))
+        owed[app] -= len(own)
+    count = Counter(holder[gpu] for gpu in holder.keys() - aside.keys())
+    left = sorted(offer.keys() - aside.keys(), key=lambda gpu: (gpu in holder, -count[holder.get(gpu, "")], gpu))
+    rooms = {user: state.quota_left(user) for user in map(state.user_of, here)}
+    for app in here:
+        user = state.user_of(app)
+        together = state.apps[app].together
+        some, _ = cut_in_gangs({gpu: offer[gpu].machine for gpu in left if holder.get(gpu) != app}, together)
+        number = max(0, min(owed[app], rooms[user]))
+        some = some[: number - number % together]
+        aside.update(dict.fromkeys(some, app))
+        rooms[user] -= len(some)
+        left = [gpu for gpu in left if gpu not in aside]
+    return aside

@@ -29,7 +29,7 @@ class Settings:
     pace_s: time between rounds while nothing new happens. Judgement: short beside the notice.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
     weights: by user, a factor on the rho of his apps when the worst apps are chosen.
-    reserves: by app, the GPUs that no auction takes from it, see `reserves`.
+    reserves: by app, the GPUs that no auction takes from it, see `rounds.set_aside`.
     half_life_s: if it is above 0, the weight of a user who has used the cluster is smaller, see `usage`; what he used
         counts half after this time.
     most_demand: if it is above 0, an app that comes is refused while the apps that are there could use more than this
