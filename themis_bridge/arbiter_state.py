@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -17,11 +17,12 @@ from themis_bridge.backoff import Backoff
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import NO_QUOTA, Settings
-from themis_bridge.usage import FORGOTTEN, decayed, fair_share
 
-#: The doubts about so many users are remembered, the latest ones. Judgement: more users than a cluster has, and whoever
-#: joins under ever new names makes a user of each.
+#: The number of users about whom doubts are remembered, the latest ones: whoever joins under ever new names makes a user
+#: of each.
 MOST_DOUBTS = 1000
+#: GPU seconds of usage that are forgotten; any lease is more.
+FORGOTTEN = 1.0
 
 
 class ArbiterState:
@@ -276,6 +277,29 @@ class ArbiterState:
             assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not known"
             assert lease.heir is None or lease.heir in self.apps, f"{lease} is promised to an app that is not known"
         assert not self.apps.keys() & self.away.keys(), "an app that is here and away"
+
+
+def decayed(before: float, gpus: int, seconds: float, half_life_s: float) -> float:
+    """Usage after a user has held ``gpus`` GPUs for ``seconds``; GPU seconds, of which half fade in a half-life.
+
+    The result does not depend on the steps into which the time is divided.
+    """
+    left = 0.5 ** (seconds / half_life_s)
+    return before * left + gpus * half_life_s / math.log(2) * (1 - left)
+
+
+def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, float]:
+    """User -> F, by which the rho of his apps is multiplied where apps are compared: 1 without any usage, then less.
+
+    It is Slurm's fair share (multifactor priority plugin, "classic"): F = 2 ** (-usage / share), where a user's usage and
+    share are parts of those of all users. So F is 0.5 for a user who had exactly his share.
+
+    Args:
+        usage: user -> decayed usage, also of users who have no app now.
+        users: those who have an app now. Everybody in either of them has an equal share.
+    """
+    total, count = sum(usage.values()), len({*usage, *users})
+    return {user: 2.0 ** (-usage.get(user, 0.0) * count / total) if total else 1.0 for user in users}
 
 
 #: The types of JSON that a field of a record may have, by the first word of its annotation.

@@ -12,7 +12,7 @@ from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.locality import whole_gangs
-from themis_bridge.standing import Turn, behind, turn
+from themis_bridge.policy import TieBreak, behind, tie_break
 
 
 def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
@@ -110,11 +110,11 @@ def _missing(state: ArbiterState, name: str) -> str:
     )
 
 
-def _behind(state: ArbiterState, name: str, weights: Mapping[str, float]) -> tuple[bool, float, Turn]:
+def _behind(state: ArbiterState, name: str, weights: Mapping[str, float]) -> tuple[bool, float, TieBreak]:
     """Smaller for an app that is further behind, in the order in which apps bid."""
     app = state.apps[name]
     factor = app.factor(name, weights)
-    own = turn(name, app.joined, state.rounds)
+    own = tie_break(name, app.joined, state.rounds)
     return behind(bool(state.leases.of(name)), factor * (app.rho or 0.0), factor * app.best, own)
 
 

@@ -23,11 +23,10 @@ from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu, whole_gangs
-from themis_bridge.policy import Outcome, Policy, Situation, Themis, whole
+from themis_bridge.policy import Outcome, Policy, Situation, Themis, tie_break, whole
 from themis_bridge.preemption import leases_to_recall
 from themis_bridge.rounds import Round, set_aside
 from themis_bridge.settings import NO_QUOTA
-from themis_bridge.standing import turn
 from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
@@ -334,7 +333,7 @@ class Auctioneer:
         """
         state = self._state
         own: dict[str, list[str]] = defaultdict(list)
-        for app in sorted(reports, key=lambda app: (-reports[app].rho, turn(app, state.apps[app].joined, number))):
+        for app in sorted(reports, key=lambda app: (-reports[app].rho, tie_break(app, state.apps[app].joined, number))):
             own[state.user_of(app)].append(app)
         most = {
             user: min(sum(reports[app].useful for app in apps), state.settings.quotas.get(user, NO_QUOTA))

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
+from themis_bridge.policy import tie_break
 from themis_bridge.settings import NO_QUOTA, Settings
-from themis_bridge.standing import turn
 
 
 def leases_to_recall(
@@ -50,7 +50,7 @@ def leases_to_recall(
     rho = {name: app.rho * app.factor(name, settings.weights) for name, app in apps.items() if app.rho}
 
     def ahead(app: str) -> tuple[float, float, bytes]:
-        joined, lot = turn(app, apps[app].joined, clock)
+        joined, lot = tie_break(app, apps[app].joined, clock)
         return rho[app], -joined, lot
 
     chosen: list[Lease] = []

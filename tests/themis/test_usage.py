@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.arbiter_state import ArbiterState, decayed
 from themis_bridge.arbiter_view import view
 from themis_bridge.settings import Settings
-from themis_bridge.usage import decayed
 
 SPANS = st.lists(st.tuples(st.integers(0, 64), st.floats(0.1, 1e5)), min_size=1, max_size=8)
 
