@@ -18,8 +18,8 @@ from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import NO_QUOTA, Settings
 
-#: The number of users about whom doubts are remembered, the latest ones: whoever joins under ever new names makes a user
-#: of each.
+#: Doubts about this number of users are remembered, the latest ones: whoever joins under ever new names makes a user of
+#: each.
 MOST_DOUBTS = 1000
 #: GPU seconds of usage that are forgotten; any lease is more.
 FORGOTTEN = 1.0
@@ -291,8 +291,8 @@ def decayed(before: float, gpus: int, seconds: float, half_life_s: float) -> flo
 def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, float]:
     """User -> F, by which the rho of his apps is multiplied where apps are compared: 1 without any usage, then less.
 
-    It is Slurm's fair share (multifactor priority plugin, "classic"): F = 2 ** (-usage / share), where a user's usage and
-    share are parts of those of all users. So F is 0.5 for a user who had exactly his share.
+    It is Slurm's fair share (multifactor priority plugin, "classic"): F = 2 ** (-usage / share), where a user's usage
+    and share are parts of those of all users. So F is 0.5 for a user who had exactly his share.
 
     Args:
         usage: user -> decayed usage, also of users who have no app now.

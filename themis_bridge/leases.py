@@ -146,17 +146,3 @@ class LeaseTable:
             table._add(Lease(**each))
         table.token = max([int(data.get("token", 0)), *seen])
         return table
-
-
-class Fence:
-    """Refuses old tokens: by GPU, it remembers the newest token seen. Whoever executes work on GPUs keeps one."""
-
-    def __init__(self) -> None:
-        self._newest: dict[str, int] = {}
-
-    def admit_token(self, gpu: str, token: int) -> bool:
-        """Whether work under this token may run on the GPU; a token that may is remembered."""
-        if token < self._newest.get(gpu, 0):
-            return False
-        self._newest[gpu] = token
-        return True
