@@ -93,7 +93,7 @@ class Auctioneer:
         #: The round in progress; None between rounds.
         self.round: Round | None = None
         #: No round begins before this time on the arbiter's clock; `begin_soon` makes it earlier.
-        self._next = 0.0
+        self.not_before = 0.0
         #: Number of answers that no round was waiting for.
         self.late = 0
         #: Number of rounds in which the policy raised an exception, which is a bug.
@@ -104,7 +104,7 @@ class Auctioneer:
 
     def begin_soon(self) -> None:
         """Something changed: a round may begin at once."""
-        self._next = min(self._next, self._state.clock)
+        self.not_before = min(self.not_before, self._state.clock)
 
     def recall_leases_for(self, newcomer: str) -> None:
         """Put leases on offer for an app that has just joined, if the policy has recalls."""
@@ -179,33 +179,19 @@ class Auctioneer:
         settings = self._state.settings
         return min(settings.pace_s, settings.notice_s / OFFERS_IN_NOTICE) or settings.pace_s
 
-    @property
-    def due(self) -> float:
-        """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
-        state = self._state
-        if self.round is not None:
-            return max(0.0, self.round.deadline - state.clock)
-        times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
-        times += [
-            lease.next_change(state.clock, state.settings.notice_s) for lease in state.leases if not lease.closing
-        ]
-        if state.apps and state.offerable():
-            times.append(self._next)
-        return max(0.0, min(times, default=math.inf) - state.clock)
-
     # --- the stages of a round
 
     def _begin(self) -> None:
         state = self._state
         offer = state.offerable()
-        if not offer or not state.apps or state.clock < self._next:
+        if not offer or not state.apps or state.clock < self.not_before:
             return
         # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
         for name, barred in state.barred(offer).items():
             groups.setdefault(barred, {})[name] = offer[name]
         state.rounds += 1
-        self._next = state.clock + self.retry_s / len(groups)
+        self.not_before = state.clock + self.retry_s / len(groups)
         chosen = list(groups)[state.rounds % len(groups)]
         asked = {name: app.session for name, app in state.apps.items() if name not in chosen}
         self.round = Round(state.rounds, state.clock + state.settings.answer_s, asked, groups[chosen])

@@ -46,10 +46,6 @@ class Lease:
         """Whether the GPU is to be auctioned: the lease is recalled or its notice has begun, and no heir is decided."""
         return not self.closing and not self.ending and (self.recalled or self.expires - clock <= notice_s)
 
-    def next_change(self, clock: float, notice_s: float) -> float:
-        """When time alone next changes something: the notice begins or, once it is on offer or settled, it ends."""
-        return self.expires if self.ending or self.on_offer(clock, notice_s) else self.expires - notice_s
-
 
 def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
     """GPU -> when its leases end, as a part of a lease's length, 0 <= phase < 1.
