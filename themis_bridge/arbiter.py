@@ -5,7 +5,7 @@ handed in with each event. A round begins when a GPU is free, or its lease ends 
 The parts are `arbiter_state` (what is known), `auctioneer` (rounds) and `lease_manager` (leases); here is what each
 event means, which apps are known, and how time passes.
 
-The shell must store `saved()` before it carries instructions out, and start the next arbiter with `restored`.
+The shell must store `ArbiterState.saved` before it carries instructions out, and start the next arbiter with `restored`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class Arbiter:
 
     # --- restart
 
-    def saved(self) -> dict[str, Any]:
-        """The books: all that the next arbiter needs, as plain data."""
-        return self.state.saved()
-
     @classmethod
     def restored(
         cls,
@@ -49,12 +45,11 @@ class Arbiter:
         gpus: Iterable[Gpu],
         wall: float,
         newest: int = 0,
-        policy: Policy | None = None,
     ) -> tuple[Arbiter, list[m.Instruction]]:
         """The successor of a dead arbiter, and the instructions that make reservations and books agree.
 
         Args:
-            data: what the dead arbiter's `saved` returned; empty if the books are lost.
+            data: what `ArbiterState.saved` of the dead one returned; empty if the books are lost.
             reserved: GPU -> (app, token) of the reservations that exist now. Those that the books do not have are
                 removed; without books they become leases.
             gpus: the GPUs in the cluster now.
@@ -62,7 +57,7 @@ class Arbiter:
             newest: the largest token that any reservation ever had, if that is known.
         """
         tokens = [newest, *(token for _, token in reserved.values())]
-        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall), policy)
+        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall))
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter, arbiter._instructions()
 

@@ -28,8 +28,8 @@ class Settings:
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
     weights: by user, a factor on the rho of his apps when the worst apps are chosen.
     reserves: by app, the GPUs that no auction takes from it, see `rounds.set_aside`.
-    half_life_s: if it is above 0, past usage makes the weight of a user smaller, see `arbiter_state.fair_share`; half of
-        it is forgotten after this time.
+    half_life_s: if it is above 0, past usage makes the weight of a user smaller, see `arbiter_state.fair_share`. Half
+        of it is forgotten after this time.
     most_demand: if it is above 0, an app that comes is refused while the apps that are there could use more than this
         number times the GPUs of the cluster (no app counts for more than all of them). Footnote 2 of the paper: rho <=
         1 for all assumes such an admission.

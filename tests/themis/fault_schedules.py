@@ -194,7 +194,7 @@ class World:
         if dies_at < 0:
             self._crash()
             return
-        self.disk = copy.deepcopy(self.arbiter.saved())
+        self.disk = copy.deepcopy(self.arbiter.state.saved())
         for step, instruction in enumerate(instructions):
             if step == dies_at:
                 self._crash()

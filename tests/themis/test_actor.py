@@ -12,7 +12,7 @@ from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
-from themis_bridge.shell import actor, books_file, restart
+from themis_bridge.shell import actor, books_file, group_tasks
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
 #: it.
@@ -55,7 +55,7 @@ def start(monkeypatch, tmp_path):
             CREATED="CREATED",
             REMOVED="REMOVED",
         )
-        for module in (actor, restart):
+        for module in (actor, group_tasks):
             monkeypatch.setattr(module, "reservations", ray)
         if text is not None:
             books.write_text(text)
@@ -125,7 +125,7 @@ def test_a_heartbeat_does_not_rewrite_the_books(arbiter):
     arbiter.clock.now = 1.0
     arbiter.actor.exchange("a", "one", [])
     before = arbiter.books()
-    arbiter.actor._outgoing._mail.clear()
+    arbiter.actor._write_ahead._mail.clear()
     arbiter.clock.now = 3.0
     assert [type(each) for each in arbiter.actor.exchange("a", "one", [])] == [m.Leases]
     assert arbiter.books() == before
@@ -141,11 +141,11 @@ def test_a_thousand_joins_within_a_tick_write_the_books_once(arbiter, monkeypatc
     for number in range(1000):
         arbiter.actor.join(f"app{number}", f"app{number}/1", {"CPU": 1.0})
         arbiter.actor.exchange(f"app{number}", f"app{number}/1", [])
-    assert not dumps and not arbiter.actor._outgoing._mail, "nothing is carried out before it is written"
+    assert not dumps and not arbiter.actor._write_ahead._mail, "nothing is carried out before it is written"
     assert len(arbiter.books()["apps"]) == 1000
     assert len(dumps) == len(written) == 1
-    kinds = {type(each) for mail in arbiter.actor._outgoing._mail.values() for each in mail}
-    assert kinds == {m.AskRho, m.Leases} and len(arbiter.actor._outgoing._mail) == 1000
+    kinds = {type(each) for mail in arbiter.actor._write_ahead._mail.values() for each in mail}
+    assert kinds == {m.AskRho, m.Leases} and len(arbiter.actor._write_ahead._mail) == 1000
     arbiter.actor.exchange("app7", "app7/1", [])
     assert len(dumps) == 1, "a heartbeat is answered at once"
 

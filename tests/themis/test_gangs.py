@@ -177,7 +177,7 @@ def test_an_arbiter_that_starts_again_knows_gangs():
 
     cluster = Cluster(4)
     cluster.join("gang", Job(1, 1e5, together=4))
-    books = cluster.arbiter.saved()
+    books = cluster.arbiter.state.saved()
     arbiter, _ = Arbiter.restored(books, cluster.reserved, cluster.arbiter.state.gpus.values(), 0.0)
     assert arbiter.state.gangs() == {"gang": 4}
     del books["apps"]["gang"]["together"]  # those of an earlier version

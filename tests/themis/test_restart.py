@@ -16,7 +16,7 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     cluster.wait(5)
     held = {name: cluster.holds(name) for name in "ab"}
     assert all(held.values())
-    data = cluster.arbiter.saved() if books else {}
+    data = cluster.arbiter.state.saved() if books else {}
     gpus = cluster.arbiter.state.gpus.values()
     cluster.arbiter, out = Arbiter.restored(data, cluster.reserved, gpus, wall=1e9)
     assert not out
@@ -34,7 +34,7 @@ def test_a_grant_that_was_stored_but_not_carried_out_gets_a_new_token():
     cluster = Cluster(1)
     cluster.join("a")
     token = cluster.reserved.pop("g0")[1]
-    arbiter, out = Arbiter.restored(cluster.arbiter.saved(), {}, cluster.arbiter.state.gpus.values(), wall=0)
+    arbiter, out = Arbiter.restored(cluster.arbiter.state.saved(), {}, cluster.arbiter.state.gpus.values(), wall=0)
     assert out == [m.Reserve("g0", "a", token + 1)]
     arbiter.validate_state()
 
@@ -44,7 +44,7 @@ def test_a_reservation_that_is_not_in_the_books_is_removed():
     cluster.join("a", Job(1))
     free = next(iter(set(cluster.arbiter.state.gpus) - set(cluster.reserved)))
     reserved = {**cluster.reserved, free: ("b", 77)}
-    arbiter, out = Arbiter.restored(cluster.arbiter.saved(), reserved, cluster.arbiter.state.gpus.values(), wall=0)
+    arbiter, out = Arbiter.restored(cluster.arbiter.state.saved(), reserved, cluster.arbiter.state.gpus.values(), wall=0)
     assert out == [m.Remove(free, "b", 77)]
     assert arbiter.state.leases.token == 77
     assert arbiter.handle(m.Removed(free, 77), 0.0)[:1] != [m.Reserve(free, "b", 77)]
