@@ -31,7 +31,7 @@ from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
 
-#: A lease is offered at least this often before it ends. Judgement: in one round the bidders may be late.
+#: A lease is offered at least this often before it ends: in one round the bidders may be late.
 OFFERS_IN_NOTICE = 4
 #: The exceptions of the checks, for an answer that cannot be true or does not have the types of `messages`.
 BAD_ANSWER = (ThemisError, TypeError, AttributeError)
@@ -119,37 +119,30 @@ class Auctioneer:
         if self.round is not None:
             self.round.forget_app(name)
 
-    def take_report(self, event: m.RhoAnswer) -> None:
-        """Note an app's answer to `messages.AskRho`, or refuse it."""
-        round_, state = self._round_awaiting(event), self._state
-        if round_ is None:
+    def take_answer(self, event: m.RhoAnswer | m.BidAnswer) -> None:
+        """Note an app's answer to `messages.AskRho` or `messages.Offer`, or refuse it."""
+        round_, state = self.round, self._state
+        if round_ is None or not round_.awaits(event):
+            self.late += 1
             return
         try:
-            round_.take_report(event.app, event.report)
+            round_.take(event)
         except BAD_ANSWER as error:
-            self._refuse(round_, event, str(error))
+            round_.refused.add(event.app)
+            why = f"app {event.app!r}, round {round_.number}: {error}"
+            logger.warning("themis: an answer is refused: %s", why)
+            self._out.append(m.Refused(event.app, event.session, why))
             return
-        app = state.apps[event.app]
-        held = sorted(lease.token for lease in state.leases.of(event.app))
-        contention = state.contention(event.app)
-        app.take_report(event.report, held, len(state.gpus), state.clock - app.joined, contention)
-
-    def take_bid(self, event: m.BidAnswer) -> None:
-        """Note an app's answer to `messages.Offer`, or refuse it."""
-        round_ = self._round_awaiting(event)
-        if round_ is None:
-            return
-        try:
-            round_.take_bid(event.app, event.bid)
-        except BAD_ANSWER as error:
-            self._refuse(round_, event, str(error))
-            return
-        state, report = self._state, round_.reports.get(event.app)
-        if report is not None:
-            app, kept, contention = state.apps[event.app], round_.kept.get(event.app, 0), state.contention(event.app)
+        app, gpus, contention = state.apps[event.app], len(state.gpus), state.contention(event.app)
+        elapsed = state.clock - app.joined
+        if isinstance(event, m.RhoAnswer):
+            held = sorted(lease.token for lease in state.leases.of(event.app))
+            app.take_report(event.report, held, gpus, elapsed, contention)
+        else:
+            kept = whole_gangs(round_.bidders[event.app].held, app.together)
             bid = replace(event.bid, together=app.together)
-            bid = app.own_bid(bid, report, kept, len(state.gpus), state.clock - app.joined, contention)
-            round_.bids[event.app] = bid
+            report = round_.reports[event.app]
+            round_.bids[event.app] = app.own_bid(bid, report, kept, gpus, elapsed, contention)
 
     def advance(self) -> None:
         """Begin a round if one is due, or take the round in progress as far as it can go now."""
@@ -206,27 +199,17 @@ class Auctioneer:
         round_.narrow_offer(round_.offer.keys() - aside.keys())
         round_.reserved = aside
         situation = self._situation(round_)
-        round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
-        if not round_.bidders:
+        bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
+        if not bidders:
             self._settle(round_, self._decided(situation, {}))
             return
         round_.deadline = state.clock + state.settings.answer_s
-        for app in situation.quota.keys() & set(round_.bidders):
-            round_.rooms[app] = situation.quota[app] - len(situation.held[app])
-        for app in round_.bidders:
-            round_.kept[app] = whole_gangs(situation.held[app], situation.together.get(app, 1))
-            self._out.append(
-                m.Offer(
-                    app,
-                    state.apps[app].session,
-                    round_.number,
-                    tuple(round_.offer.values()),
-                    state.contention(app),
-                    len(state.gpus),
-                    situation.held[app],
-                    situation.quota.get(app),
-                )
-            )
+        offered, gpus = tuple(round_.offer.values()), len(state.gpus)
+        for app in bidders:
+            session, contention = state.apps[app].session, state.contention(app)
+            held, most = situation.held[app], situation.quota.get(app)
+            round_.bidders[app] = m.Offer(app, session, round_.number, offered, contention, gpus, held, most)
+        self._out += round_.bidders.values()
 
     def _clear(self, round_: Round) -> None:
         """End the second stage: let the policy decide."""
@@ -342,16 +325,3 @@ class Auctioneer:
                 quotas[app] = len(held[app]) + more
                 left -= more
         return quotas
-
-    def _round_awaiting(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
-        """The round in progress, if it waits for this answer."""
-        if self.round is not None and self.round.awaits(event):
-            return self.round
-        self.late += 1
-        return None
-
-    def _refuse(self, round_: Round, event: m.AppEvent, why: str) -> None:
-        round_.refused.add(event.app)
-        why = f"app {event.app!r}, round {round_.number}: {why}"
-        logger.warning("themis: an answer is refused: %s", why)
-        self._out.append(m.Refused(event.app, event.session, why))

@@ -7,7 +7,7 @@ in `auctioneer`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
@@ -84,8 +84,9 @@ class LeaseManager:
             self._versions[name] = self._state.epoch, self._version
             self._tell(name)
 
-    def remind_app(self, name: str, known: tuple[int, int] | None) -> None:
-        """Tell an app its leases if it does not know them. ``known``: the version that it knows."""
+    def remind_app(self, event: m.Heard) -> None:
+        """Tell an app its leases if it does not know them."""
+        name, known = event.app, event.version
         if known is not None and known > (self._state.epoch, self._version):
             # Of an arbiter before this one, which lost its books. Smaller versions would be ignored.
             self._state.epoch = known[0] + 1
@@ -151,16 +152,16 @@ class LeaseManager:
             if lease.heir is not None:
                 self.tell_app(lease.heir)
 
-    def on_release(self, event: m.Release) -> None:
+    def release(self, event: m.Release) -> None:
         """The holder has left the GPU."""
         lease = self._state.leases.current(event.gpu, event.token)
         if lease is not None and lease.app == event.app and not lease.closing:
             self.close_lease(lease)
 
-    def on_removed(self, gpu: str, token: int) -> bool:
+    def end_closed(self, event: m.Removed) -> bool:
         """A reservation is gone: the GPU goes to its heir or is free. Returns whether it was under that lease."""
-        state = self._state
-        lease = state.leases.current(gpu, token)
+        state, gpu = self._state, event.gpu
+        lease = state.leases.current(gpu, event.token)
         if lease is None:
             return False
         state.leases.drop(lease)
@@ -180,10 +181,10 @@ class LeaseManager:
         keeps = [state.gpus[each.gpu] for each in state.leases.of(heir) if not (each.closing or each.ending)]
         return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(heir)) > 0
 
-    def on_reserved(self, gpu: str, token: int) -> None:
-        """A reservation was made: the app is told, so that it learns the group."""
+    def note_reserved(self, event: m.Reserved) -> None:
+        """A reservation was made: tell the app, so that it learns the group."""
         state = self._state
-        lease = state.leases.current(gpu, token)
+        lease = state.leases.current(event.gpu, event.token)
         if lease is None or lease.closing:
             return
         if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(state.user_of(lease.app)) < 0:
@@ -191,14 +192,14 @@ class LeaseManager:
             self.close_lease(lease)
         self.tell_app(lease.app)
 
-    def on_reservation_failed(self, gpu: str, token: int, alike: Iterable[str], pause: float) -> None:
+    def take_failure(self, event: m.ReserveFailed, pause: float) -> None:
         """A reservation could not be made. ``pause``: seconds until the next attempt after a first failure."""
         state = self._state
-        lease = state.leases.current(gpu, token)
+        lease = state.leases.current(event.gpu, event.token)
         if lease is None:
             return
         state.leases.drop(lease)
-        apps = {lease.app, *(app for app in alike if app in state.apps)}
+        apps = {lease.app, *(app for app in event.also_for if app in state.apps)}
         state.backoff.record_failure(lease.gpu, apps, state.clock, pause)
         self.tell_app(lease.app)
 

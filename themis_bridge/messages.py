@@ -157,12 +157,12 @@ class Reserved(Event):
 class ReserveFailed(Event):
     """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it.
 
-    alike: the apps that ask for at least as much with a GPU, for which an attempt would have failed, too.
+    also_for: further apps for which an attempt would have failed, because they ask for at least as much with a GPU.
     """
 
     gpu: str
     token: int
-    alike: frozenset[str] = frozenset()
+    also_for: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_a_bid_that_cannot_be_true_is_refused_and_harms_nobody(bid):
         cluster.wait(1)
     round_ = cluster.arbiter.auctioneer.round
     cluster.send(m.RhoAnswer("evil", "s", round_.number, m.Report(1e6, 1, best=1e6, left=1e6, whole=1e6)))
-    assert round_.bidders == ["evil", "good"]
+    assert list(round_.bidders) == ["evil", "good"]
     cluster.send(m.BidAnswer("evil", "s", round_.number, bid))
     refused = [s.why for s in cluster.said if isinstance(s, m.Refused)]
     assert refused

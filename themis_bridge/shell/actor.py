@@ -230,14 +230,14 @@ class ArbiterActor:
     def _bundle(self, app: str) -> dict[str, float]:
         return self._bundles.get(app, {self._unit: 1.0})
 
-    def _alike(self, failed: m.ReserveFailed) -> m.ReserveFailed:
+    def _with_others(self, failed: m.ReserveFailed) -> m.ReserveFailed:
         """The event with the apps that ask for at least as much as the one whose reservation failed."""
         lease = self._arbiter.state.leases.current(failed.gpu, failed.token)
         if lease is None:
             return failed
         least = self._bundle(lease.app).items()
-        alike = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
-        return replace(failed, alike=frozenset(alike))
+        others = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
+        return replace(failed, also_for=frozenset(others))
 
     # --- time and Ray
 
@@ -273,7 +273,7 @@ class ArbiterActor:
             self._news += news
             while self._news:
                 event = self._news.pop(0)
-                self._handle(self._alike(event) if isinstance(event, m.ReserveFailed) else event)
+                self._handle(self._with_others(event) if isinstance(event, m.ReserveFailed) else event)
 
     def _pass_time(self) -> None:
         with self._lock:
