@@ -32,10 +32,9 @@ from salus_share.gate import Gate
 from salus_share.messages import Need
 from salus_share.seat_table import SeatTable, home
 
-#: How long a service may take to notice that a trial does not wait for its answer any more, seconds. Judgement.
+#: How long a service may take to notice that a trial does not wait for its answer any more, seconds.
 LAST_WORD_S = 2.0
-#: How often a request is sent, if the service dies before it answers. Judgement: one that dies five times in a row will
-#: do so again.
+#: How often a request is sent, if the service dies before it answers.
 TRIES = 5
 
 

@@ -24,7 +24,7 @@ from salus_share.seat_table import LEFT, RESIDENT, Seat, SeatTable, alive
 from salus_share.turns import INSIDE, READY, Turns, check_token
 
 #: A trial that waits looks at the table at least this often, in seconds: for what no wake-up tells, such as two deaths
-#: at once. Judgement.
+#: at once.
 LOOK_S = 0.25
 
 

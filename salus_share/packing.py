@@ -21,13 +21,12 @@ from salus_share.turns import next_turn, served
 
 Device = TypeVar("Device")
 
-#: How many trials a device has room for, whatever they need. Judgement: the seat table in shared memory has that many
-#: seats; more trials than this on one GPU would only slow each other.
+#: How many trials a device has room for, whatever they need: the number of seats in its seat table.
 SEATS = 64
-#: The stretch up to which a device is not crowded. Judgement: ``compute`` is not measured more exactly.
+#: The stretch up to which a device is not crowded: ``compute`` is not measured more exactly.
 STRETCH = 1.05
-#: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds. Judgement: the
-#: turns of the policies here repeat after one round, and turns this short bring no trial nearer to its end.
+#: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds: so short that
+#: it brings no trial nearer to its end. The turns of the policies here repeat after one round.
 _ROUNDS, _MOMENT_S = 12, 1e-9
 
 

@@ -51,8 +51,8 @@ class Policy:
     #: The most jobs that may be on the device, and the most lanes. None: as many as fit.
     max_jobs: int | None = None
     max_lanes: int | None = None
-    #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too. Judgement:
-    #: small jobs fill the gaps, and a large one does not wait for ever.
+    #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too, so
+    #: that small jobs fill the gaps, and a large one does not wait for ever.
     patience = 8
     #: Whether a lane is kept for a moment for the job that ran last, if it would be next (`turns.LINGER_S`). If not,
     #: two jobs that both come back at once take turns, whatever their rank.

@@ -50,12 +50,11 @@ from salus_share.processes import own_environment
 from salus_share.seat_table import FILE, FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
 from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
 
-#: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds. Judgement: a
-#: look is cheap, and a new service is a new Python process.
+#: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds.
 TICK_S, IDLE_S = 0.25, 30.0
-#: The largest message, bytes. Judgement: a message has a few hundred.
+#: The largest message, bytes; a message has a few hundred.
 PACKET = 1 << 16
-#: How long a trial waits for a service to come up, and for its answer to `status`; seconds. Judgement.
+#: How long a trial waits for a service to come up, and for its answer to `status`; seconds.
 START_S, STATUS_S = 20.0, 5.0
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 #: What NVML answers of a GPU that is no more: NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED in its
-#: documentation (nvmlReturn_t), and NVML_ERROR_UNKNOWN. Judgement on the last one: nvidia-smi prints "Unknown Error"
-#: where the driver cannot reach a GPU, and a GPU whose memory NVML cannot tell is of no use.
+#: documentation (nvmlReturn_t), and NVML_ERROR_UNKNOWN. The last one is judgement: nvidia-smi prints "Unknown
+#: Error" where the driver cannot reach a GPU.
 LOST = (15, 16, 999)
 _said: set[str] = set()
 

@@ -31,10 +31,10 @@ IDLE, READY, INSIDE, LINGERING, PAUSED = range(2, 7)
 ADMITTED = (IDLE, READY, INSIDE, LINGERING)
 
 #: A lane is kept for a trial between two of its iterations for this part of its last iteration, and for at most this
-#: many seconds. Judgement: fetching a batch that was prepared in time takes less, and the others lose at most a tenth.
+#: many seconds. Fetching a batch that was prepared in time takes less, and the others lose at most a tenth.
 LINGER_PART, LINGER_S = 0.1, 0.005
-#: Seconds of service that a trial may be behind its lane when it comes back to the gate. Judgement: without a bound, a
-#: trial that was away for an hour would hold the lane for an hour.
+#: Seconds of service that a trial may be behind its lane when it comes back to the gate. Without a bound, a trial that
+#: was away for an hour would hold the lane for an hour.
 CREDIT_S = 1.0
 Key = TypeVar("Key")
 

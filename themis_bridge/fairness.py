@@ -17,10 +17,10 @@ from statistics import median
 from themis_bridge.errors import ThemisError
 
 #: An app without any GPU is valued as if it had this fraction of one. By the paper its rho is unbounded, but a bid must
-#: be finite. Judgement: small enough that a first GPU is worth more to an app than another GPU to any other app.
+#: be finite. So small that a first GPU is worth more to an app than another GPU to any other app.
 NOTHING = 0.01
-#: rho of an app that never ends and holds no GPU. It answers nobody, so there is no bound, but a bid must be finite.
-#: Judgement: far above the rho of any app that ends, which is at most some thousands (`NOTHING`).
+#: rho of an app that never ends and holds no GPU: finite, as a bid must be, and far above the rho of any app that ends,
+#: which is at most some thousands (`NOTHING`).
 UNSERVED = 1e9
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 
-#: First leases end in this many groups, one after the other. Judgement: were all leases to end at once, the few apps
-#: that bid would get the whole cluster by turns.
+#: First leases end in this many groups, one after the other. Were all to end at once, the few apps that bid would get
+#: the whole cluster by turns.
 END_GROUPS = 8
 
 

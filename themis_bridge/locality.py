@@ -23,7 +23,7 @@ Key = TypeVar("Key", str, int)
 
 #: Link -> S before anything was measured, fastest link first. Source: the paper, footnote 3.
 GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
-#: How many iteration times are remembered for each link. Judgement: the median of nine ignores four outliers.
+#: How many iteration times are remembered for each link: the median of nine ignores four outliers.
 MEMORY = 9
 
 
