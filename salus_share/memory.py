@@ -21,8 +21,8 @@ from salus_share.messages import Need
 
 #: The part by which a promise exceeds what was measured: memory is fragmented, and iterations differ a little.
 MARGIN = 0.1
-#: A trial that ran out of its share gets this part of the share added to E: a second failure costs more than memory that
-#: it gives back.
+#: A trial that ran out of its share gets this part of the share added to E: a second failure costs more than memory
+#: that it gives back.
 AFTER_FAILURE = 0.5
 #: A promise is made smaller when it is more than this many times the need, so that it does not go up and down.
 TOO_MUCH = 1.5

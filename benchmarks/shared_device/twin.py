@@ -55,7 +55,7 @@ class TwinSeat:
 
 
 class TwinSeats:
-    """The residents of a device, in dicts: what the seat table in shared memory is to real trials."""
+    """The residents of a device, in dicts: the `salus_share.turns.Seats` of the twin, as real trials have the seat table."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, TwinSeat] = {}
@@ -88,28 +88,23 @@ class TwinSeats:
         return self.by_job[job]
 
     def in_lane(self, lane: int) -> dict[str, TwinSeat]:
-        """The jobs of a lane that may pass its gate."""
         return {job: seat for job, seat in self._by_lane.get(lane, {}).items() if seat.state in ADMITTED}
 
     def others(self, job: str, lane: int) -> tuple[bool, float | None]:
-        """See `Seats`."""
         members = self.in_lane(lane)
         members.pop(job, None)
         return any(seat.state != IDLE for seat in members.values()), lane_clock(members.values())
 
     def busy(self, job: str, lane: int) -> bool:
-        """See `Seats`."""
         return any(seat.state != IDLE for other, seat in self.in_lane(lane).items() if other != job)
 
     def counts(self, job: str) -> Counts:
-        """What iterations changed of a job so far."""
         seat = self.by_job[job]
         standing = seat.standing
         remaining = math.nan if standing.remaining is None else standing.remaining
         return standing.last_turn, standing.service, remaining, seat.last_s
 
     def set_counts(self, job: str, counts: Counts) -> None:
-        """Record it."""
         self._write(job, *counts)
 
     def _write(self, job: str, last_turn: int, service: float, remaining: float, last_s: float) -> None:
@@ -119,21 +114,17 @@ class TwinSeats:
         seat.last_s = last_s
 
     def record_iteration(self, job: str, service: float, remaining: float, seconds: float) -> None:
-        """Count one more iteration of the device, and record it as the job's last turn."""
         self.turns += 1
         self._write(job, self.turns, service, remaining, seconds)
 
     def set_state(self, job: str, state: int) -> None:
-        """Change a job's state, and nothing else."""
         self.by_job[job].state = state
 
     def set_lingering(self, job: str, until: float) -> None:
-        """Make a job LINGERING until a moment."""
         seat = self.by_job[job]
         seat.state, seat.linger_until = LINGERING, until
 
     def set_leaving(self, job: str) -> None:
-        """Record that a job which is INSIDE must leave the device after its iteration."""
         self.by_job[job].leaving = True
 
 
