@@ -118,11 +118,7 @@ class LaneTable:
         old = self._place(job)
         p, e = amount(persistent, f"persistent memory of {job!r}"), amount(ephemeral, f"ephemeral memory of {job!r}")
         self._take(job)
-        size = self._sizes.get(old.lane, 0)
-        if self.reserved + p + max(e, size) - size <= self.capacity:
-            self._put(job, Place(old.lane, p, e))
-            return old.lane
-        lane = self._find(p, e)
+        lane = old.lane if self.has_room(Place(old.lane, p, e)) else self._find(p, e)
         self._put(job, old if lane is None else Place(lane, p, e))
         return lane
 

@@ -50,17 +50,10 @@ def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = T
     ``own_lanes``: whether each must have a lane of its own, so that all run at once. Else they may share lanes and take
     turns.
     """
-    table = LaneTable(capacity)
     # The largest E comes first: every later trial finds a lane that is large enough.
     ordered = sorted(needs, key=lambda need: -amount(need.ephemeral, "ephemeral memory"))
-    lanes = [table.admit(str(index), need.persistent, need.ephemeral) for index, need in enumerate(ordered)]
-    if own_lanes:
-        return None not in lanes and len(set(lanes)) == len(lanes)
-    if None not in lanes:
-        return True
-    # Algorithm 2.1 opens lanes while it can. One lane for all needs the least memory.
-    narrow = LaneTable(capacity, max_lanes=1)
-    return all(narrow.admit(str(i), need.persistent, need.ephemeral) is not None for i, need in enumerate(ordered))
+    lanes = divide({str(index): need for index, need in enumerate(ordered)}, capacity)
+    return lanes is not None and (not own_lanes or len(lanes) == len(ordered))
 
 
 def stretch(needs: Iterable[Need]) -> float:
@@ -73,6 +66,7 @@ def stretch(needs: Iterable[Need]) -> float:
 
 def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
     """The lanes of trials that came to a device in this order. None: they do not fit together, even in one lane."""
+    # Algorithm 2.1 opens lanes while it can. One lane for all needs the least memory.
     for most in (max_lanes, 1):
         table = LaneTable(capacity, most)
         if all(table.admit(name, need.persistent, need.ephemeral) is not None for name, need in needs.items()):

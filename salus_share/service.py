@@ -77,8 +77,8 @@ class LaneService:
         self._idle_s = idle_s
         self._policy = policy(policy_name)
         self._admission = Admission(capacity, self._policy)
-        self._seat_table = SeatTable.create(directory, capacity, policy_name)
-        self._turns = Turns(self._policy, self._seat_table)
+        self._table = SeatTable.create(directory, capacity, policy_name)
+        self._turns = Turns(self._policy, self._table)
         self._visitors: dict[str, _Visitor] = {}
         #: By trial: the index of its seat, and a pidfd of its process.
         self._seats: dict[str, int] = {}
@@ -117,8 +117,8 @@ class LaneService:
     def _recover(self) -> None:
         """Go on where a service that was killed left off."""
         found = []
-        with self._seat_table.lock():
-            for seat in self._seat_table.seats():
+        with self._table.lock():
+            for seat in self._table.seats():
                 if seat.state in RESIDENT and alive(seat):
                     place = Place(seat.lane, seat.persistent, seat.ephemeral)
                     leaving = seat.state == PAUSED or bool(seat.pause)
@@ -126,15 +126,15 @@ class LaneService:
                     self._seats[seat.name] = seat.index
                 else:
                     # Its trial is dead, has left, or waited; one that waited asks again.
-                    self._seat_table.set_state(seat.index, FREE)
-        self._carry_out(self._admission.restore(found, self._seat_table.tokens))
+                    self._table.set_state(seat.index, FREE)
+        self._carry_out(self._admission.restore(found, self._table.tokens))
         for name in self._seats:
             self._watch(name)
 
     def _look(self) -> None:
         """Tell admission what the table says: who is gone, and what the others were served."""
-        with self._seat_table.lock():
-            seats = {seat.name: seat for seat in self._seat_table.seats()}
+        with self._table.lock():
+            seats = {seat.name: seat for seat in self._table.seats()}
         served = {}
         for name, seat in seats.items():
             job = self._admission.jobs.get(name)
@@ -152,12 +152,12 @@ class LaneService:
         index = self._seats.pop(name, None)
         if index is None:
             return
-        with self._seat_table.lock():
-            lane = self._seat_table.seat(index).lane
-            self._seat_table.set_state(index, FREE)
+        with self._table.lock():
+            lane = self._table.seat(index).lane
+            self._table.set_state(index, FREE)
             granted = self._turns.grant(lane, time.monotonic())
         if granted is not None:
-            self._waker.wake(self._seat_table, granted)
+            self._waker.wake(self._table, granted)
         self._unwatch(name)
         self._tell(JobLeft(name))
 
@@ -168,8 +168,8 @@ class LaneService:
             os.close(fd)
 
     def _watch(self, name: str) -> None:
-        with self._seat_table.lock():
-            seat = self._seat_table.seat(self._seats[name])
+        seat = self._seat(name)
+        assert seat is not None
         with contextlib.suppress(ProcessLookupError):
             fd = self._pidfds[name] = os.pidfd_open(seat.pid)
             self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
@@ -207,8 +207,7 @@ class LaneService:
 
     def _closed(self, name: str) -> None:
         """A trial hung up. While its process lives and holds memory, it may come back: only its client may be gone."""
-        with self._seat_table.lock():
-            seat = self._seat_table.seat(self._seats[name]) if name in self._seats else None
+        seat = self._seat(name)
         if seat is not None and (seat.state in (LEFT, WAITING) or not alive(seat)):
             self._gone(name)
 
@@ -243,21 +242,18 @@ class LaneService:
                 remaining, rung = asked["remaining"], int(asked["rung"])
                 # Admission checks the number first, so that the seat table never has a wrong one.
                 self._tell(Progress(name, remaining, rung))
-                with self._seat_table.lock():
-                    seat = self._seat_table.seat(self._seats[name])
-                    seat.remaining = math.nan if remaining is None else float(remaining)
-                    seat.rung = rung
-                    self._seat_table.write(seat)
+                with self._table.lock():
+                    self._write_progress(self._table.seat(self._seats[name]), remaining, rung)
                 self._send(visitor, {"is": "noted"})
             case "paused":
                 name = self._speaker(visitor)
                 # What its iterations left of it is on the seat that it gives up.
                 self._look()
-                with self._seat_table.lock():
-                    seat = self._seat_table.seat(self._seats[name])
+                with self._table.lock():
+                    seat = self._table.seat(self._seats[name])
                     pid = seat.pid
-                    self._seat_table.set_state(seat.index, FREE)
-                    self._seats[name] = self._seat_table.take_seat(name, pid).index
+                    self._table.set_state(seat.index, FREE)
+                    self._seats[name] = self._table.take_seat(name, pid).index
                 self._tell(Paused(name))
             case "status":
                 self._send(visitor, {"is": "status", "pid": os.getpid(), **_describe(self._admission)})
@@ -269,33 +265,31 @@ class LaneService:
         name = str(asked["name"])
         # Who must make room depends on what the others have been served by now.
         self._look()
-        if name in self._seats:
-            with self._seat_table.lock():
-                seat = self._seat_table.seat(self._seats[name])
-            if seat.state in RESIDENT and alive(seat):
-                raise SalusError(f"{name!r} is on this device already, in process {seat.pid}; it must leave first")
+        there = self._seat(name)
+        if there is not None:
+            if there.state in RESIDENT and alive(there):
+                raise SalusError(f"{name!r} is on this device already, in process {there.pid}; it must leave first")
             self._gone(name)
-        need = None
-        if asked["persistent"] is not None:
-            need = Need(asked["persistent"], asked["ephemeral"])
-        with self._seat_table.lock():
-            seat = self._seat_table.take_seat(name, int(asked["pid"]))
-            remaining = asked["remaining"]
-            seat.remaining = math.nan if remaining is None else float(remaining)
-            seat.rung = int(asked["rung"])
-            self._seat_table.write(seat)
+        need = None if asked["persistent"] is None else Need(asked["persistent"], asked["ephemeral"])
+        with self._table.lock():
+            seat = self._table.take_seat(name, int(asked["pid"]))
+            self._write_progress(seat, asked["remaining"], int(asked["rung"]))
         self._seats[name] = seat.index
         self._visitors[name], visitor.name = visitor, name
         try:
-            self._tell(JobAdded(name, need, remaining, seat.rung))
+            self._tell(JobAdded(name, need, asked["remaining"], seat.rung))
         except SalusError:
-            with self._seat_table.lock():
-                self._seat_table.set_state(seat.index, FREE)
+            with self._table.lock():
+                self._table.set_state(seat.index, FREE)
             del self._seats[name], self._visitors[name]
             visitor.name = None
             raise
         if name in self._seats:
             self._watch(name)
+
+    def _write_progress(self, seat: Seat, remaining: float | None, rung: int) -> None:
+        seat.remaining, seat.rung = math.nan if remaining is None else float(remaining), rung
+        self._table.write(seat)
 
     def _speaker(self, visitor: _Visitor) -> str:
         if visitor.name is None:
@@ -305,8 +299,8 @@ class LaneService:
     def _seat(self, name: str) -> Seat | None:
         if name not in self._seats:
             return None
-        with self._seat_table.lock():
-            return self._seat_table.seat(self._seats[name])
+        with self._table.lock():
+            return self._table.seat(self._seats[name])
 
     # What admission says
 
@@ -315,26 +309,23 @@ class LaneService:
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            self._do(instruction)
-
-    def _do(self, instruction: Instruction) -> None:
-        match instruction:
-            case Admit(name, lane, token):
-                self._settle(name, token)
-                self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
-            case Move(name, _):
-                self._settle(name)
-            case Pause(name):
-                with self._seat_table.lock():
-                    woken = self._turns.pause(self._seats[name], time.monotonic())
-                for index in woken:
-                    self._waker.wake(self._seat_table, index)
-            case Refuse(name, reason):
-                index = self._seats.pop(name)
-                with self._seat_table.lock():
-                    self._seat_table.set_state(index, FREE)
-                self._unwatch(name)
-                self._push(name, {"is": "refused", "reason": reason})
+            match instruction:
+                case Admit(name, lane, token):
+                    self._settle(name, token)
+                    self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
+                case Move(name, _):
+                    self._settle(name)
+                case Pause(name):
+                    with self._table.lock():
+                        woken = self._turns.pause(self._seats[name], time.monotonic())
+                    for index in woken:
+                        self._waker.wake(self._table, index)
+                case Refuse(name, reason):
+                    index = self._seats.pop(name)
+                    with self._table.lock():
+                        self._table.set_state(index, FREE)
+                    self._unwatch(name)
+                    self._push(name, {"is": "refused", "reason": reason})
 
     def _settle(self, name: str, token: int | None = None) -> None:
         """Record a trial's lane and memory in the seat table, for the trial and for the next service.
@@ -342,20 +333,20 @@ class LaneService:
         ``token``: of a new admission, None if it is none. It is one write, because the service may be killed after any.
         """
         place = self._admission.table.places[name]
-        with self._seat_table.lock():
-            seat = self._seat_table.seat(self._seats[name])
+        with self._table.lock():
+            seat = self._table.seat(self._seats[name])
             if token is not None:
                 standing = self._admission.jobs[name].standing
                 seat.token, seat.state, seat.pause = token, IDLE, 0
                 # A trial that made room has a new seat, and goes on with what was left of it.
                 seat.arrival, seat.rung = standing.arrival, standing.rung
                 seat.remaining = math.nan if standing.remaining is None else standing.remaining
-                self._seat_table.tokens = token
+                self._table.tokens = token
             if token is not None or seat.lane != place.lane:
                 seat.last_turn, seat.service = self._turns.level(seat.index, place.lane)
                 seat.last_s = 0.0
             seat.lane, seat.persistent, seat.ephemeral = place.lane, int(place.persistent), int(place.ephemeral)
-            self._seat_table.write(seat)
+            self._table.write(seat)
 
     def _push(self, name: str, told: dict[str, Any]) -> None:
         visitor = self._visitors.get(name)

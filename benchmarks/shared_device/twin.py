@@ -55,7 +55,7 @@ class TwinSeat:
 
 
 class TwinSeats:
-    """The residents of a device, in dicts: the `salus_share.turns.Seats` of the twin, as real trials have the seat table."""
+    """The residents of a device, in dicts: the `turns.Seats` of the twin, as real trials have the seat table."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, TwinSeat] = {}
