@@ -186,13 +186,3 @@ def test_a_disk_that_is_full_at_the_start_does_not_keep_the_arbiter_from_startin
     monkeypatch.setattr(books_file, "write_books", full)
     arbiter = start(2, {})
     assert "No space left" in arbiter.actor.status()["trouble"][0]
-
-
-def test_a_job_that_is_not_admitted_is_told_why(start):
-    arbiter = start(1, {})
-    arbiter.actor.configure({"most_demand": 1.0})
-    for name in ("a", "b", "late"):
-        arbiter.actor.join(name, f"{name}/1", {"CPU": 1.0})
-    refused = arbiter.actor.exchange("late", "late/1", [])[0]
-    assert refused.final and "'late' is not admitted" in refused.why
-    assert arbiter.actor.status()["apps"].keys() == {"a", "b"}

@@ -179,19 +179,6 @@ def test_a_silent_app_does_not_count_and_its_user_keeps_its_doubt():
     assert not cluster.arbiter.state.away, "it has left after all"
 
 
-def test_a_quota_limits_what_an_app_holds():
-    cluster = Cluster(4, Settings(quotas={"a": 1}, lease_s=100, notice_s=10, answer_s=2, patience_s=1e6))
-    cluster.join("a")
-    cluster.wait(5)
-    assert len(cluster.holds("a")) == 1
-    cluster.send(m.Configured({"quotas": {"a": 3}}))
-    cluster.wait(10)
-    assert len(cluster.holds("a")) == 3
-    cluster.send(m.Configured({"quotas": {"a": 1}}))
-    cluster.wait(160)
-    assert len(cluster.holds("a")) == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -200,6 +187,12 @@ def test_a_quota_limits_what_an_app_holds():
         ({"notice_s": 1e9}, "notice_s"),
         ({"quotas": {"a": -1}}, "'a'"),
         ({"weights": {"a": math.nan}}, "'a'"),
+        *(({"reserves": {"a": reserve}}, "the reserve of app 'a' is") for reserve in (-1, 1.5, True, "2")),
+        *(
+            ({name: value}, f"{name}=.* or 0 to do without")
+            for name in ("half_life_s", "most_demand")
+            for value in (-1.0, math.inf, math.nan, "x")
+        ),
         ({"lease": 3}, "'lease' is not a setting"),
     ],
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from tests.themis.cluster import Cluster, Job
+from tests.themis.cluster import SETTINGS, Cluster, Job
+from tests.themis.test_endless import Service
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
 
 
 @pytest.mark.parametrize("books", [True, False])
@@ -48,3 +53,18 @@ def test_a_reservation_that_is_not_in_the_books_is_removed():
     assert out == [m.Remove(free, "b", 77)]
     assert arbiter.state.leases.token == 77
     assert arbiter.handle(m.Removed(free, 77), 0.0)[:1] != [m.Reserve(free, "b", 77)]
+
+
+def test_all_that_is_in_the_books_comes_back():
+    cluster = Cluster(8, replace(SETTINGS, half_life_s=1000.0, reserves={"service": 1}))
+    cluster.join("gang", Job(1, 1e5, together=4), user="anna")
+    cluster.join("service", Service(1))
+    cluster.wait(50)
+    state = cluster.arbiter.state
+    state.doubts["bert"] = (2.0, 100.0)
+    cluster.send(m.Heard("gang", "s"), m.Heard("service", "s"))
+    data = json.loads(json.dumps(state.saved()))
+    again = ArbiterState.loaded(data, state.gpus.values(), [], 0.0)
+    assert json.loads(json.dumps(again.saved())) == {**data, "epoch": 1}
+    assert again.gangs() == {"gang": 4} and again.usage["anna"] > 0 and "bert" in again.doubts
+    assert again.apps["service"].endless and again.reserve("service") == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.themis.cluster import SETTINGS, Cluster, Job
-from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.arbiter_state import ArbiterState, decayed
+from themis_bridge.arbiter_state import decayed
 from themis_bridge.arbiter_view import view
-from themis_bridge.settings import Settings
 
 SPANS = st.lists(st.tuples(st.integers(0, 64), st.floats(0.1, 1e5)), min_size=1, max_size=8)
 
@@ -51,14 +47,13 @@ def test_a_user_who_had_the_cluster_for_days_comes_later_if_that_is_wanted() -> 
     assert with_it["b"] > with_it["a"] + 2
 
 
-def test_usage_is_in_the_books_and_the_status_and_fades() -> None:
+def test_usage_is_in_the_status_and_fades() -> None:
     cluster = Cluster(2, replace(SETTINGS, half_life_s=1000.0))
     cluster.join("a", Job(2, 1e6), user="anna")
     cluster.wait(100)
     state = cluster.arbiter.state
     used = view(state)["a"]["usage"]
     assert 150 < used <= 200
-    assert ArbiterState.loaded(json.loads(json.dumps(state.saved())), [], [], 0.0).usage == state.usage
     cluster.send(m.AppLeft("a", "s"))
     cluster.wait(10 * 1000.0, 100.0)
     assert state.usage == {}
@@ -86,10 +81,3 @@ def test_an_app_is_refused_while_others_want_too_many_gpus_and_is_told_why() -> 
     assert cluster.join("b", Job(1, 1e5)).refused is None
     cluster.send(m.AppLeft("b", "s"))
     assert cluster.join("late", Job(1, 1e5)).refused is None
-
-
-@pytest.mark.parametrize("name", ["half_life_s", "most_demand"])
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "x"])
-def test_settings_that_are_not_allowed(name: str, value: object) -> None:
-    with pytest.raises(ThemisError, match=f"{name}=.* or 0 to do without"):
-        Settings().changed({name: value})
