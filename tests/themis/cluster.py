@@ -7,7 +7,7 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.bids import Valuation
+from themis_bridge.bids import Endless, Valuation
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Policy
@@ -32,6 +32,16 @@ class Job:
         independent = independent_finish_time(budget, cluster_gpus, most, contention)
         whole = independent_finish_time(budget, cluster_gpus, most, 1.0)
         return Valuation([jobs], self.now, independent, whole=whole, together=self.together)
+
+
+class Service:
+    """The `Work` of a service whose load wants ``wanted`` GPUs."""
+
+    def __init__(self, wanted: int):
+        self.wanted = wanted
+
+    def valuation(self, contention, cluster_gpus):
+        return Endless(self.wanted, cluster_gpus / contention)
 
 
 class Cluster:

@@ -177,12 +177,3 @@ def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog, tmp_
     leases = arbiter.actor.status()["apps"]["a"]["leases"]
     assert {gpu: lease["token"] for gpu, lease in leases.items()} == {"m-0": 1, "m-1": 2}
     assert arbiter.books()["leases"]["token"] == 1e12
-
-
-def test_a_disk_that_is_full_at_the_start_does_not_keep_the_arbiter_from_starting(start, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(books_file, "write_books", full)
-    arbiter = start(2, {})
-    assert "No space left" in arbiter.actor.status()["trouble"][0]

@@ -60,18 +60,6 @@ def test_who_leaves_a_lease_keeps_the_next_one_of_that_gpu():
     assert agent.vacated("g", 6) == [m.Release("a", "s", "g", 6)]
 
 
-def test_leftovers_keep_the_cached_table():
-    job = Job(4)
-    agent = Agent("a", "s", job)
-    gpu = Gpu("g", "m")
-    agent.handle(m.Offer("a", "s", 1, (gpu,), 2.0, 4, (), None))
-    agent.handle(m.Leases("a", "s", (0, 1), (m.LeaseView(gpu, 5, 60.0, leftover=True),)))
-    job.seconds = 1.0  # Without the cached table it would now report another rho.
-    job.now = 5000.0
-    (answer,), _ = agent.handle(m.AskRho("a", "s", 2, 2.0, 4))
-    assert answer.report.rho == pytest.approx(2.0)
-
-
 def test_the_cached_table_does_not_outlive_the_leases_that_it_was_bid_for():
     job = Job(4)
     agent = Agent("a", "s", job)

@@ -8,22 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.themis.cluster import SETTINGS, Cluster, Job
+from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.auction import Bid
-from themis_bridge.bids import Endless
 from themis_bridge.fairness import UNSERVED, endless_rho
-
-
-class Service:
-    """The `Work` of a service whose load wants ``wanted`` GPUs."""
-
-    def __init__(self, wanted: int):
-        self.wanted = wanted
-
-    def valuation(self, contention, cluster_gpus):
-        return Endless(self.wanted, cluster_gpus / contention)
 
 
 def test_rho_is_what_its_share_could_do_over_what_it_does():

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.themis.cluster import SETTINGS, Cluster, Job
-from tests.themis.test_endless import Service
+from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState

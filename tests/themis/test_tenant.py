@@ -86,14 +86,6 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
     assert not cluster.arbiter.apps
 
 
-def test_an_arbiter_that_was_started_anew_is_joined(cluster):
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
-    job._arbiter = cluster.arbiter = Arbiter("GPU")
-    wait_for(lambda: cluster.arbiter.apps)
-    assert job.poll() == []
-    job.close()
-
-
 def test_a_job_names_its_user_whenever_it_joins(cluster):
     job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU", "anna")
     assert cluster.arbiter.users == {"a": "anna"}
