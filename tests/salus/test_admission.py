@@ -104,9 +104,6 @@ def test_the_resident_that_was_served_most_makes_room() -> None:
         found.handle(Served({"c": Standing(3)}))
 
 
-# Memory that turns out different
-
-
 # Turns
 
 
@@ -173,30 +170,21 @@ def test_old_tokens_are_refused() -> None:
     assert device.arrive("a", 3, 0.0) == "a"
 
 
-@pytest.mark.parametrize("need", [Need(-1, 5), Need(5, -1), Need(float("nan"), 5), Need("5", 5)])
-def test_needs_that_are_no_amounts_are_refused(need) -> None:
-    found = admission("FAIR")
-    with pytest.raises(SalusError, match="expected bytes"):
-        found.handle(JobAdded("a", need))
-    assert found.jobs == {}
-    add(found, "b", 5, 5)
-    with pytest.raises(SalusError, match="expected bytes"):
-        found.handle(NeedFound("b", need))
-    assert found.table.reserved == 10
-
-
 def test_events_that_cannot_be_true() -> None:
     found = admission("FAIR")
     add(found, "a", 5, 5)
     for event, why in (
         (JobAdded("a", None), "here already"),
         (JobAdded("b", None, remaining=-1.0), "remaining"),
+        (JobAdded("b", Need(-1, 5)), "expected bytes"),
+        (NeedFound("a", Need(5, float("nan"))), "expected bytes"),
         (Progress("b", 1.0, 0), "not known"),
         (Progress("a", float("nan"), 0), "remaining"),
         (object(), "not an event"),
     ):
         with pytest.raises(SalusError, match=why):
             found.handle(event)
+    assert list(found.jobs) == ["a"] and found.table.reserved == 10
 
 
 def test_turns_that_cannot_be() -> None:
