@@ -74,27 +74,26 @@ class Valuation:
         width = max((phase.widest for phase in self._phases), default=1)
         return 1 << (width - 1).bit_length()
 
-    def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+    def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Seconds from now until the app is done.
 
         Args:
             held: the GPUs that it would hold, with their places.
             pieces: further GPUs: size of a piece that lies on one machine -> number of pieces.
-            kinds: GPUs that show the kinds and the racks of the pieces.
+            racks: where the pieces are.
         """
         held = list(held)
         counts = list(Counter(gpu.machine for gpu in held).values())
         for size, number in (pieces or {}).items():
             counts += [size] * number
-        racks = {gpu.rack for gpu in held} | {gpu.rack for gpu in kinds}
-        across = self.slowdowns.of("cluster" if len(racks) > 1 else "rack")
-        speed = min((self.slowdowns.speed(gpu) for gpu in (*held, *kinds)), default=1.0)
+        places = {gpu.rack for gpu in held}.union(racks)
+        across = self.slowdowns.of("cluster" if len(places) > 1 else "rack")
         counts = [count - count % self.together for count in counts]
-        return sum(phase.time(counts, across, speed) for phase in self._phases)
+        return sum(phase.time(counts, across) for phase in self._phases)
 
-    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Finish-time fairness with those GPUs until the end; arguments as of `finish`."""
-        return self.rho_after(self.finish(held, pieces, kinds))
+        return self.rho_after(self.finish(held, pieces, racks))
 
     def rho_after(self, seconds: float) -> float:
         """Finish-time fairness if the app ends ``seconds`` from now."""
@@ -121,8 +120,8 @@ class Endless:
         """1, as well."""
         return 1
 
-    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
-        """As `Valuation.rho`; places and kinds change nothing."""
+    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
+        """As `Valuation.rho`; places change nothing."""
         more = sum(size * number for size, number in (pieces or {}).items())
         return endless_rho(self.useful, self.share, len(list(held)) + more)
 
@@ -162,17 +161,16 @@ def make_bid(
             machines[gpu.machine].append(gpu)
         # First the machines where it has most GPUs, then, rack by rack, those with most GPUs on offer.
         order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))
-        kind = [min(of_kind, key=lambda gpu: gpu.id)]
-        racks = list({gpu.rack: gpu for gpu in of_kind}.values())
+        racks = {gpu.rack for gpu in of_kind}
         gang = valuation.gang
         while gang >= together:
             pieces = [free[i : i + gang] for free in order for i in range(0, len(free) - gang + 1, gang)]
             for number in ladder(min(len(pieces), room // gang)):
                 row = [gpu for piece in pieces[:number] for gpu in piece]
                 counts = Counter(gpu.machine for gpu in row)
-                rho = valuation.rho(held, shape(counts.values(), valuation.gang), (*kind, *racks))
+                rho = valuation.rho(held, shape(counts.values(), valuation.gang), racks)
                 table[frozenset(gpu.id for gpu in row)] = rho
             gang //= 2
     empty = table[frozenset()]
-    # A set of slow GPUs is never worse than none, because the app could leave them idle.
+    # No set is worse than none, because the app could leave it idle.
     return Bid(app, {row: min(rho, empty) for row, rho in table.items()}, valuation.gang, together)
