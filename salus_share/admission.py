@@ -40,7 +40,7 @@ class Job:
     """What is recorded of one job."""
 
     name: str
-    #: The whole device while nobody knows the job's need.
+    #: The whole device while the job's need is not known.
     need: Need
     #: For a resident: as the last `Served` or `Progress` said.
     standing: Standing
@@ -281,4 +281,4 @@ class Admission:
 
 def _check_remaining(name: str, remaining: float | None) -> None:
     if remaining is not None and not (math.isfinite(remaining) and remaining >= 0):
-        raise SalusError(f"remaining of {name!r} is {remaining!r}, expected seconds >= 0, or None if nobody knows")
+        raise SalusError(f"remaining of {name!r} is {remaining!r}, expected seconds >= 0, or None if that is not known")

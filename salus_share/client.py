@@ -69,8 +69,8 @@ class LaneClient:
     ) -> None:
         """Wait until the trial may load its model onto the device.
 
-        ``need`` None: nobody knows it. The trial then waits until it has the device alone, and has it alone until it
-        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if nobody knows. ``rung``: how
+        ``need`` None: it is not known. The trial then waits until it has the device alone, and has it alone until it
+        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``: how
         often a tuner has promoted it. ``timeout``: seconds, None to wait without end. Raises Refused if the trial can
         never be admitted, SalusError for a wrong number, TimeoutError after ``timeout`` (it has left the queue then).
         """

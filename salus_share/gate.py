@@ -122,7 +122,7 @@ class Gate(AbstractContextManager[None]):
         table = self._table
         suspicious = False
         try:
-            # A trial that chose this one before its inbox exists wakes nobody. So this one looks once it has it.
+            # A trial that chose this one before its inbox exists wakes no process. So this one looks once it has it.
             inbox = self._open_inbox()
             while True:
                 now = time.monotonic()
@@ -144,7 +144,7 @@ class Gate(AbstractContextManager[None]):
                 timeout = LOOK_S if kept is None else max(0.0, kept - time.monotonic())
                 suspicious = self._sleep(inbox, mates.values(), timeout)
         except BaseException:
-            # Ctrl-C, or an old token: nobody may wait for this one. If it is inside by now, `__exit__` follows.
+            # Ctrl-C, or an old token: no trial may wait for this one. If it is inside by now, `__exit__` follows.
             with table.lock():
                 if table.seat(self._index).token == self.token:
                     self._turns.stop_waiting(self._index)
@@ -202,7 +202,7 @@ class Waker:
             self._socket.setblocking(False)
         _, _, token, _ = table.admission_of(index)
         with contextlib.suppress(OSError):
-            # Nobody is there: it has no inbox yet and will look, or it is dead and those who watch it know.
+            # No process is there: it has no inbox yet and will look, or it is dead and those who watch it know.
             self._socket.sendto(b"x", table.address(index, token))
 
     def close(self) -> None:

@@ -52,14 +52,14 @@ class Place:
 class LaneTable:
     """The lanes of a device of ``capacity`` bytes.
 
-    ``max_lanes``: 1 for a policy that runs one iteration at a time, None for as many as fit.
+    ``max_lanes``: 1 for a policy that runs one iteration at a time, None for all that fit.
     Lanes are numbered from 0. A number is never used again.
     """
 
     def __init__(self, capacity: Amount, max_lanes: int | None = None) -> None:
         self.capacity = amount(capacity, "capacity")
         if max_lanes is not None and max_lanes < 1:
-            raise SalusError(f"max_lanes is {max_lanes!r}, expected 1 or more, or None for as many as fit")
+            raise SalusError(f"max_lanes is {max_lanes!r}, expected 1 or more, or None for all that fit")
         self.max_lanes = max_lanes
         self._places: dict[str, Place] = {}
         #: By lane: the E of each of its jobs. A lane without jobs has no entry.

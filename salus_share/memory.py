@@ -93,7 +93,7 @@ class Meter(Protocol):
         """Remove the limit."""
 
     def give_back(self) -> None:
-        """Free for other processes what the allocator keeps and nobody uses."""
+        """Free for other processes what the allocator keeps and does not use."""
 
 
 class ResidentMeter:
@@ -252,7 +252,7 @@ def after_failure(promised: Need, capacity: Amount) -> Need:
 def is_out_of_memory(error: BaseException, free: int | None = None) -> bool:
     """Whether an allocation failed: Python's, torch's on a CPU, CUDA's, or a library's that allocates by itself.
 
-    ``free``: the bytes that the GPU had left after the error; None: there is none, or nobody has asked.
+    ``free``: the bytes that the GPU had left after the error; None: there is no GPU, or it was not asked.
     """
     if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_ERRORS:
         return True

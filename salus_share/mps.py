@@ -209,7 +209,7 @@ class Mps:
         return None
 
     def _watch(self) -> None:
-        """Start a guard if there is none. It is detached: it outlives this process, and nobody waits for it."""
+        """Start a guard if there is none. It is detached: it outlives this process, and is not waited for."""
         with self._guard_lock() as none:
             if none is None:
                 return

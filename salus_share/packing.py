@@ -1,6 +1,6 @@
 """Which trials fit together on a device: pure functions for a caller that places trials.
 
-Trials fit by memory if 2.1 holds with each of them in a lane of its own, so that none waits for another. They fit by
+Trials fit by memory if 2.1 holds with each of them alone in a lane, so that none waits for another. They fit by
 compute if the sum of their ``compute`` is at most 1, so that none stretches another. Nothing is admitted here; the
 device's lane service does that.
 """
@@ -31,7 +31,7 @@ _ROUNDS, _MOMENT_S = 12, 1e-9
 
 
 def packing_limit(need: Need, capacity: Amount) -> int:
-    """c by memory: how many trials with this need run at once on ``capacity`` bytes, each in a lane of its own.
+    """c by memory: how many trials with this need run at once on ``capacity`` bytes, each alone in a lane.
 
     At least 1. Raises SalusError if not even one fits.
     """
@@ -47,8 +47,7 @@ def packing_limit(need: Need, capacity: Amount) -> int:
 def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = True) -> bool:
     """Whether trials with these needs can be on a device of ``capacity`` bytes together.
 
-    ``own_lanes``: whether each must have a lane of its own, so that all run at once. Else they may share lanes and take
-    turns.
+    ``own_lanes``: whether each must be alone in its lane, so that all run at once. Else they may take turns.
     """
     # The largest E comes first: every later trial finds a lane that is large enough.
     ordered = sorted(needs, key=lambda need: -amount(need.ephemeral, "ephemeral memory"))

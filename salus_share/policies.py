@@ -27,7 +27,7 @@ class Standing:
 
     ``arrival``: its position in the order of arrival at the device, from 1. ``service``: the seconds of its iterations,
     counted from the clock of its lane when it came (`turns.lane_clock`). ``last_turn``: the device's turn in which it
-    ran last. ``remaining``: the seconds that it has left if it runs alone, None if nobody knows. ``rung``: how often a
+    ran last. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``: how often a
     tuner has promoted it.
     """
 
@@ -39,7 +39,7 @@ class Standing:
 
     @property
     def left(self) -> float:
-        """Seconds left; infinite if nobody knows."""
+        """Seconds left; infinite if that is not known."""
         return math.inf if self.remaining is None else self.remaining
 
 
@@ -48,7 +48,7 @@ class Policy:
 
     #: The name by which a user asks for it.
     name = ""
-    #: The most jobs that may be on the device, and the most lanes. None: as many as fit.
+    #: The most jobs that may be on the device, and the most lanes. None: all that fit.
     max_jobs: int | None = None
     max_lanes: int | None = None
     #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too, so

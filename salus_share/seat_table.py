@@ -46,7 +46,7 @@ _SIZE = 192
 _PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
 _STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
 
-#: The states of a seat beyond those in `turns`: nobody has it; its trial waits for admission; its trial has freed its
+#: The states of a seat beyond those in `turns`: no trial has it; its trial waits for admission; its trial has freed its
 #: memory, which the service has not seen yet.
 FREE, WAITING, LEFT = 0, 1, 7
 #: The states in which a seat's memory is in use.

@@ -436,10 +436,10 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True, help="the device's directory")
     parser.add_argument("--capacity", type=int, required=True, help="bytes")
     parser.add_argument("--policy", default="FAIR", help=f"{', '.join(POLICIES)} or module:Class")
-    parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays when nobody is there")
+    parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays without a trial")
     options = parser.parse_args()
     if not options.home.exists():
-        # It was removed since `_spawn` made it: nobody needs this service any more, and it would leave files behind.
+        # It was removed since `_spawn` made it: no trial needs this service any more, and it would leave files behind.
         return
     only = open_own(own_directory(options.home) / "service.lock", os.O_RDWR | os.O_CREAT)
     try:

@@ -79,7 +79,7 @@ class Telemetry:
         return found
 
     def lost(self, gpu: str, ordered: bool = False) -> str | None:
-        """What NVML says of a GPU that cannot be used any more; None: it answers, or nobody can tell.
+        """What NVML says of a GPU that cannot be used any more; None: it answers, or NVML cannot tell.
 
         ``gpu``: its number or its UUID, as in CUDA_VISIBLE_DEVICES. ``ordered``: CUDA counts the GPUs as NVML does even
         if they are of several kinds. By NVML's documentation a call that opens one GPU may fail because another one is

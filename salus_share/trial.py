@@ -48,7 +48,7 @@ class SharedTrial:
         self._client = client
         self._meter = meter
         self._capacity = capacity
-        #: What the service promised. None while the trial has the device alone because nobody knows its need.
+        #: What the service promised. None while the trial has the device alone because its need is not known.
         self.promised: Need | None = None
         #: What to ask for at the next boundary.
         self._asking: Need | None = None

@@ -2,7 +2,7 @@
 
 The gate of real trials and the twin both call `Turns`. They differ in where trials are recorded (`Seats`: shared
 memory, or a dict) and in the clock that they read: every call is handed ``now``, in seconds. This module reads no
-clock, wakes no process and admits nobody.
+clock, wakes no process and admits no trial.
 
 A trial of a lane is in one of five states:
 
@@ -166,7 +166,7 @@ class Turns(Generic[Key]):
         return next(iter(ready))
 
     def grant(self, lane: int, now: float) -> Key | None:
-        """Let in the best of those that are READY, if nobody has the lane and it is kept for nobody. Returns it."""
+        """Let in the best of those that are READY, if the lane is free and kept for no trial. Returns it."""
         members = self._seats.in_lane(lane)
         if any(member.state == INSIDE or _lingers(member, now) for member in members.values()):
             return None
@@ -176,7 +176,7 @@ class Turns(Generic[Key]):
         return best
 
     def kept_until(self, lane: int, now: float) -> float | None:
-        """The moment until which the lane is kept for a trial that lingers; None if it is kept for nobody."""
+        """The moment until which the lane is kept for a trial that lingers; None if it is kept for none."""
         members = self._seats.in_lane(lane).values()
         return min((member.linger_until for member in members if _lingers(member, now)), default=None)
 
@@ -237,7 +237,7 @@ def lane_clock(members: Iterable[Member]) -> float | None:
 def credited(service: float, clock: float) -> float:
     """The service of a trial that comes to the gate of a lane with this clock.
 
-    For the time that it was away it is owed up to `CREDIT_S`, so that nobody waits until it caught up.
+    For the time that it was away it is owed up to `CREDIT_S`, so that no trial waits until it caught up.
     """
     return max(service, clock - CREDIT_S)
 

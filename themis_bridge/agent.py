@@ -26,7 +26,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the executor is told about a GPU and the token of its lease."""
+    """News for the executor about a GPU and the token of its lease."""
 
     gpu: Gpu
     token: int
@@ -129,8 +129,8 @@ class Agent:
         own = {gpu for gpu, view in self.leases.items() if not view.leftover}
         leftover = len(self.leases) - len(own)
         if leftover and self._bid is not None and own == self._guaranteed:
-            # The app did not bid for its leftovers. Until they end it reports the rho that it bid for as many GPUs, so
-            # that bidding the truth pays over several rounds (appendix, proof of theorem 3.3).
+            # The app did not bid for its leftovers. Until they end it reports the rho that it bid for this number of
+            # GPUs, so that bidding the truth pays over several rounds (appendix, proof of theorem 3.3).
             rho = min(known for row, known in self._bid.rho.items() if len(row) <= leftover)
             tokens = ()
         most = min(value.useful, ask.gpus)

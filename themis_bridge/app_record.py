@@ -70,7 +70,7 @@ class AppRecord:
     speed: float = 0.0
     #: The most GPUs that it could use by its last report; 0 while none is of use.
     wanted: int = 1
-    #: The same by its last report that claimed work, at least 1. ``served`` is in seconds on so many GPUs.
+    #: The same by its last report that claimed work, at least 1. ``served`` is in seconds on this number of GPUs.
     useful: int = 1
     #: The smallest value so far of (work done + work left) / (all work claimed).
     least: float = math.inf
@@ -178,7 +178,7 @@ class AppRecord:
         """It is gone. Returns the last doubt about it and its work in GPU seconds.
 
         What its leases have done is now all that it had to do, or less if it was stopped. So a lie about the work shows
-        also if the app ended before it reported again. If it has gained GPUs since, nobody knows how fast they were.
+        also if the app ended before it reported again. If it has gained GPUs since, their speed is not known.
         """
         done = self.served + (self.spent / self.useful * self.speed if self.tokens else 0.0)
         if self.whole and self.least < math.inf:
@@ -197,7 +197,7 @@ class AppRecord:
         self.tokens = []
 
     def serve(self, seconds: float, held: int) -> None:
-        """It held so many GPUs for ``seconds``."""
+        """It held ``held`` GPUs for ``seconds``."""
         spent = seconds * min(held, self.useful)
         self.spent += max(0.0, spent - self.idle)
         self.idle = max(0.0, self.idle - spent)
@@ -271,7 +271,7 @@ class AppRecord:
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:
-    """App -> N: its share of the cluster is one in so many.
+    """App -> N: its share of the cluster is 1 / N.
 
     Every user who has an app there gets an equal share, and divides it equally among the apps that he has there.
     """

@@ -137,11 +137,11 @@ class Arbiter:
         state, app = self.state, self.state.holder(event.app)
         assert app is not None
         waits = state.clock - app.heard > state.settings.patience_s / 2
-        why = f"another app of the name {event.app!r} is running; give this one a name of its own"
+        why = f"another app of the name {event.app!r} is running; give this one another name"
         if waits:
             why = (
                 f"an app of the name {event.app!r} is silent, and keeps its name until that has lasted for "
-                f"{state.name_kept_s:.0f} s: wait, or give this one a name of its own"
+                f"{state.name_kept_s:.0f} s: wait, or give this one another name"
             )
         self._out.append(m.Refused(event.app, event.session, why, final=not waits, waits=waits))
 

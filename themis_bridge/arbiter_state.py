@@ -136,7 +136,7 @@ class ArbiterState:
 
     @property
     def name_kept_s(self) -> float:
-        """For so long after its last sign nobody else gets an app's name: a lease, or the patience if that is more."""
+        """Seconds after its last sign for which an app's name is kept: a lease, or the patience if that is more."""
         lease = self.settings.lease_s
         return max(self.settings.patience_s, lease if math.isfinite(lease) else Settings.lease_s)
 
@@ -171,8 +171,8 @@ class ArbiterState:
     def _remember_user(self, name: str, app: AppRecord) -> None:
         """An app leaves: remember the doubt about it as one about its user, so that his next app has it, too.
 
-        The user gets rid of it by honest work: when apps of his that nobody doubted have done as many GPU seconds as
-        those that were doubted. Apps that did no work change nothing.
+        The user gets rid of it by honest work: when apps of his without a doubt have done the GPU seconds of those
+        with one. Apps that did no work change nothing.
         """
         user, (doubt, work) = app.user or name, app.leave()
         before, owed = self.doubts.pop(user, (1.0, 0.0))
@@ -200,7 +200,7 @@ class ArbiterState:
         return NO_QUOTA if quota is None else quota - len(self.leases_of_user(user))
 
     def reserve(self, app: str) -> int:
-        """GPUs that no auction takes from the app, if it holds so many: of an app that ends, no more than it can use.
+        """The number of GPUs that no auction takes from the app; of an app that ends, no more than it can use.
 
         An app that never ends keeps its reserve while it is idle as well, because its load may come back at any moment.
         """

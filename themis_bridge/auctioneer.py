@@ -231,7 +231,7 @@ class Auctioneer:
             if winner is not None and winner not in state.apps:
                 winner = None
             if lease is None:
-                # His leases that nobody won count until they end.
+                # His leases that no app has won count until they end.
                 if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                     self._leases.grant_gpu(gpu, winner, leftover)
                     told.add(winner)

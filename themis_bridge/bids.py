@@ -39,7 +39,7 @@ class Valuation:
     elapsed: seconds since the app arrived.
     independent: T_id, s.
     slowdowns: what a placement costs the app.
-    most: how many GPUs the app wants at most; None for as many as its jobs can use.
+    most: how many GPUs the app wants at most; None for all that its jobs can use.
     whole: T_cluster, seconds that all its work takes on all GPUs that it can use; None: T_id / N.
     together: how many GPUs of one machine each trial needs at once, see `messages.AppJoined`; others are of no use.
     """
@@ -117,7 +117,7 @@ class Endless:
 
     @property
     def together(self) -> int:
-        """1, as well."""
+        """1."""
         return 1
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:

@@ -121,8 +121,8 @@ def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float,
 def endless_rho(wanted: float, share: float, gpus: float) -> float:
     """rho of an app that never ends: what it could do with its share, over what it does with ``gpus`` GPUs.
 
-    It is 1 if the app holds its share, or as many GPUs as it wants where that is less, whatever it says; and no more
-    than 1 with more of them. So a wish that is too large gains nothing beyond the share.
+    It is 1 if the app holds its share, or all GPUs that it wants where these are fewer, and no more than 1 with more of
+    them, whatever it says. So a wish that is too large gains nothing beyond the share.
 
     Args:
         wanted: GPUs that its load wants now, >= 1. More GPUs change nothing.
@@ -145,7 +145,7 @@ def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:
 def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]]) -> list[list[JobInfo]]:
     """Phases of successive halving: the jobs that run now, then one phase for each later rung.
 
-    ``rungs``: (number of jobs, iterations of each) for every later rung. Nobody knows yet which jobs will get there, so
+    ``rungs``: (number of jobs, iterations of each) for every later rung. Which jobs will get there is not known yet, so
     each counts as the median of those that run now (section 4.3.3). Raises ThemisError if no job runs.
     """
     if not running:

@@ -1,4 +1,4 @@
-"""Grants and ends leases: what has to be reserved and removed, and what an app is told that it holds.
+"""Grants and ends leases: what has to be reserved and removed, and what the messages to an app say that it holds.
 
 A GPU is granted again only when the reservation of its last lease is known to be gone. Which app gets a GPU is decided
 in `auctioneer`.
@@ -21,7 +21,7 @@ class LeaseManager:
 
     def __init__(self, state: ArbiterState, out: list[m.Instruction]):
         self._state, self._out = state, out
-        #: Second part of the version of a `messages.Leases`; it grows with each change that is told.
+        #: Second part of the version of a `messages.Leases`; it grows with each change.
         self._version = 0
         #: App -> the version of its leases as they are now.
         self._versions: dict[str, tuple[int, int]] = {}
@@ -31,7 +31,7 @@ class LeaseManager:
     # --- grant, end, tell
 
     def grant_gpu(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
-        """Lease a GPU that nobody holds, and have it reserved. ``expires``: None for a first lease of usual length."""
+        """Lease a free GPU, and have it reserved. ``expires``: None for a first lease of usual length."""
         state = self._state
         if expires is None:
             expires = state.clock + first_length(self._phase(gpu), state.clock, state.settings.lease_s)
@@ -78,7 +78,7 @@ class LeaseManager:
         self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
 
     def tell_app(self, name: str) -> None:
-        """Something that an app is told of its leases has changed: tell it all of them."""
+        """Something about an app's leases has changed: tell it all of them."""
         if name in self._state.apps:
             self._version += 1
             self._versions[name] = self._state.epoch, self._version

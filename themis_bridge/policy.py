@@ -34,7 +34,7 @@ TieBreak = tuple[float, bytes]
 
 
 def tie_break(app: str, joined: float, draw: float) -> TieBreak:
-    """The order of apps that are equal in all else: by arrival, and then by a lot that nobody can choose.
+    """The order of apps that are equal in all else: by arrival, and then by a lot that no app can choose.
 
     By name, an app that calls itself "a" would win every tie. The lot is a hash that depends on the number of the draw,
     and on the time of arrival to its last bit, which no app knows when it chooses its name.

@@ -86,7 +86,7 @@ def test_why_a_gang_waits():
     cluster.wait(3)
     apps = view(cluster.arbiter.state)
     assert "it needs 4 GPUs of one machine at once; 0 GPUs are free; the next one of another" in apps["gang"]["waits"]
-    assert apps["wide"]["waits"].endswith("it needs 8 GPUs of one machine at once, and no machine has so many")
+    assert apps["wide"]["waits"].endswith("it needs 8 GPUs of one machine at once, and no machine has 8")
     assert [apps[app]["together"] for app in ("one", "gang", "wide")] == [1, 4, 8]
 
 

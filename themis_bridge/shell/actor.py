@@ -123,7 +123,7 @@ class ArbiterActor:
             for event in events:
                 self._handle(event)
             if not any(isinstance(event, m.Heard) for event in events):
-                # An agent of an earlier version; it is told all its leases each time.
+                # An agent of an earlier version gets all its leases each time.
                 self._handle(m.Heard(app, session))
             mail = self._write_ahead.fetch(session)
             return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
@@ -140,7 +140,7 @@ class ArbiterActor:
         """Change settings. Raises ThemisError for an unknown name or a value that is not allowed."""
         with self._lock:
             self._handle(m.Configured(changes))
-            # The operator is told that it is done.
+            # When the operator gets an answer, it is done.
             self._write_ahead.unwritten = True
             self._flush()
 
@@ -350,7 +350,7 @@ def restored(
 
     Args:
         books: of the last arbiter; those that cannot be read are kept aside.
-        tasks: gets the groups that exist, and has to remove those that nobody can hold.
+        tasks: gets the groups that exist, and has to remove those that no app can hold.
         gpus: in the cluster now.
         settings: changes to the default `Settings`, if there are no books.
         wall: time of day, s.

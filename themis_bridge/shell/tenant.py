@@ -92,7 +92,7 @@ class Tenant:
 
     @property
     def expects(self) -> bool:
-        """Whether further GPUs are on their way to this job. Only a job that needs gangs is told."""
+        """Whether further GPUs are on their way to this job; False if it needs no gangs."""
         with self._lock:
             return bool(self._agent.promised or self._coming)
 
