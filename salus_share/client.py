@@ -70,9 +70,9 @@ class LaneClient:
         """Wait until the trial may load its model onto the device.
 
         ``need`` None: it is not known. The trial then waits until it has the device alone, and has it alone until it
-        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``: how
-        often a tuner has promoted it. ``timeout``: seconds, None to wait without end. Raises Refused if the trial can
-        never be admitted, SalusError for a wrong number, TimeoutError after ``timeout`` (it has left the queue then).
+        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``:
+        how often a tuner has promoted it. ``timeout``: seconds, None to wait without end. Raises Refused if the trial
+        can never be admitted, SalusError for a wrong number, TimeoutError after ``timeout`` (it has left the queue).
         """
         if self._gate is not None:
             raise SalusError(f"{self._name!r} is admitted already")

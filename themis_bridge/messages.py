@@ -1,8 +1,8 @@
 """All that goes into the arbiter and comes out of it, as plain frozen dataclasses. All times are seconds.
 
 Events say what happened, instructions what the shell must do. A `Leases` message has all leases of an app instead of a
-change to them, so that a lost, repeated or overtaken message does no harm: an agent's next heartbeat has the version of the
-last one that it has received.
+change to them, so that a lost, repeated or overtaken message does no harm: an agent's next heartbeat has the version of
+the last one that it has received.
 """
 
 from __future__ import annotations
