@@ -46,9 +46,10 @@ def test_a_grant_that_was_stored_but_not_carried_out_gets_a_new_token():
 def test_a_reservation_that_is_not_in_the_books_is_removed():
     cluster = Cluster(2)
     cluster.join("a", Job(1))
-    free = next(iter(set(cluster.arbiter.state.gpus) - set(cluster.reserved)))
+    state = cluster.arbiter.state
+    free = next(iter(set(state.gpus) - set(cluster.reserved)))
     reserved = {**cluster.reserved, free: ("b", 77)}
-    arbiter, out = Arbiter.restored(cluster.arbiter.state.saved(), reserved, cluster.arbiter.state.gpus.values(), wall=0)
+    arbiter, out = Arbiter.restored(state.saved(), reserved, state.gpus.values(), wall=0)
     assert out == [m.Remove(free, "b", 77)]
     assert arbiter.state.leases.token == 77
     assert arbiter.handle(m.Removed(free, 77), 0.0)[:1] != [m.Reserve(free, "b", 77)]
