@@ -256,7 +256,7 @@ class LaneService:
                     self._seats[name] = self._table.take_seat(name, pid).index
                 self._tell(Paused(name))
             case "status":
-                self._send(visitor, {"is": "status", "pid": os.getpid(), **_describe(self._admission)})
+                self._send(visitor, self._status())
             case other:
                 known = "announce, rejoin, need, progress, paused, status"
                 raise SalusError(f"a lane service was asked to {other!r}; it knows {known}")
@@ -301,6 +301,18 @@ class LaneService:
             return None
         with self._table.lock():
             return self._table.seat(self._seats[name])
+
+    def _status(self) -> dict[str, Any]:
+        table = self._admission.table
+        return {
+            "is": "status",
+            "pid": os.getpid(),
+            "policy": self._policy.name,
+            "capacity": int(table.capacity),
+            "reserved": int(table.reserved),
+            "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
+            "waiting": list(self._admission.waiting),
+        }
 
     # What admission says
 
@@ -356,17 +368,6 @@ class LaneService:
     def _send(self, visitor: _Visitor, told: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             visitor.link.send(json.dumps(told).encode())
-
-
-def _describe(admission: Admission) -> dict[str, Any]:
-    table = admission.table
-    return {
-        "policy": admission.policy.name,
-        "capacity": int(table.capacity),
-        "reserved": int(table.reserved),
-        "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
-        "waiting": list(admission.waiting),
-    }
 
 
 def connect(directory: Path) -> socket.socket:

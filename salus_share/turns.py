@@ -46,27 +46,23 @@ Counts = tuple[int, float, float, float]
 
 
 class Member(Protocol):
-    """A trial of a lane, as `Turns` reads it."""
+    """A trial of a lane, as `Turns` reads it.
+
+    ``state``: one of the states above. ``last_s``: seconds of its last iteration; 0 before the first in this lane.
+    ``linger_until``: the moment, on the clock of ``now``, until which the lane is kept for it while it is LINGERING.
+    ``standing``: what a policy sees of it.
+    """
 
     @property
-    def lane(self) -> int:
-        """The lane's number."""
-
+    def lane(self) -> int: ...
     @property
-    def state(self) -> int:
-        """One of the states above."""
-
+    def state(self) -> int: ...
     @property
-    def last_s(self) -> float:
-        """Seconds of its last iteration; 0 before the first in this lane."""
-
+    def last_s(self) -> float: ...
     @property
-    def linger_until(self) -> float:
-        """The moment, on the clock of ``now``, until which the lane is kept for it while it is LINGERING."""
-
+    def linger_until(self) -> float: ...
     @property
-    def standing(self) -> Standing:
-        """What a policy sees of it."""
+    def standing(self) -> Standing: ...
 
 
 class Seats(Protocol[Key]):
