@@ -73,8 +73,7 @@ class LaneService:
     """
 
     def __init__(self, directory: Path, capacity: int, policy_name: str, idle_s: float = IDLE_S) -> None:
-        self._directory = directory
-        self._idle_s = idle_s
+        self._directory, self._idle_s = directory, idle_s
         self._policy = policy(policy_name)
         self._admission = Admission(capacity, self._policy)
         self._table = SeatTable.create(directory, capacity, policy_name)
@@ -88,8 +87,7 @@ class LaneService:
         self._waker = Waker()
         self._recover()
         path = directory / "service"
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen(64)
@@ -168,10 +166,10 @@ class LaneService:
             os.close(fd)
 
     def _watch(self, name: str) -> None:
-        seat = self._seat(name)
-        assert seat is not None
+        with self._table.lock():
+            pid = self._table.seat(self._seats[name]).pid
         with contextlib.suppress(ProcessLookupError):
-            fd = self._pidfds[name] = os.pidfd_open(seat.pid)
+            fd = self._pidfds[name] = os.pidfd_open(pid)
             self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
 
     # What visitors say
