@@ -13,17 +13,18 @@ from salus_share import Need, Refused, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, ask_for, is_out_of_memory
 from salus_share.trial import SharedTrial
-from tests.salus.processes import Child, home
+from tests.salus.processes import Child
 
 MB = 1 << 20
 
 
-def test_more_is_asked_for_before_it_runs_out() -> None:
+def test_more_is_asked_for_before_it_runs_out_and_far_too_much_is_given_back() -> None:
     promised = Usage(100, 200, 1000).need()
     assert ask_for(Usage(100, 200, 1000), promised) is None
     assert ask_for(Usage(100, 200, 1040), promised) is None
     assert ask_for(Usage(100, 200, 1060), promised) == Need(330, 1166)
     assert ask_for(Usage(100, 220, 900), promised) == Need(352, 1100)
+    assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
 
 
 def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocator(monkeypatch) -> None:
@@ -54,10 +55,6 @@ def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocato
     # Or it tells of another container's process, whose pid is the same and which holds less.
     held[os.getpid()] = 50 * MB
     assert CudaMeter().read().framework == CONTEXT
-
-
-def test_what_was_far_too_much_is_given_back() -> None:
-    assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
 
 
 def test_which_errors_are_about_memory() -> None:
@@ -106,12 +103,6 @@ class Told:
 
     def give_back(self) -> None:
         self.on_giving_back()
-
-
-@pytest.fixture
-def directory():
-    with home() as made:
-        yield made
 
 
 def shared(directory, name: str, meter: Told) -> SharedTrial:

@@ -19,12 +19,6 @@ from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
 from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial, until
 
 
-@pytest.fixture
-def directory():
-    with home() as made:
-        yield made
-
-
 def client(directory, name: str, **options) -> LaneClient:
     return LaneClient("device", name, directory=directory, **{"capacity": 100, "policy": "FAIR", **options})
 
