@@ -95,9 +95,8 @@ class AppRecord:
     user: str = ""
     #: It never ends, by its last report.
     endless: bool = False
-    #: See `messages.AppJoined`.
+    #: Both as of `messages.AppJoined`.
     life: str = ""
-    #: See `messages.AppJoined`.
     together: int = 1
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
@@ -155,7 +154,10 @@ class AppRecord:
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         self.doubt = self._work_doubt(grown) * self._placement_overstatement() ** PLACEMENT_POWER
-        self._compute_rho(report, ends, number, gpus, elapsed, contention)
+        fair = self._fair(report, number, gpus, contention)
+        if fair:
+            self.rho = (elapsed + self._believed(ends, report.left, number)) / fair
+            self.best = (elapsed + report.left) / fair
 
     def _count_served(self, speed: float) -> None:
         """Its leases since its last report have worked at this ``speed``."""
@@ -201,16 +203,6 @@ class AppRecord:
         spent = seconds * min(held, self.useful)
         self.spent += max(0.0, spent - self.idle)
         self.idle = max(0.0, self.idle - spent)
-
-    def _compute_rho(
-        self, report: Report, ends: float, held: int, gpus: int, elapsed: float, contention: float
-    ) -> None:
-        """rho by the arbiter's own count. Arguments as of `take_report`; ``held``: how many GPUs it holds."""
-        fair = self._fair(report, held, gpus, contention)
-        if not fair:
-            return
-        self.rho = (elapsed + self._believed(ends, report.left, held)) / fair
-        self.best = (elapsed + report.left) / fair
 
     def _fair(self, report: Report, held: int, gpus: int, contention: float) -> float:
         """T_id by the arbiter's own count, s; 0 if the app has no work."""
