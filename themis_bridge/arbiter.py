@@ -160,7 +160,6 @@ class Arbiter:
         """The app does not take part any more."""
         self.state.backoff.forget(app=name)
         self._leases.end_leases_of(name)
-        self._leases.forget_app(name)
         self.auctioneer.forget_app(name)
         self.auctioneer.begin_soon()
 

@@ -95,10 +95,6 @@ class LeaseManager:
         elif known != self._versions[name]:
             self._tell(name)
 
-    def forget_app(self, name: str) -> None:
-        """It is gone, or away."""
-        self._versions.pop(name, None)
-
     def _tell(self, name: str) -> None:
         """Tell an app all that it holds, except grants that are tried again after a failure."""
         state = self._state
@@ -119,7 +115,8 @@ class LeaseManager:
         self._out.append(m.Leases(name, app.session, self._versions[name], views, promised))
 
     def end_leases_of(self, app: str) -> None:
-        """End all leases of an app that is gone, and all promises to it."""
+        """End all leases of an app that is gone or away, and all promises to it."""
+        self._versions.pop(app, None)
         for lease in self._state.leases.of(app):
             self.close_lease(lease)
         for lease in self._state.leases:
