@@ -101,8 +101,8 @@ class World:
         clock = SimpleNamespace(monotonic=self._clock, time=lambda: 1e9 + self._clock(), sleep=self._sleep)
         monkeypatch.setattr(actor, "time", clock)
         for app, gpu, token in held:
-            self._placement_group([], name=f"themis/{app}/{gpu}/{token}")
-        self._placement_group_table()
+            made = self._placement_group([], name=f"themis/{app}/{gpu}/{token}")
+            self.table[made.id.hex()]["state"] = "CREATED"
         if text is not None:
             self.books.parent.mkdir()
             self.books.write_text(text)
