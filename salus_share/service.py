@@ -25,25 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from salus_share import messages as m
 from salus_share.admission import Admission, Resident
 from salus_share.errors import SalusError, ServiceLost
 from salus_share.gate import Waker
 from salus_share.lanes import Place
-from salus_share.messages import (
-    Admit,
-    Event,
-    Instruction,
-    JobAdded,
-    JobLeft,
-    Move,
-    Need,
-    NeedFound,
-    Pause,
-    Paused,
-    Progress,
-    Refuse,
-    Served,
-)
+from salus_share.messages import Need
 from salus_share.policies import POLICIES, policy
 from salus_share.private_files import check_peer, open_own, own_directory
 from salus_share.processes import own_environment
@@ -143,7 +130,7 @@ class LaneService:
             elif seat.state in RESIDENT and seat.standing != job.standing:
                 served[name] = seat.standing
         if served:
-            self._tell(Served(served))
+            self._tell(m.Served(served))
 
     def _gone(self, name: str) -> None:
         """A trial is dead, or has left: its memory is free."""
@@ -157,7 +144,7 @@ class LaneService:
         if granted is not None:
             self._waker.wake(self._table, granted)
         self._unwatch(name)
-        self._tell(JobLeft(name))
+        self._tell(m.JobLeft(name))
 
     def _unwatch(self, name: str) -> None:
         fd = self._pidfds.pop(name, None)
@@ -227,7 +214,7 @@ class LaneService:
                 seat = self._seat(name)
                 if seat is not None and seat.state == INSIDE:
                     raise SalusError(f"{name!r} is within an iteration; tell what it needs at the boundary")
-                instructions = self._admission.handle(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                instructions = self._admission.handle(m.NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
                 # Recorded before others are admitted to what it gives back: the table never says more than fits.
                 if name in self._admission.table.places:
                     self._settle(name)
@@ -239,7 +226,7 @@ class LaneService:
                 name = self._speaker(visitor)
                 remaining, rung = asked["remaining"], int(asked["rung"])
                 # Admission checks the number first, so that the seat table never has a wrong one.
-                self._tell(Progress(name, remaining, rung))
+                self._tell(m.Progress(name, remaining, rung))
                 with self._table.lock():
                     self._write_progress(self._table.seat(self._seats[name]), remaining, rung)
                 self._send(visitor, {"is": "noted"})
@@ -252,7 +239,7 @@ class LaneService:
                     pid = seat.pid
                     self._table.set_state(seat.index, FREE)
                     self._seats[name] = self._table.take_seat(name, pid).index
-                self._tell(Paused(name))
+                self._tell(m.Paused(name))
             case "status":
                 self._send(visitor, self._status())
             case other:
@@ -275,7 +262,7 @@ class LaneService:
         self._seats[name] = seat.index
         self._visitors[name], visitor.name = visitor, name
         try:
-            self._tell(JobAdded(name, need, asked["remaining"], seat.rung))
+            self._tell(m.JobAdded(name, need, asked["remaining"], seat.rung))
         except SalusError:
             with self._table.lock():
                 self._table.set_state(seat.index, FREE)
@@ -314,23 +301,23 @@ class LaneService:
 
     # What admission says
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: m.Event) -> None:
         self._carry_out(self._admission.handle(event))
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
+    def _carry_out(self, instructions: list[m.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Admit(name, lane, token):
+                case m.Admit(name, lane, token):
                     self._settle(name, token)
                     self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
-                case Move(name, _):
+                case m.Move(name, _):
                     self._settle(name)
-                case Pause(name):
+                case m.Pause(name):
                     with self._table.lock():
                         woken = self._turns.pause(self._seats[name], time.monotonic())
                     for index in woken:
                         self._waker.wake(self._table, index)
-                case Refuse(name, reason):
+                case m.Refuse(name, reason):
                     index = self._seats.pop(name)
                     with self._table.lock():
                         self._table.set_state(index, FREE)
