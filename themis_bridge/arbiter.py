@@ -46,7 +46,7 @@ class Arbiter:
             m.Release: self._leases.release,
             m.Removed: self._removed,
             m.Reserved: self._leases.note_reserved,
-            m.ReserveFailed: self._reserve_failed,
+            m.ReserveFailed: lambda failed: self._leases.take_failure(failed, self.auctioneer.retry_s),
             m.Freed: self._freed,
             m.Configured: self._configured,
             m.Tick: lambda tick: None,
@@ -211,9 +211,6 @@ class Arbiter:
     def _removed(self, event: m.Removed) -> None:
         if self._leases.end_closed(event):
             self.auctioneer.begin_soon()
-
-    def _reserve_failed(self, event: m.ReserveFailed) -> None:
-        self._leases.take_failure(event, self.auctioneer.retry_s)
 
     def _freed(self, event: m.Freed) -> None:
         self.state.backoff.end_pauses()

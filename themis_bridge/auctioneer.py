@@ -159,7 +159,8 @@ class Auctioneer:
             if not round_.bidders:
                 self._make_offers(round_)
             else:
-                self._clear(round_)
+                round_.narrow_offer(self._state.offerable())
+                self._settle(round_, self._decided(self._situation(round_), round_.bids))
         except Exception:
             # If this round stayed open, no other round could ever begin.
             logger.exception("themis: round %d failed; nothing is leased in it", round_.number)
@@ -210,11 +211,6 @@ class Auctioneer:
             held, most = situation.held[app], situation.quota.get(app)
             round_.bidders[app] = m.Offer(app, session, round_.number, offered, contention, gpus, held, most)
         self._out += round_.bidders.values()
-
-    def _clear(self, round_: Round) -> None:
-        """End the second stage: let the policy decide."""
-        round_.narrow_offer(self._state.offerable())
-        self._settle(round_, self._decided(self._situation(round_), round_.bids))
 
     def _decided(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         return whole(situation, self._policy.decide(situation, bids)) if situation.offer else Outcome()

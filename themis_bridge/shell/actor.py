@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -281,8 +281,11 @@ class ArbiterActor:
             self._flush()
 
     def _keep_house(self) -> None:
+        """Forget the mail and the bundles of apps that are gone, and publish the gauges."""
         with self._lock:
-            self._forget_gone_apps()
+            apps = self._arbiter.state.apps
+            self._write_ahead.forget_others({app.session for app in apps.values()})
+            self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
             self._gauges.set(self._arbiter.state, self._round_seconds)
             self._write_ahead.unwritten = True
 
@@ -304,7 +307,8 @@ class ArbiterActor:
     def _look_at_foreign_usage(self) -> None:
         """End the pauses if something outside Themis has given back what a reservation may have lacked."""
         with self._lock:
-            if self._tasks.owed() or not any(self._pauses()):
+            state = self._arbiter.state
+            if self._tasks.owed() or not any(state.backoff.retry_times(state.clock)):
                 self._foreign.busy()
             if not self._foreign.worth_a_look():
                 return
@@ -323,15 +327,6 @@ class ArbiterActor:
         with self._lock:
             for each in dead:
                 self._handle(each)
-
-    def _pauses(self) -> Iterator[tuple[str, float]]:
-        return self._arbiter.state.backoff.retry_times(self._arbiter.state.clock)
-
-    def _forget_gone_apps(self) -> None:
-        """Forget the mail and the bundles of apps that are gone."""
-        apps = self._arbiter.state.apps
-        self._write_ahead.forget_others({app.session for app in apps.values()})
-        self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
 
 
 def check_unit(unit: str) -> None:
