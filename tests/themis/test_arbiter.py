@@ -79,8 +79,6 @@ def test_a_report_that_cannot_be_true_is_refused_and_harms_nobody(report, caplog
     "bid",
     [
         Bid("evil", {NONE: 2.0, frozenset({"elsewhere"}): 1.0}),
-        Bid("evil", {NONE: math.nan}),
-        Bid("evil", {NONE: 1.0, frozenset({"g0"}): 2.0}),
         Bid("good", {NONE: 1.0}),
         None,
     ],
