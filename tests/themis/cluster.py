@@ -19,8 +19,8 @@ SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
 class Job:
     """The `Work` of an app of jobs that began at 0 s.
 
-    ``seconds``: of each job on one GPU. ``together``: GPUs of each job, which it needs at once. ``width``: the most GPUs
-    that it can use.
+    ``seconds``: of each job on one GPU. ``together``: GPUs of each job, which it needs at once. ``width``: the most
+    GPUs that it can use.
     """
 
     def __init__(self, jobs: int = 4, seconds: float = 1000.0, together: int = 1, width: int = 1):
