@@ -56,7 +56,7 @@ class LaneClient:
         self._link: socket.socket | None = None
         self._gate: Gate | None = None
         #: The token of the last admission; 0 before the first.
-        self._token = 0
+        self.token = 0
         self._last: dict[str, Any] = {}
 
     def admit(
@@ -125,11 +125,6 @@ class LaneClient:
             self._gate = None
         self._hang_up()
 
-    @property
-    def token(self) -> int:
-        """The token of the last admission; 0 before the first."""
-        return self._token
-
     def __enter__(self) -> LaneClient:
         return self
 
@@ -142,8 +137,8 @@ class LaneClient:
         told = self._ask(asked, timeout)
         if told["is"] != "admitted":
             raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
-        self._token = told["token"]
-        self._gate = Gate(SeatTable(self._directory), told["seat"], self._token)
+        self.token = told["token"]
+        self._gate = Gate(SeatTable(self._directory), told["seat"], self.token)
 
     def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send a request and wait for its answer. If the service dies meanwhile, ask the next one."""
@@ -169,9 +164,9 @@ class LaneClient:
 
     def _rejoin(self) -> bool | None:
         """Name this trial to a new service. Returns whether it still has its seat, None if the service died."""
-        if self._token == 0:
+        if self.token == 0:
             return False
-        told = self._exchange({"do": "rejoin", "name": self._name, "token": self._token}, None)
+        told = self._exchange({"do": "rejoin", "name": self._name, "token": self.token}, None)
         return None if told is None else told["is"] == "welcome"
 
     def _exchange(self, asked: dict[str, Any], timeout: float | None) -> dict[str, Any] | None:

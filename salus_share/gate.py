@@ -196,7 +196,6 @@ class Waker:
         self._socket: socket.socket | None = None
 
     def wake(self, table: SeatTable, index: int) -> None:
-        """Wake the trial in this seat."""
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
@@ -206,7 +205,6 @@ class Waker:
             self._socket.sendto(b"x", table.address(index, token))
 
     def close(self) -> None:
-        """Close the socket, if there is one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

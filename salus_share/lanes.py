@@ -80,7 +80,6 @@ class LaneTable:
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """Every admitted job."""
         return MappingProxyType(self._places)
 
     @property

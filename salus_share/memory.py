@@ -197,7 +197,6 @@ class Profile:
         self.usage: Usage | None = None
 
     def begin(self) -> None:
-        """An iteration begins."""
         if self._iterations < FIRST or self._iterations % GROUP == 0:
             self._meter.reset()
 

@@ -338,7 +338,6 @@ def apply(environment: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run the guard's process."""
     parser = argparse.ArgumentParser(description="Stops a GPU's MPS daemon when no user of it is alive.")
     parser.add_argument("--uuid", required=True)
     parser.add_argument("--directory", type=Path, required=True)

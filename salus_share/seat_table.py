@@ -83,7 +83,6 @@ class Seat:
 
     @property
     def standing(self) -> Standing:
-        """What a policy sees."""
         remaining = None if math.isnan(self.remaining) else self.remaining
         return Standing(self.arrival, self.service, self.last_turn, remaining, self.rung)
 

@@ -417,7 +417,6 @@ def _spawn(directory: Path, capacity: int, policy_name: str) -> subprocess.Popen
 
 
 def main() -> None:
-    """Run the service's process."""
     parser = argparse.ArgumentParser(description="The lane service of one device.")
     parser.add_argument("--home", type=Path, required=True, help="the device's directory")
     parser.add_argument("--capacity", type=int, required=True, help="bytes")

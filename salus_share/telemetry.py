@@ -117,7 +117,6 @@ class Telemetry:
         return None
 
     def close(self) -> None:
-        """Shut NVML down."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
             self._nvml = None

@@ -110,7 +110,6 @@ class SharedTrial:
             self.yield_memory()
 
     def leave(self) -> None:
-        """The trial is done with the device."""
         self._meter.lift()
         self._client.leave()
 

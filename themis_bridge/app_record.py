@@ -194,12 +194,10 @@ class AppRecord:
         return min(max(1.0, factor), MOST_WRONG) ** WORK_POWER
 
     def gain_gpu(self) -> None:
-        """It was granted one more GPU."""
         self.idle += SWITCH_S
         self.tokens = []
 
     def serve(self, seconds: float, held: int) -> None:
-        """It held ``held`` GPUs for ``seconds``."""
         spent = seconds * min(held, self.useful)
         self.spent += max(0.0, spent - self.idle)
         self.idle = max(0.0, self.idle - spent)

@@ -210,7 +210,6 @@ class ArbiterState:
         return most if record.endless else min(most, record.wanted)
 
     def leases_of_user(self, user: str) -> list[Lease]:
-        """The leases that the apps of a user hold."""
         return [each for each in self.leases if not each.closing and self.user_of(each.app) == user]
 
     def weights(self) -> Mapping[str, float]:
@@ -236,7 +235,6 @@ class ArbiterState:
         return {name: app.together for name, app in self.apps.items() if app.together > 1}
 
     def user_of(self, app: str) -> str:
-        """The user of an app that is known."""
         return self.apps[app].user or app
 
     def is_kept(self, lease: Lease, offer: Container[str]) -> bool:
@@ -270,7 +268,6 @@ class ArbiterState:
         return barred
 
     def validate(self) -> None:
-        """Assert every invariant of the state."""
         for lease in self.leases:
             assert lease.gpu in self.gpus, f"{lease} of a GPU that is not in the cluster"
             assert lease.token <= self.leases.token, f"{lease} has a token that was never given"

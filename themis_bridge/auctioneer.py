@@ -115,7 +115,6 @@ class Auctioneer:
                 lease.recalled = True
 
     def forget_app(self, name: str) -> None:
-        """The app is gone: the round goes on without it."""
         if self.round is not None:
             self.round.forget_app(name)
 

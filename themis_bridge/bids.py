@@ -117,7 +117,6 @@ class Endless:
 
     @property
     def together(self) -> int:
-        """1."""
         return 1
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:

@@ -130,7 +130,6 @@ class LeaseManager:
             lease.ending, lease.heir = True, None
 
     def close_expired(self) -> None:
-        """End the leases whose time is over."""
         for lease in list(self._state.leases):
             if not lease.closing and self._state.clock >= lease.expires:
                 self.close_lease(lease)
@@ -139,7 +138,6 @@ class LeaseManager:
     # --- what agents and Ray say of reservations
 
     def forget_gpu(self, gpu: str) -> None:
-        """The GPU has left the cluster."""
         self._state.backoff.forget(gpu=gpu)
         lease = self._state.leases.get(gpu)
         if lease is not None:
@@ -150,7 +148,6 @@ class LeaseManager:
                 self.tell_app(lease.heir)
 
     def release(self, event: m.Release) -> None:
-        """The holder has left the GPU."""
         lease = self._state.leases.current(event.gpu, event.token)
         if lease is not None and lease.app == event.app and not lease.closing:
             self.close_lease(lease)

@@ -23,8 +23,6 @@ from themis_bridge.settings import NO_QUOTA
 
 @dataclass
 class Round:
-    """See the module."""
-
     number: int
     #: End of the present stage on the arbiter's clock.
     deadline: float
@@ -72,7 +70,6 @@ class Round:
         return self.bidders.keys() - self.bids.keys() - self.refused
 
     def forget_app(self, app: str) -> None:
-        """Remove an app that is gone."""
         self.asked.pop(app, None)
         self.reports.pop(app, None)
         self.bidders.pop(app, None)
