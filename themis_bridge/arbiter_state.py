@@ -291,9 +291,8 @@ def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, 
     It is Slurm's fair share (multifactor priority plugin, "classic"): F = 2 ** (-usage / share), where a user's usage
     and share are parts of those of all users. So F is 0.5 for a user who had exactly his share.
 
-    Args:
-        usage: user -> decayed usage, also of users who have no app now.
-        users: those who have an app now. Everybody in either of them has an equal share.
+    ``usage``: user -> decayed usage, also of users who have no app now. ``users``: those who have an app now. Everybody
+    in either of them has an equal share.
     """
     total, count = sum(usage.values()), len({*usage, *users})
     return {user: 2.0 ** (-usage.get(user, 0.0) * count / total) if total else 1.0 for user in users}

@@ -77,10 +77,8 @@ class Valuation:
     def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Seconds from now until the app is done.
 
-        Args:
-            held: the GPUs that it would hold, with their places.
-            pieces: further GPUs: size of a piece that lies on one machine -> number of pieces.
-            racks: where the pieces are.
+        ``pieces``: GPUs beside those that it would hold: size of a piece that lies on one machine -> number of pieces.
+        ``racks``: where the pieces are.
         """
         held = list(held)
         counts = list(Counter(gpu.machine for gpu in held).values())
@@ -136,10 +134,7 @@ def make_bid(
     """The app's bid for an offer.
 
     Args:
-        app: its name.
-        valuation: its rho for any set of GPUs.
         held: the GPUs that it keeps whatever the outcome.
-        offer: the GPUs on offer.
         most: its quota, the most GPUs that it may hold in all; None if it has none.
         own: ids of the GPUs on offer that it holds until their leases end; it lists these first, so as not to move.
     """

@@ -123,11 +123,7 @@ def endless_rho(wanted: float, share: float, gpus: float) -> float:
 
     It is 1 if the app holds its share, or all GPUs that it wants where these are fewer, and no more than 1 with more of
     them, whatever it says. So a wish that is too large gains nothing beyond the share.
-
-    Args:
-        wanted: GPUs that its load wants now, >= 1. More GPUs change nothing.
-        share: its share of the cluster, R_C / N_avg, GPUs.
-        gpus: the GPUs that it would hold.
+    ``wanted``: GPUs that its load wants now, >= 1. ``share``: R_C / N_avg, GPUs.
     """
     return min(wanted, share) / min(wanted, gpus) if gpus > 0 else UNSERVED
 

@@ -53,9 +53,7 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
     The GPUs are divided into `END_GROUPS` groups that lie together (or machines, if those are smaller). Leases of one
     group end together, so that its GPUs can be won together; the groups' ends are spread over one length.
 
-    Args:
-        gpus: all GPUs of the cluster.
-        by_machine: the leases of all GPUs of a machine end together, since an app needs several of them at once.
+    ``by_machine``: the leases of all GPUs of a machine end together, since an app needs several of them at once.
     """
     places = sorted(gpus, key=lambda each: (each.machine, each.slot, each.id))
     phases, start = dict[str, float](), 0
@@ -70,10 +68,7 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
 def first_length(phase: float, now: float, length: float) -> float:
     """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
 
-    Args:
-        phase: as of `lease_phases`.
-        now: seconds on the arbiter's clock.
-        length: seconds of an ordinary lease; may be infinite.
+    ``phase``: as of `lease_phases`. ``length``: seconds of an ordinary lease; may be infinite.
     """
     if math.isinf(length):
         return length

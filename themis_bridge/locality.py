@@ -148,9 +148,7 @@ class Phase:
         A job that stays inside a machine feels no slowdown; one that spans machines feels ``across``. Because the
         better of the two and the best width count, another GPU never makes the phase longer.
 
-        Args:
-            counts: number of GPUs on each machine; without any GPU the app counts as having the fraction `NOTHING`.
-            across: S of a job that spans machines.
+        ``counts``: number of GPUs on each machine; without any GPU the app counts as having the fraction `NOTHING`.
         """
         if not self.work:
             return 0.0

@@ -38,11 +38,7 @@ def tie_break(app: str, joined: float, draw: float) -> TieBreak:
 
     By name, an app that calls itself "a" would win every tie. The lot is a hash that depends on the number of the draw,
     and on the time of arrival to its last bit, which no app knows when it chooses its name.
-
-    Args:
-        app: its name.
-        joined: when it joined, seconds on the arbiter's clock.
-        draw: another number in each draw, such as that of the round.
+    ``joined``: seconds on the arbiter's clock. ``draw``: another number in each draw, such as that of the round.
     """
     return joined, hashlib.blake2b(f"{draw!r}/{joined!r}/{app}".encode(), digest_size=LOT_BYTES).digest()
 

@@ -2,8 +2,8 @@
 
 A short app that waits ten minutes until the first leases end is behind for all its life. So when an app joins, its
 share of GPUs is recalled and auctioned at once. A holder that loses a lease has the usual notice; a GPU that no other
-app wins stays with its holder until the end that it was promised. The paper has no preemption;
-docs/themis.md says what it gains. The arbiter marks the leases, this module only chooses them.
+app wins stays with its holder until the end that it was promised. The paper has no preemption; docs/themis.md says what
+it gains. The arbiter marks the leases, this module only chooses them.
 """
 
 from __future__ import annotations
@@ -86,13 +86,8 @@ def _gangs_to_recall(
 ) -> list[Lease]:
     """The leases to recall for a newcomer that needs ``together`` GPUs of one machine at once.
 
-    Args:
-        together: see `messages.AppJoined`.
-        need: GPUs that it is to win beyond those that are free.
-        gpus: by id, all GPUs of the cluster.
-        leases: all leases.
-        held: app -> its leases that may be recalled; the apps that give first come first.
-        allowed: app -> how many of these it gives at most.
+    ``need``: GPUs that it is to win beyond those that are free. ``held``: app -> its leases that may be recalled; the
+    apps that give first come first. ``allowed``: app -> how many of these it gives at most.
     """
     machines: dict[str, list[Lease]] = {}
     free: Counter[str] = Counter()

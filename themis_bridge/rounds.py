@@ -115,11 +115,7 @@ def set_aside(state: ArbiterState, asked: Iterable[str], offer: Mapping[str, Gpu
     Each app first gets back what it holds itself, up to its reserve. What is missing is taken from free GPUs, and then
     from the apps that hold most on offer. If there is too little for all, the app that came first is first. So an app
     may lose its last GPU to the reserve of another one, but never a GPU of its own reserve. A user's quota is kept.
-
-    Args:
-        state: the arbiter's.
-        asked: apps that take part in the round.
-        offer: GPU id -> the GPU, for all on offer.
+    ``asked``: the apps that take part in the round. ``offer``: GPU id -> the GPU.
     """
     here = sorted((app for app in asked if app in state.apps), key=lambda app: (state.apps[app].joined, app))
     owed = {app: state.reserve(app) for app in here}

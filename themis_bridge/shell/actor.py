@@ -343,12 +343,9 @@ def restored(
     Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as
     well, so that its tokens and versions are above those of an arbiter that was stopped.
 
-    Args:
-        books: of the last arbiter; those that cannot be read are kept aside.
-        tasks: gets the groups that exist, and has to remove those that no app can hold.
-        gpus: in the cluster now.
-        settings: changes to the default `Settings`, if there are no books.
-        wall: time of day, s.
+    ``books``: those that cannot be read are kept aside. ``tasks``: gets the groups that exist, and has to remove those
+    that no app can hold. ``settings``: changes to the default `Settings`, if there are no books. ``wall``: time of
+    day, s.
     """
     known = {gpu.id for gpu in gpus}
     there: dict[str, tuple[str, int]] = {}

@@ -69,10 +69,8 @@ class ForeignUsage:
     def freed(self, taken: Mapping[str, float], ours: Iterable[Mapping[str, float]], wanted: Collection[str]) -> bool:
         """Whether others hold less than at the last look.
 
-        Args:
-            taken: Ray resource -> what is taken in the cluster.
-            ours: the bundles of the reservations that exist.
-            wanted: the resources that apps ask for.
+        ``taken``: in the cluster, by Ray resource. ``ours``: the bundles of the reservations that exist. ``wanted``:
+        the resources that apps ask for.
         """
         bundles = list(ours)
         held = {name: taken.get(name, 0.0) - sum(each.get(name, 0.0) for each in bundles) for name in wanted}
