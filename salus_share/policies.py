@@ -26,7 +26,7 @@ class Standing:
     """What a policy sees of a job.
 
     ``arrival``: its position in the order of arrival at the device, from 1. ``service``: the seconds of its iterations,
-    counted from the clock of its lane when it came (`turns.lane_clock`). ``last_turn``: the device's turn in which it
+    counted from the clock of its lane when it came (`Seats.others`). ``last_turn``: the device's turn in which it
     ran last. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``: how
     often a tuner has promoted it.
     """

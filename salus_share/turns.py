@@ -18,7 +18,7 @@ A trial of a lane is in one of five states:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -75,9 +75,10 @@ class Seats(Protocol[Key]):
         """The trials of a lane that may pass its gate."""
 
     def others(self, key: Key, lane: int, /) -> tuple[bool, float | None]:
-        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and `lane_clock`.
+        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and the lane's clock.
 
-        The clock is None if there are no such trials. Every pass asks it, so it makes no list, as `in_lane` does.
+        The clock is the largest service that one of them had when its last iteration began; None if there are none.
+        Every pass asks it, so it makes no list, as `in_lane` does.
         """
 
     def busy(self, key: Key, lane: int, /) -> bool:
@@ -219,15 +220,6 @@ def served(standing: Standing, seconds: float, turn: int) -> Standing:
     before = math.nan if standing.remaining is None else standing.remaining
     service, remaining = charge(standing.service, before, seconds)
     return replace(standing, service=service, last_turn=turn, remaining=None if remaining != remaining else remaining)
-
-
-def lane_clock(members: Iterable[Member]) -> float | None:
-    """The clock of a lane: the largest service that one of these trials had when its last iteration began.
-
-    None for no trials. `seat_table.SeatTable.others` computes the same from its bytes.
-    """
-    began = (one.standing.service if one.state == INSIDE else one.standing.service - one.last_s for one in members)
-    return max(began, default=None)
 
 
 def credited(service: float, clock: float) -> float:

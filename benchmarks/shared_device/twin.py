@@ -21,7 +21,7 @@ from salus_share.errors import SalusError
 from salus_share.lanes import Amount
 from salus_share.messages import Need
 from salus_share.policies import Policy, Standing
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Turns, check_token, lane_clock
+from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Turns, check_token
 
 #: Bytes per second at which a paused job's persistent memory leaves the device, and comes back. Judgement: a checkpoint
 #: on a local disk.
@@ -80,7 +80,8 @@ class TwinSeats:
     def others(self, job: str, lane: int) -> tuple[bool, float | None]:
         members = self.in_lane(lane)
         members.pop(job, None)
-        return any(seat.state != IDLE for seat in members.values()), lane_clock(members.values())
+        began = (s.standing.service - (0.0 if s.state == INSIDE else s.last_s) for s in members.values())
+        return any(seat.state != IDLE for seat in members.values()), max(began, default=None)
 
     def busy(self, job: str, lane: int) -> bool:
         return any(seat.state != IDLE for other, seat in self.in_lane(lane).items() if other != job)
