@@ -75,7 +75,7 @@ class Seats(Protocol[Key]):
         """The trials of a lane that may pass its gate."""
 
     def others(self, key: Key, lane: int, /) -> tuple[bool, float | None]:
-        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and the lane's clock.
+        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and its clock.
 
         The clock is the largest service that one of them had when its last iteration began; None if there are none.
         Every pass asks it, so it makes no list, as `in_lane` does.
