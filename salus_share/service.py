@@ -379,13 +379,13 @@ def status(directory: Path) -> dict[str, Any]:
         return told
 
 
-def start(directory: Path, capacity: int, policy_name: str, patience_s: float = START_S) -> socket.socket:
+def start(directory: Path, capacity: int, policy_name: str) -> socket.socket:
     """A connection to the device's service, which is started if there is none.
 
     Raises SalusError if the service has another capacity or policy, ServiceLost if it ends, or is not up within
-    ``patience_s`` seconds.
+    `START_S`.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + START_S
     process: subprocess.Popen[bytes] | None = None
     while True:
         with contextlib.suppress(OSError):
@@ -402,7 +402,7 @@ def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 
         if process is None or process.poll() is not None:
             process = _spawn(directory, capacity, policy_name)
         if time.monotonic() > deadline:
-            raise ServiceLost(f"no lane service at {directory} after {patience_s:.0f} s; see service.log there")
+            raise ServiceLost(f"no lane service at {directory} after {START_S:.0f} s; see service.log there")
         time.sleep(0.01)
 
 
