@@ -14,7 +14,7 @@ from themis_bridge import messages as m
 from themis_bridge.shell.books_file import Books
 
 
-class Outgoing:
+class WriteAhead:
     """See the module.
 
     books: where the state is written.
