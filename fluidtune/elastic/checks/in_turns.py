@@ -7,15 +7,13 @@ that waits for one that has ended, or for another kind of collective, ends at on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from ..data.loop_draws import DROPOUTS
 from ..errors import CannotDivide
-from ..group.current_session import use_in_this_thread
 from ..random_streams import capture_streams, restore_streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address
@@ -62,15 +60,6 @@ class InTurns:
         for error in sorted(errors, key=lambda error: isinstance(error, CannotDivide)):
             raise error
         return [results[rank] for rank in range(self.world)]
-
-    @contextmanager
-    def as_session(self, session: Any) -> Iterator[None]:
-        """What this thread finds as its session."""
-        use_in_this_thread(session)
-        try:
-            yield
-        finally:
-            use_in_this_thread(None)
 
     def exchange(self, rank: int, kind: str, value: Any) -> list[Any]:
         """What all ranks brought to this collective, in the order of ranks."""

@@ -23,11 +23,8 @@ from ..transport.trees import dense_strides
 from .group_view import GroupView
 from .precision import Precision
 
-#: Bytes of gradients in one allreduce. Judgement: large enough that the time of a message does not count, and the most
-#: memory that reducing takes at a time.
+#: Bytes of gradients in one allreduce: the most memory that reducing takes at a time.
 _BUCKET = 32 * 2**20
-
-
 #: Why such a loop has one worker.
 CAPTURED = "the loop captures a backward pass in a CUDA graph, which cannot sum gradients when it runs again"
 
@@ -40,8 +37,7 @@ class GradientReducer:
         self.parameters: list[torch.Tensor] = []
         self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
-        #: A backward pass is part of a CUDA graph. When the graph runs again, nothing of ours is called.
-        self.captured = False
+        self.captured = False  # a backward pass is part of a CUDA graph, which calls no hook when it runs again
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
         self._weight = 0.0  # of this worker's gradients in the last reduction
         self._names: dict[int, str] = {}  # of parameters, by id
@@ -162,7 +158,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _take_leaders(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Give all workers the leader's gradients that no step has taken. Returns how far each of its own was off."""
+        """Give all workers the leader's gradients that no step has taken. Returns how far each of the own was off."""
         device, leads = parameters[0].device, self._group.backend.rank == 0
         buffer, places, present = _buffer_for(parameters)
         if leads:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .lazy_session import LazySession
@@ -33,9 +35,14 @@ def wake_on_first_use(session: LazySession | None) -> None:
     _pending = session
 
 
-def use_in_this_thread(session: ElasticSession | None) -> None:
-    """Let this thread find another session than the rest of the process (`rehearsal`); None: the process' again."""
+@contextmanager
+def use_in_this_thread(session: ElasticSession) -> Iterator[None]:
+    """Let this thread find another session than the rest of the process (`rehearsal`)."""
     _of_thread.session = session
+    try:
+        yield
+    finally:
+        _of_thread.session = None
 
 
 def current() -> ElasticSession | None:
