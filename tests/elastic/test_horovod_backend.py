@@ -14,7 +14,7 @@ import pytest
 
 from fluidtune.elastic.transport import HorovodBackend
 from fluidtune.elastic.transport.rendezvous import Rendezvous
-from fluidtune.elastic.transport.signed_store import SignedStore
+from fluidtune.elastic.transport.signing import SignedStore
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.collective_backends import (
     HERE,

@@ -9,8 +9,8 @@ from ..commits.committable import CommittableState
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Reform
 
-#: Differences at boundaries before a trial goes on with one worker: the first may come from something that the loop does
-#: once, and after it all are equal again.
+#: Differences at boundaries before a trial goes on with one worker. The first may come from what the loop does once;
+#: after it all are equal again.
 MOST_DIFFERENCES = 2
 #: Boundaries in a row at which a growth is put off for the same loop before it is given up: a loop that may keep an
 #: iterator shows within two turns whether it does; meanwhile its new worker holds a device and does nothing.

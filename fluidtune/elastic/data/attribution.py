@@ -43,7 +43,9 @@ class Uses:
     both. ``tell``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
     """
 
-    def __init__(self, what: str, kind_of: Callable[[Share], int], tell: Callable[[], None], again: bool = True) -> None:
+    def __init__(
+        self, what: str, kind_of: Callable[[Share], int], tell: Callable[[], None], again: bool = True
+    ) -> None:
         self._what, self._kind_of, self._tell, self._again = what, kind_of, tell, again
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.

@@ -15,30 +15,29 @@ from ..alike.common_batches import CommonBatches
 from ..alike.growth import Growth
 from ..alike.likeness import Likeness
 from ..commits.commit_policy import CommitPolicy
-from ..commits.committable import CommittableState, TrialPosition
+from ..commits.committable import TrialPosition
 from ..data.attribution import BatchesAtHand
+from ..data.group_view import GroupView, refuse_left_out
 from ..data.loop_draws import LeadersStreams, seed_of, seed_streams
-from ..data.refusals import refuse_left_out
 from ..errors import GroupLost, Left, Refused
 from ..random_streams import Streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address, Reform
 from .control_messages import BoundaryOrder, HostRequests
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
-from .joining import called_in
 
 #: What a boundary is called in an error.
 _ORDER = "the boundary"
+#: Seconds that a joiner waits for the leader's call before it looks whether the host has asked for something else. The
+#: backend looks for the call far more often.
+_CALL_WAIT_S = 0.2
 
 
-class GroupMember:
-    """One worker's place in its trial's group; the `GroupView` of its loop.
+class GroupMember(GroupView):
+    """One worker's place in its trial's group. ``state`` must be set before the first boundary.
 
-    ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`. ``state`` must be set before the first
-    boundary.
+    ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`.
     """
-
-    state: CommittableState
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class GroupMember:
         self.commits = commits
         resume = commits.resume
         self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
-        #: See `GroupView`.
         self.batches = BatchesAtHand()
         self.common = CommonBatches()
         self.draws = LeadersStreams(str(backend.device) if backend.device.type == "cuda" else "cuda")
@@ -76,30 +74,26 @@ class GroupMember:
         #: In a joiner that has not received the trial's state yet: the trial's position, at which it is to join. Its
         #: function may still be at an earlier `epochs` call.
         self._joins_at: TrialPosition | None = None
-        #: The exception that ended this loop; None while the loop goes on.
+        #: The exception that ended this loop.
         self._over: BaseException | None = None
 
-    # -- the view of the loop's parts, see `GroupView` --
+    # -- the view of the loop's parts --
 
     @property
     def width(self) -> int:
-        """See `GroupView`."""
         return 1 if self._joins_at is not None else self._group.world
 
     @property
     def turn_number(self) -> int:
-        """See `GroupView`."""
         return self.position.iteration
 
     @property
     def generation(self) -> float:
-        """See `GroupView`."""
         return self._group.generation
 
     @property
     def backend(self) -> CollectiveBackend:
-        """See `GroupView`. The exception that ended the loop is raised again, since user code may have swallowed it."""
-        if self._over is not None:
+        if self._over is not None:  # user code may have swallowed it
             raise self._over
         return self._group
 
@@ -114,7 +108,7 @@ class GroupMember:
     def begin(self, start: int, *, counted: bool) -> int | None:
         """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop.
 
-        ``counted``: ``start`` is the epoch that the loop's own state has reached (from a checkpoint of the user's).
+        ``counted``: see `CommitPolicy.first_epoch`.
         """
         self.become_elastic()
         self.position.loop += 1
@@ -330,3 +324,32 @@ class GroupMember:
         if self.leader:
             self.commits.rewind()
         self.last_reform = (generation, time.perf_counter() - started)
+
+
+def called_in(requests: HostRequests, group: CollectiveBackend, worker: str) -> Reform:
+    """A joiner waits until its host has asked for a group and the leader calls ``worker`` into it. Returns the group.
+
+    Raises:
+        Left: the host has asked the joiner to leave.
+        Refused: the leader goes on without it.
+        GroupLost: the leader is gone.
+    """
+    with requests.changed:
+        requests.ready = True
+        requests.changed.notify_all()
+    announced: Reform | None = None
+    while True:
+        with requests.changed:
+            requests.changed.wait_for(lambda: requests.leaving or requests.entry is not None)
+            if requests.leaving:
+                raise Left(f"worker {worker} was asked to leave before it had entered")
+            reform = requests.entry
+        assert reform is not None
+        if reform is not announced:
+            group.announce_joiner(reform.address, reform.generation, reform.members.index(worker))
+            announced = reform
+        if group.wait_for_call(reform.address, reform.generation, patience=_CALL_WAIT_S):
+            called = group.called_members(reform.address, reform.generation)
+            if called and worker not in called:
+                raise Refused(f"the leader goes on without {worker}")
+            return reform

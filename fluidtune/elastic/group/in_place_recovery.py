@@ -8,16 +8,15 @@ from ..errors import GroupLost
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address
 
-#: Seconds that a leader waits for the survivors of a broken group. Judgement: a survivor that computes notices the loss
-#: at its next collective, which in most training loops comes within a few seconds.
+#: Seconds that a leader waits for the survivors of a broken group: one that computes notices the loss at its next
+#: collective.
 SURVIVOR_WAIT_S = 10.0
-#: Recoveries of one broken group, while further workers die, before the host must help. Judgement: a trial has few
-#: workers, and each recovery removes at least one.
+#: Recoveries of one broken group, while further workers die, before the host must help.
 MOST_RECOVERIES = 8
 #: The generation of a recovered group is that of the broken one plus this. It stays below the next whole number, which
 #: the host may choose, for 999 recoveries.
 GENERATION_STEP = 0.001
-#: Seconds between the leader's looks at who is there. Judgement: small against the forming of a group.
+#: Seconds between the leader's looks at who is there.
 _LOOK_S = 0.005
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from fluidtune.group_facts import GroupFacts
 
 from ..transport.membership import Reform
+from .worker_session import LeaderSession
 
 if TYPE_CHECKING:
     from .session import ElasticSession
 
 
-class LazySession:
-    """A `LeaderSession` that calls ``make`` when the loop first calls `fluidtune.elastic`, and delegates from then on.
+class LazySession(LeaderSession):
+    """A session that calls ``make`` when the loop first calls `fluidtune.elastic`, and delegates from then on.
 
     It is for trials that begin anew: one that goes on from a commit needs its `ElasticSession` at once.
     """
@@ -36,11 +37,9 @@ class LazySession:
         return None if self._made is None else self._made.fails_divided(error)
 
     def direct(self, reform: Reform) -> None:
-        """See `LeaderSession`. RuntimeError before the session is elastic."""
         self._elastic().direct(reform)
 
     def boundary(self, done: int) -> int:
-        """See `LeaderSession`. RuntimeError before the session is elastic."""
         return self._elastic().boundary(done)
 
     def leave(self) -> None:
@@ -51,16 +50,8 @@ class LazySession:
         if self._made is not None:
             self._made.close()
 
-    def forget_resume(self) -> None:
-        """Nothing to do: there is no commit."""
-
-    def outrun_resume(self) -> None:
-        """Nothing to do: there is no commit."""
-
-    def recall(self) -> None:
-        """Nothing to do: there is no commit."""
-
     def _elastic(self) -> ElasticSession:
+        """RuntimeError before the session is elastic."""
         if self._made is None:
             raise RuntimeError("this trial's loop has not called fluidtune.elastic: it cannot be resized")
         return self._made

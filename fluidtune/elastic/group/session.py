@@ -17,7 +17,7 @@ from fluidtune.group_facts import GroupFacts
 from ..commits.commit_policy import CommitPolicy
 from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
-from ..data.refusals import refuse_left_out, total_of_all
+from ..data.group_view import total_of_all
 from ..data.trial_state import TrialState
 from ..errors import GroupLost, explain
 from ..random_streams import Streams, complete_streams
@@ -25,10 +25,11 @@ from ..transport.base import CollectiveBackend
 from ..transport.membership import Reform
 from .boundary import GroupMember
 from .control_messages import HostRequests
+from .worker_session import FollowerSession, LeaderSession
 
 
-class ElasticSession:
-    """A `LeaderSession` and a `FollowerSession`, and what a training loop calls of its trial.
+class ElasticSession(LeaderSession, FollowerSession):
+    """One worker's session, be it the leader's or a follower's, and what a training loop calls of its trial.
 
     One thing: it has the methods of these protocols and of the loop, and each hands its call on.
 
@@ -38,7 +39,7 @@ class ElasticSession:
         leader: the trial's first worker: it runs the trial, commits, and takes followers in.
         backend: not shared with another session; its ``host`` and ``device`` are the worker's.
         device: where the trial's tensors are ("cpu", "cuda", "cuda:0").
-        commits: where the leader commits, or a follower in place of a leader that died; None: nowhere.
+        commits: where the leader commits, or a follower in place of a leader that died.
         resume: the commit to go on from.
         fingerprint: names the trial's configuration.
         note: returns what the host wants kept with a commit (`Commit.note`), picklable; called for every commit.
@@ -113,7 +114,6 @@ class ElasticSession:
         return self._member.position.iteration
 
     def fails_divided(self, error: BaseException) -> str | None:
-        """See `LeaderSession`."""
         return self._member.common.fails_divided(error, self._member.width) if self.leader else None
 
     @property
@@ -122,23 +122,18 @@ class ElasticSession:
         return self._member.generation
 
     def forget_resume(self) -> None:
-        """See `LeaderSession`."""
         self._commits.forget_resume()
         self._member.position.iteration = 0
 
     def outrun_resume(self) -> None:
-        """See `LeaderSession`. `epochs` sees by its ``start`` whether the loop took its newer state up.
-
-        Other loops begin with the state that they have.
-        """
+        # `epochs` sees by its ``start`` whether the loop took its newer state up. Other loops go on with what they have.
         self._commits.resume_is_older = True
 
     def recall(self) -> None:
-        """See `LeaderSession`."""
         self._commits.recall(self._member.state)
 
     def direct(self, reform: Reform | None) -> None:
-        """See `LeaderSession`. None: stay as you are.
+        """As `LeaderSession`; None takes the last directive back.
 
         Raises:
             ValueError: the leader is not members[0], or the generation is not a new one.
@@ -152,18 +147,12 @@ class ElasticSession:
             self._requests.reform = reform
 
     def wait_ready(self, timeout: float | None) -> bool:
-        """See `FollowerSession`: ready is a loop that stands at its first boundary."""
         requests = self._requests
         with requests.changed:
             requests.changed.wait_for(lambda: requests.ready or requests.closed, timeout)
             return requests.ready and not requests.closed
 
     def enter(self, reform: Reform) -> None:
-        """See `FollowerSession`.
-
-        Raises:
-            ValueError: this worker leads, or is no member.
-        """
         if self.leader or self.worker not in reform.members:
             raise ValueError(f"{self.worker} cannot enter {reform}: only a follower that is a member can")
         with self._requests.changed:
@@ -171,11 +160,6 @@ class ElasticSession:
             self._requests.changed.notify_all()
 
     def leave(self) -> None:
-        """See `WorkerSession`: the loop ends with `Left`, at once if it waits to enter, else at its next boundary.
-
-        There a leader commits, whatever that costs, and stops its followers too. A follower ends when its leader does,
-        re-forms without it, or dies.
-        """
         with self._requests.changed:
             self._requests.leaving = True
             self._requests.changed.notify_all()
@@ -183,7 +167,6 @@ class ElasticSession:
     # -- the loop's side: one thread --
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """See `FollowerSession`; a leader's function may also run in it."""
         try:
             value = fn(*args)
             self._member.end()
@@ -196,7 +179,7 @@ class ElasticSession:
             self.close()
 
     def close(self) -> None:
-        """See `WorkerSession`; waits until the last commit is written. Called in the loop's thread."""
+        """As `WorkerSession`. It waits until the last commit is written. Called in the loop's thread."""
         self._member.close()
         self._commits.flush()
         with self._requests.changed:
@@ -249,7 +232,6 @@ class ElasticSession:
         """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
         if self._member.width > 1:
-            refuse_left_out(self._member, "mean")
             pair = total_of_all(self._member, pair)
         return float(pair[0]) / float(pair[1])
 

@@ -57,7 +57,7 @@ class LeaderSession(WorkerSession, Protocol):
     def fails_divided(self, error: BaseException) -> str | None:
         """The loop has raised ``error``: why it must have one worker, in a line; None: the error is the trial's.
 
-        In the first turn whose batches are divided it may come of that. Alone the turn fails again, or does not.
+        In the first turn whose batches are divided the error may come of that. Alone the turn may not fail.
         """
         ...
 
@@ -101,13 +101,11 @@ class LeaderSession(WorkerSession, Protocol):
 class FollowerSession(WorkerSession, Protocol):
     """The session of any other worker of a trial. The order of calls: `run` and `wait_ready`, then `enter`."""
 
-    @property
-    def trial(self) -> str:
-        """Names the trial, for the name of the thread."""
-        ...
+    #: Names the trial, for the name of the thread.
+    trial: str
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Take part in the trial from `enter` until dismissed, then `close`. Called in a thread of its own.
+        """Take part in the trial from `enter` until dismissed, then `close`. It has a thread to itself.
 
         ``fn(*args)`` is the trial's code; a session whose followers compute nothing need not call it. Returns what
         ``fn`` returns.

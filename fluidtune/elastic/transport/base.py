@@ -32,25 +32,17 @@ from .forks import KeptOut, open_files, sockets
 from .liveness import FollowerConnections, LeaderConnection
 from .lockstep import Lockstep
 from .membership import Address
-from .signed_store import SignedStore
-from .signing import SIGNATURE_SIZE, Signer
+from .signing import SIGNATURE_SIZE, SignedStore, Signer
 
-#: Seconds after which a collective fails. Judgement: an iteration may take hours, and only the death of a worker should
-#: end a wait at a boundary.
+#: Seconds after which a collective fails. An iteration may take hours; only the death of a worker should end a wait.
 PATIENCE = 86_400.0
-
-#: Seconds between a joiner's looks at the leader's store. Judgement: a resize loses at most this, and each look is one
-#: small message.
+#: Seconds between a joiner's looks at the leader's store: a resize loses at most this.
 _POLL = 0.01
-
 #: Bytes before a pickled object in its broadcast: its length, and its signature.
 _HEAD = 8 + SIGNATURE_SIZE
 #: Bytes of a pickled object that travel in the same broadcast; a longer object takes two.
-#: Judgement: the orders at boundaries take a few hundred bytes.
 _INLINE = 4096 - _HEAD
-
-
-#: Numbers in an exchange. Judgement: a boundary compares fewer, and so short a message costs as much as an empty one.
+#: The most numbers in an exchange; so short a message costs as much as an empty one.
 NOTE = 31
 
 
@@ -70,7 +62,6 @@ class CollectiveBackend(ABC):
         self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0, secret: bytes = b""
     ) -> None:
         self.host = host
-        #: By which this process recognises what the trial's other workers wrote.
         self.signer = Signer(secret)
         self.device = torch.device(device)
         self.form_timeout = form_timeout
@@ -80,16 +71,14 @@ class CollectiveBackend(ABC):
         self.generation: float = -1
         self._lost: str | None = None
         self._apart = False  # the group is lost because its workers were in different collectives
-        #: None where there is no group that has formed.
-        self._lockstep: Lockstep | None = None
+        self._lockstep: Lockstep | None = None  # while there is a group
         self._meeting: SignedStore | None = None  # the leader's store, while there is a group
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._followers: FollowerConnections | None = None  # the leader's
         self._to_leader: LeaderConnection | None = None  # a follower's
         self._kept_out = KeptOut()
-        #: How many objects were broadcast in this generation.
-        self._broadcasts = 0
+        self._broadcasts = 0  # of objects, in this generation
 
     # -- rendezvous, the same for every library --
 
@@ -123,7 +112,7 @@ class CollectiveBackend(ABC):
         return ready and all(self.alive(generation, rank) for rank in ranks)
 
     def alive(self, generation: float, rank: int) -> bool | None:
-        """Leader: whether this follower's process lives; None: it was not seen in this generation."""
+        """Leader: whether this follower's process lives; None: it has not come to this generation."""
         assert self._followers is not None, "only the leader knows"
         return self._followers.alive((generation, rank))
 
@@ -215,7 +204,7 @@ class CollectiveBackend(ABC):
             return
         in_order = False
         if orderly:
-            # All are in the barrier when the first leaves it: from then on nobody needs the group.
+            # All are in the barrier when the first leaves it: from then on the group is not needed.
             with suppress(GroupLost):
                 self.barrier()
                 in_order = True
@@ -244,12 +233,11 @@ class CollectiveBackend(ABC):
 
     @property
     def lost(self) -> str | None:
-        """Why the group is lost, in a line; None: it is not, as far as is known, or it is dissolved."""
+        """Why the group is lost, in a line. A dissolved group is not lost."""
         return self._lost
 
     # -- collectives: in place, blocking; GroupLost when another worker is gone --
 
-    #
     # A rank that calls one collective while another rank calls another one gets CannotDivide within seconds. ``what``
     # names the collective for that error; equal names mean that ranks are at the same place of the loop.
 
@@ -331,7 +319,7 @@ class CollectiveBackend(ABC):
 
     @abstractmethod
     def _dissolve(self, in_order: bool) -> None:
-        """Undo `_form`, also after another worker died, without waiting for anyone.
+        """Undo `_form`, also after another worker died, without waiting for the others.
 
         ``in_order``: all workers do so now, and no collective is on its way.
         """
@@ -373,7 +361,7 @@ class CollectiveBackend(ABC):
             self._break_up(why)
 
     def _death(self, world: int | None = None) -> str | None:
-        """Which worker of the group is dead, in a line; None: all live, or the leader has not seen it yet.
+        """Which worker of the group is dead, in a line, as far as the leader has seen.
 
         Called in any thread while there is a group, or while one of ``world`` workers forms. The leader tells the
         others through its store, as they have no connections to each other.
@@ -445,7 +433,7 @@ class CollectiveBackend(ABC):
             time.sleep(0.002)
 
     def _dead(self, world: int) -> int | None:
-        """Leader: the rank of a member that died while the group forms; None: all live."""
+        """Leader: the rank of a member that died."""
         return next((r for r in range(1, world) if self.alive(self.generation, r) is False), None)
 
     def _store(self, address: Address) -> SignedStore:

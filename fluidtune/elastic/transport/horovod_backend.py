@@ -21,10 +21,10 @@ from .base import CollectiveBackend
 from .horovod_there import GPU_INSTALL_HINT, require_horovod
 from .membership import Address
 from .rendezvous import Rendezvous
-from .signed_store import SignedStore
+from .signing import SignedStore
 from .torch_backend import interface_of
 
-#: Seconds between two looks whether a member died while a group forms. Judgement: small against the forming itself.
+#: Seconds between two looks whether a member died while a group forms.
 _LOOK_S = 0.02
 
 

@@ -11,6 +11,10 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist  # at run time an emulated device needs no torch
 
 #: Bytes of a secret. RFC 2104, section 3: at least as long as the hash's output, which is 32 bytes for SHA-256.
 SECRET_SIZE = 32
@@ -65,3 +69,32 @@ class Signer:
                 "(see docs/security.md); further ones are only counted",
                 what,
             )
+
+
+class SignedStore:
+    """The leader's store, as the members of a group use it: what they write is signed; what is not signed is not there.
+
+    ``store``: the store, or a part of it; ``where`` names the part, so that no value counts in another one. The methods
+    raise RuntimeError if the store is gone.
+    """
+
+    def __init__(self, store: dist.Store, signer: Signer, where: str = "") -> None:
+        #: For a collective library, which signs nothing.
+        self.unsigned = store
+        self._signer = signer
+        self._where = where
+
+    def say(self, key: str, value: bytes = b"1") -> None:
+        """Write a value that the other members may rely on."""
+        self.unsigned.set(key, self._signer.sign(self._where + key, value))
+
+    def heard(self, key: str) -> bytes | None:
+        """What a member has written under this key; None: nothing so far."""
+        return self._signed(key) if self.unsigned.check([key]) else None
+
+    def all_said(self, keys: list[str]) -> bool:
+        """Whether members have written something under all of these keys."""
+        return self.unsigned.check(keys) and all(self._signed(key) is not None for key in keys)
+
+    def _signed(self, key: str) -> bytes | None:
+        return self._signer.value_of(self._where + key, self.unsigned.get(key))
