@@ -10,13 +10,12 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import peer_processes, until
+from fluidtune.testing.processes import until
 
 from . import trials, tutorial_loops, tutorial_models, tutorial_readings, tutorial_sequences
-from .test_kinds_of_loops import Refused, Trip, same, seed
+from .driving import Refused, Trip, same, seed
 
 pytestmark = pytest.mark.slow
 HISTORIES = {"1-2-2-1": (1, 2, 2, 1), "2-3-3": (2, 3, 3)}
@@ -87,15 +86,6 @@ class Seeing(Trip):
 
     def common(self) -> str:
         return self.pool[0].call(common_state)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with peer_processes(3) as started:
-        yield started
-    torch.set_num_threads(threads)
 
 
 def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:

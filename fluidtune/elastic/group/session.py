@@ -126,7 +126,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         self._member.position.iteration = 0
 
     def outrun_resume(self) -> None:
-        # `epochs` sees by its ``start`` whether the loop took its newer state up. Other loops go on with what they have.
+        # `epochs` sees by its ``start`` whether the loop took its newer state up. Others go on with what they have.
         self._commits.resume_is_older = True
 
     def recall(self) -> None:

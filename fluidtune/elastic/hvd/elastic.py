@@ -19,6 +19,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from horovod.torch import elastic as _elastic
 from horovod.torch.elastic import ElasticSampler, TorchState
 
+from ..commits.committable import CommittableState
 from ..errors import GroupLost
 from ..group.current_session import current
 from ..group.session import ElasticSession
@@ -44,19 +45,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class SavedState:
-    """What a Horovod state has saved, as the `CommittableState` of the session.
+class SavedState(CommittableState):
+    """What a Horovod state has saved.
 
     A Horovod state saves copies, except for the plain values of an `ObjectState`. A state that is not built on one of
     Horovod's own saves in its own way, and cannot be committed to a disk.
     """
+
+    own_streams = True
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.loaded = False
 
     def capture(self) -> dict[str, Any]:
-        """See `CommittableState`."""
         handlers = getattr(self._state, "_handlers", {})
         return {
             "values": copy.deepcopy(getattr(self._state, "_saved_state", {})),
@@ -64,7 +66,6 @@ class SavedState:
         }
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
-        """See `CommittableState`. ValueError if it is the state of other objects."""
         handlers = getattr(self._state, "_handlers", {})
         have, want = {*handlers, *getattr(self._state, "_saved_state", {})}, {*state["handlers"], *state["values"]}
         if have != want:
@@ -87,32 +88,8 @@ class SavedState:
         for name, values in saved.items():
             vars(handlers[name]).update(values)
 
-    own_streams = True
-
     def broadcast(self, backend: CollectiveBackend) -> None:
         """Nothing to do: the state's own ``sync`` does it, when the function is called again."""
-
-    def loop_begins(self) -> None:
-        """See `CommittableState`."""
-
-    def obstacle(self, lasting: bool = False) -> str | None:
-        """See `CommittableState`: the script says itself what its state is."""
-        return None
-
-    def facts(self, weights: bool) -> dict[str, float]:
-        """See `CommittableState`: the script synchronises its state by itself."""
-        return {}
-
-    def digests(self) -> dict[str, float]:
-        """See `CommittableState`: as `facts`."""
-        return {}
-
-    def take_over(self, backend: CollectiveBackend) -> float:
-        """See `CommittableState`; never called, because nothing is compared."""
-        return 0.0
-
-    def set_width(self, width: int) -> None:
-        """Nothing to do."""
 
 
 def _without_value(handler: Any) -> dict[str, Any]:
