@@ -37,8 +37,8 @@ from fluidtune.group_facts import GroupFacts
 
 from .processes import PeerProcess
 
-#: Seconds within which a peer's death must be noticed, and within which a group must form. Judgement: far above what it
-#: takes on a loaded machine, far below the time-outs of the collective libraries.
+#: Seconds within which a peer's death must be noticed, and within which a group must form. That is far above what it
+#: takes on a loaded machine, and far below the time-outs of the collective libraries.
 NOTICE_S, FORM_S = 15.0, 30.0
 
 
@@ -326,9 +326,15 @@ class GroupContract(LeaderContract):
         facts = leader.call(_facts)
         assert facts.width == 2 and facts.last_reform[0] == 2
 
-    def test_a_follower_that_waits_to_enter_leaves_at_once(self, case: SessionCase, workers: Workers) -> None:
-        follower = workers.host(case, "w1")
-        assert follower.call(_call, "wait_ready", FORM_S)
+    @pytest.mark.parametrize("told", [False, True])
+    def test_a_follower_that_waits_to_enter_leaves_at_once(
+        self, told: bool, case: SessionCase, workers: Workers
+    ) -> None:
+        if told:
+            follower = self._join(case, workers, "w1", self._reform(self._led(case, workers), 1, "w1"))
+        else:
+            follower = workers.host(case, "w1")
+            assert follower.call(_call, "wait_ready", FORM_S)
         assert follower.call(_outcome, 0.2) is None
         follower.call(_call, "leave")
         assert follower.call(_outcome, NOTICE_S) == "left"

@@ -114,12 +114,17 @@ class ElasticSession(LeaderSession, FollowerSession):
         return self._member.position.iteration
 
     def fails_divided(self, error: BaseException) -> str | None:
-        return self._member.common.fails_divided(error, self._member.width) if self.leader else None
+        return self._member.common.fails_divided(error, self.width) if self.leader else None
 
     @property
     def generation(self) -> float:
         """Of the group that the loop runs in; -1 before the first reform."""
         return self._member.generation
+
+    @property
+    def width(self) -> int:
+        """The number of workers in the group that the loop runs in."""
+        return self._member.width
 
     def forget_resume(self) -> None:
         self._commits.forget_resume()
@@ -231,7 +236,7 @@ class ElasticSession(LeaderSession, FollowerSession):
     def mean(self, total: float, count: float) -> float:
         """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
-        if self._member.width > 1:
+        if self.width > 1:
             pair = total_of_all(self._member, pair)
         return float(pair[0]) / float(pair[1])
 
