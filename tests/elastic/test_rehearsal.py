@@ -111,6 +111,13 @@ def accumulated():
             optimizer.step()
 
 
+def take_steps(model, optimizer, batches, loss=mean):
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss(model, x, y).backward()
+        optimizer.step()
+
+
 class Steps:
     """A class trainable, as its host runs it."""
 
@@ -122,9 +129,7 @@ class Steps:
     def run(self, loss=mean):
         while True:
             elastic.current().boundary()
-            for x, y in self.loader:
-                loss(self.trial, x, y).backward()
-                self.optimizer.step()
+            take_steps(self.trial, self.optimizer, self.loader, loss)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +190,14 @@ def new_layer():
     optimizer = elastic.prepare(torch.optim.SGD(model[0].parameters(), lr=0.1))
     optimizer.add_param_group({"params": model[-1].parameters()})
     for _ in elastic.epochs(0, 2):
-        for x, y in loader:
-            mean(model, x, y).backward()
-            optimizer.step()
+        take_steps(model, optimizer, loader)
 
 
 def fetching_ahead():
     model, loader = elastic.prepare(model_of(), DataLoader(Samples(), batch_size=15))
     optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in elastic.epochs(0, 2):
-        batches = list(loader)
-        for x, y in batches:
-            mean(model, x, y).backward()
-            optimizer.step()
+        take_steps(model, optimizer, list(loader))
 
 
 def leaving_short_shares_out():
@@ -240,6 +240,10 @@ def test_what_the_contract_does_not_cover_is_found(trial, says, seed):
     assert "\n" not in verdict.reason
 
 
+def mean_of_positives(model, x, y):
+    return ((model(x) - y).square() * y).sum() / y.sum().clamp(min=1)
+
+
 def evenly_divided_at_first():
     """Five batches of which each half has two positives, and a sixth with four in its first half."""
     even, uneven = [1.0, 0.0] * 4, [1.0] * 4 + [0.0] * 4
@@ -248,10 +252,7 @@ def evenly_divided_at_first():
     model, loader = elastic.prepare(nn.Linear(4, 1), DataLoader(TensorDataset(x, y), batch_size=8))
     optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in elastic.epochs(0, 2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            (((model(x) - y).square() * y).sum() / y.sum().clamp(min=1)).backward()
-            optimizer.step()
+        take_steps(model, optimizer, loader, mean_of_positives)
 
 
 def test_samples_that_happen_to_divide_evenly_do_not_hide_an_error(monkeypatch):
