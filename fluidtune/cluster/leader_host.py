@@ -221,7 +221,7 @@ class LeaderHost:
             if ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
         if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
-            session.recall()
+            session.load_commit()
         if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
             return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
@@ -241,7 +241,7 @@ class LeaderHost:
             if reports.state_replaced():
                 delete_commits(spec.kwargs["storage"])
         elif reports.checkpoint_restored():
-            session.outrun_resume()
+            session.prefer_checkpoint()
         return reports.reported
 
     def leave_in_order(self) -> None:

@@ -258,7 +258,7 @@ def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
         kept = Commit("t", "", loop=0, epoch=8, iteration=8, state=state)
         session = lone_session(resume=kept)
         session.prepare(model)
-        session.outrun_resume()
+        session.prefer_checkpoint()
         begin(session)
         assert torch.equal(model.weight, before)
         session.close()

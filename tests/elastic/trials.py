@@ -325,7 +325,7 @@ def counting(config: dict[str, Any], report: Report) -> list[int]:
     Returns the number of workers in each turn.
     """
     session, count, widths = here().session, Count(), []
-    session.adopt(count)
+    session.use_own_state(count)
     if not session.first_boundary():
         return []
     session.save()
@@ -341,10 +341,10 @@ def counting(config: dict[str, Any], report: Report) -> list[int]:
             session.boundary()
         except GroupLost:
             try:
-                session.mend()
+                session.recover_in_place()
             except GroupLost:
                 if not session.leader:
-                    session.bequeath()
+                    session.commit_as_heir()
                 raise
             count.value = count.saved
     return widths

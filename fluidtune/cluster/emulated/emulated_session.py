@@ -74,10 +74,10 @@ class EmulatedSession:
     def forget_resume(self) -> None:
         """Nothing to do: there is no commit."""
 
-    def outrun_resume(self) -> None:
+    def prefer_checkpoint(self) -> None:
         """Nothing to do: there is no commit."""
 
-    def recall(self) -> None:
+    def load_commit(self) -> None:
         """Nothing to do: there is no commit."""
 
     def fails_divided(self, error: BaseException) -> None:

@@ -61,7 +61,6 @@ class CommonBatches:
         self.state = after.get(self.state, self.state)
 
     def stepped(self) -> None:
-        """An optimizer has taken a step."""
         self._learned = True
         if self.state == "compared":
             self.state = "stepped"
@@ -78,7 +77,6 @@ class CommonBatches:
             self.state = "first"
 
     def got(self, common: bool) -> None:
-        """The loop gets a batch."""
         self.had_common = self.had_common or common
         self.had_divided = self.had_divided or not common
 

@@ -122,11 +122,7 @@ class TurnBackend(CollectiveBackend):
         return self.host, 0
 
     def dissolve(self, *, orderly: bool = False) -> None:
-        """The group ends with its threads."""
         self.rank, self.world = 0, 1
-
-    def close(self) -> None:
-        self.dissolve()
 
     def _form(self, *_: Any) -> None:
         raise CannotDivide("a rehearsal has one group")

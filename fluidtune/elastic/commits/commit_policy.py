@@ -57,10 +57,9 @@ class CommitPolicy:
     # -- what to go on from --
 
     def forget_resume(self) -> None:
-        """Do not go on from ``resume``."""
         self.resume, self._last_iteration = None, 0
 
-    def recall(self, state: CommittableState) -> None:
+    def load_commit(self, state: CommittableState) -> None:
         """Put ``resume`` into the live objects before the loop has begun, unless these are newer."""
         if self.resume is not None and not self.resume_is_older:
             state.load(self.resume.state, with_streams=True)
@@ -103,7 +102,6 @@ class CommitPolicy:
             self._last_iteration = position.iteration
 
     def flush(self) -> None:
-        """Wait until the last commit is written."""
         if self._store is not None:
             self._store.flush()
 

@@ -23,7 +23,7 @@ class TrialPosition:
 
 
 class CommittableState(ABC):
-    """What a trial consists of: `TrialState`, unless the trial brings its own (`ElasticSession.adopt`).
+    """What a trial consists of: `TrialState`, unless the trial brings its own (`ElasticSession.use_own_state`).
 
     The methods with a body are for a trial that keeps its state equal in all workers by itself.
     """

@@ -41,7 +41,6 @@ class Steering:
         self._always = False
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compare before steps of this optimizer."""
         optimizer.register_step_pre_hook(self._stepping)
 
     def next_turn(self, restart: bool) -> None:

@@ -154,10 +154,7 @@ class GroupMember(GroupView):
             self._group.dissolve(orderly=True)
             self._end_loop(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
         if order.epoch != epoch:
-            raise RuntimeError(
-                f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "
-                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
-            )
+            raise RuntimeError(f"worker {self.worker} stands before epoch {epoch}, {_apart(order)}")
         if self.width > 1:
             self.likeness.compare_all(self._group, self.state, order.weights)
         if order.kind == "stop":
@@ -190,10 +187,7 @@ class GroupMember(GroupView):
         """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
         order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None, _ORDER)
         if order is not None and order.kind != "end":
-            raise RuntimeError(
-                f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
-                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
-            )
+            raise RuntimeError(f"worker {self.worker} has ended, {_apart(order)}")
         self._group.dissolve(orderly=True)
 
     def close(self) -> None:
@@ -304,7 +298,7 @@ class GroupMember(GroupView):
     def recover(self) -> None:
         """After a `GroupLost`: go on in a group of the workers that are left, under the leader.
 
-        If another worker dies meanwhile, the rest form a smaller group. See also `ElasticSession.mend`.
+        If another worker dies meanwhile, the rest form a smaller group. See also `ElasticSession.recover_in_place`.
         """
         started = time.perf_counter()
         for last in [False] * (MOST_RECOVERIES - 1) + [True]:
@@ -324,6 +318,13 @@ class GroupMember(GroupView):
         if self.leader:
             self.commits.rewind()
         self.last_reform = (generation, time.perf_counter() - started)
+
+
+def _apart(order: BoundaryOrder) -> str:
+    return (
+        f"its leader stands before epoch {order.epoch}: leave elastic.epochs() only on values that are the same on all "
+        "workers, such as elastic.mean()'s"
+    )
 
 
 def called_in(requests: HostRequests, group: CollectiveBackend, worker: str) -> Reform:

@@ -31,7 +31,7 @@ from .worker_session import FollowerSession, LeaderSession
 class ElasticSession(LeaderSession, FollowerSession):
     """One worker's session, be it the leader's or a follower's, and what a training loop calls of its trial.
 
-    One thing: it has the methods of these protocols and of the loop, and each hands its call on.
+    One thing: it has the methods of two protocols, and those of `elastic` for the loop, and each hands its call on.
 
     Args:
         trial: names the trial; with the generation and rank it seeds a follower's random streams.
@@ -44,7 +44,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         fingerprint: names the trial's configuration.
         note: returns what the host wants kept with a commit (`Commit.note`), picklable; called for every commit.
         brief: returns the part of such a note that a follower needs to commit in place of a leader that died.
-        rewind: called in the leader's loop, with the note of the last save, when the trial goes back to it (`mend`).
+        rewind: called in the leader's loop, with the note of the last save, when `recover_in_place` goes back to it.
         streams: the random streams with which the trial's code began (`random_streams`), for commits and joiners.
 
     Raises:
@@ -130,12 +130,12 @@ class ElasticSession(LeaderSession, FollowerSession):
         self._commits.forget_resume()
         self._member.position.iteration = 0
 
-    def outrun_resume(self) -> None:
+    def prefer_checkpoint(self) -> None:
         # `epochs` sees by its ``start`` whether the loop took its newer state up. Others go on with what they have.
         self._commits.resume_is_older = True
 
-    def recall(self) -> None:
-        self._commits.recall(self._member.state)
+    def load_commit(self) -> None:
+        self._commits.load_commit(self._member.state)
 
     def direct(self, reform: Reform | None) -> None:
         """As `LeaderSession`; None takes the last directive back.
@@ -192,12 +192,10 @@ class ElasticSession(LeaderSession, FollowerSession):
             self._requests.changed.notify_all()
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
-        """See `elastic.prepare`. May be called several times."""
         self._member.become_elastic()
         return self._objects.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
-        """See `elastic.epochs`."""
         if self._in_epochs:
             self._member.growth.end("elastic.epochs() is called inside elastic.epochs(): let the inner one be range()")
             yield from range(start, stop)
@@ -234,14 +232,12 @@ class ElasticSession(LeaderSession, FollowerSession):
         return step
 
     def mean(self, total: float, count: float) -> float:
-        """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
         if self.width > 1:
             pair = total_of_all(self._member, pair)
         return float(pair[0]) / float(pair[1])
 
     def samples(self, n: int) -> int:
-        """See `elastic.samples`."""
         share = self._member.batches.counts.use()
         n = 0 if share is not None and share.stand_in else n
         self._member.batches.counted.told += n
@@ -249,7 +245,7 @@ class ElasticSession(LeaderSession, FollowerSession):
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --
 
-    def adopt(self, state: CommittableState) -> None:
+    def use_own_state(self, state: CommittableState) -> None:
         """The trial is ``state``, and its boundaries are where it calls `boundary`."""
         self._member.become_elastic()
         self._member.state, self._next_step = state, None
@@ -272,14 +268,14 @@ class ElasticSession(LeaderSession, FollowerSession):
         return self._member.backend
 
     def save(self) -> None:
-        """What the adopted state has saved now is what later boundaries commit, and what `mend` goes back to."""
+        """Later boundaries commit what the own state has saved now, and `recover_in_place` goes back to it."""
         self._commits.save(self._member.position, self._member.state)
 
-    def bequeath(self) -> None:
+    def commit_as_heir(self) -> None:
         """Follower: commit in place of the leader, which is gone, what was saved before its last order."""
         self._commits.commit_inherited()
 
-    def mend(self) -> None:
+    def recover_in_place(self) -> None:
         """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
 
         The caller puts the last save back.

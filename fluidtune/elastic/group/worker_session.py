@@ -86,14 +86,14 @@ class LeaderSession(WorkerSession, Protocol):
         """
         ...
 
-    def outrun_resume(self) -> None:
+    def prefer_checkpoint(self) -> None:
         """Go on from the trial's commit only if the loop's own state is older.
 
         Called before the loop runs: Tune has restored a checkpoint that is newer than the commit.
         """
         ...
 
-    def recall(self) -> None:
+    def load_commit(self) -> None:
         """Put the commit's state into a class trainable's objects before its first step, so that Tune can save it."""
         ...
 

@@ -108,11 +108,11 @@ class _ElasticRun:
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         session, state = self._session, self._state
-        session.adopt(self._saved)
+        session.use_own_state(self._saved)
         if not session.first_boundary():
             return None
         if session.leader:
-            session.save()  # what `mend` goes back to before the first commit
+            session.save()  # what `recover_in_place` goes back to before the first commit
         # Set on the object, so that what the user's own subclass overrides is kept.
         state.save, state.check_host_updates = self._save, self._check_host_updates
         if self._saved.loaded or not session.leader:
@@ -142,10 +142,10 @@ class _ElasticRun:
 
     def _mend(self) -> None:
         try:
-            self._session.mend()
+            self._session.recover_in_place()
         except GroupLost:
             if not self._session.leader:
-                self._session.bequeath()
+                self._session.commit_as_heir()
             raise
         # Only now: a sampler asks for the size of the group.
         self._saved.restore()

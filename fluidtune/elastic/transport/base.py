@@ -164,7 +164,7 @@ class CollectiveBackend(ABC):
         """Become ``rank`` of ``world`` in this generation. All members call it; it returns when all are connected.
 
         A world of 1 needs no other worker, and its collectives cost nothing. Generations are whole numbers, except
-        after a recovery (`ElasticSession.mend`).
+        after a recovery (`ElasticSession.recover_in_place`).
 
         Raises:
             GroupLost: a member died, or the group has not formed within ``form_timeout`` seconds.
