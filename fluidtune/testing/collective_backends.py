@@ -191,7 +191,7 @@ class CollectiveBackendContract:
         form(pool, 1)
         assert everyone(pool, place) == [(0, 3), (1, 3), (2, 3)]
         for size in (1, 1000, 3_000_000):
-            assert together(pool, lambda rank, n=size: (summed, 10.0**rank, n)) == [[111.0]] * 3
+            assert together(pool, lambda rank: (summed, 10.0**rank, size)) == [[111.0]] * 3  # noqa: B023
         assert together(pool, lambda rank: (spread, [[rank, rank + 5]])) == [[[0, 5]]] * 3
         everyone(pool, ask, "barrier")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ class TrialPosition:
     iteration: int
 
 
-class CommittableState(ABC):
+class CommittableState:
     """What a trial consists of: `TrialState`, unless the trial brings its own (`ElasticSession.use_own_state`).
 
     The methods with a body are for a trial that keeps its state equal in all workers by itself.
@@ -31,21 +30,21 @@ class CommittableState(ABC):
     #: Each follower draws from its own random streams, and not from the leader's.
     own_streams = False
 
-    @abstractmethod
     def capture(self) -> dict[str, Any]:
         """A snapshot on the CPU that shares nothing with the live objects."""
+        raise NotImplementedError
 
-    @abstractmethod
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
         """Put a snapshot back into the live objects. ``with_streams``: and into the process' random streams.
 
         Raises:
             ValueError: it is the state of other objects.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def broadcast(self, backend: CollectiveBackend) -> None:
         """All ranks of a group: take rank 0's state."""
+        raise NotImplementedError
 
     def loop_begins(self) -> None:
         """The boundary before the first iteration of a loop: other processes get there with the same objects."""

@@ -15,7 +15,7 @@ from ..alike.common_batches import CommonBatches
 from ..alike.growth import Growth
 from ..alike.likeness import Likeness
 from ..commits.commit_policy import CommitPolicy
-from ..commits.committable import TrialPosition
+from ..commits.committable import CommittableState, TrialPosition
 from ..data.attribution import BatchesAtHand
 from ..data.group_view import GroupView, refuse_left_out
 from ..data.loop_draws import LeadersStreams, seed_of, seed_streams
@@ -38,6 +38,8 @@ class GroupMember(GroupView):
 
     ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`.
     """
+
+    state: CommittableState
 
     def __init__(
         self,

@@ -84,18 +84,18 @@ class LeaderSession(WorkerSession, Protocol):
 
         This method and the next two do nothing in a session that has no commit to go on from.
         """
-        ...
+        return
 
     def prefer_checkpoint(self) -> None:
         """Go on from the trial's commit only if the loop's own state is older.
 
         Called before the loop runs: Tune has restored a checkpoint that is newer than the commit.
         """
-        ...
+        return
 
     def load_commit(self) -> None:
         """Put the commit's state into a class trainable's objects before its first step, so that Tune can save it."""
-        ...
+        return
 
 
 class FollowerSession(WorkerSession, Protocol):
