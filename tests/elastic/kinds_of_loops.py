@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -260,30 +260,11 @@ class Run:
         self.optimizer.step()
         if self.mix.schedule == "by step":
             self.scheduler.step()
-        if self.mix.extra in ("ema", "swa"):
-            self.more["average"].update_parameters(self.model)
 
 
 def plain(run: Run) -> None:
     for x, y in run.batches():
         run.step(run.loss(x, y))
-
-
-def accumulate(run: Run) -> None:
-    for i, (x, y) in enumerate(run.batches(), start=1):
-        (run.loss(x, y) / 2).backward()
-        if i % 2 == 0 or i == len(run.loader):
-            run.stepped()
-            run.optimizer.zero_grad(set_to_none=False)
-
-
-def accumulate_over_turns(run: Run) -> None:
-    for x, y in run.batches():
-        run.loss(x, y).backward()
-        run.more["batches"] = run.more.get("batches", 0) + 1
-        if run.epoch % 2:
-            run.stepped()
-            run.optimizer.zero_grad()
 
 
 def clip_norm(run: Run) -> None:
@@ -376,17 +357,6 @@ def adversarial(run: Run) -> None:
         optimizer.step()
 
 
-def several_losses(run: Run) -> None:
-    """Two models of which each learns from its own loss, one optimizer for both."""
-    for x, y in run.batches():
-        run.optimizer.zero_grad()
-        run.loss(x, y).backward()
-        F.l1_loss(run.more["maker"](x), x).backward()
-        run.stepped()
-        run.more["optimizer"].step()
-        run.more["optimizer"].zero_grad()
-
-
 def prefetching(run: Run) -> None:
     batches = run.batches()
     coming = next(batches, None)
@@ -414,11 +384,6 @@ def alternating(run: Run) -> None:
     plain(run)
     for x, _ in run.batches(run.other):
         run.step(0.1 * run.model(x).square().mean())
-
-
-def first_batches(run: Run) -> None:
-    for x, y in islice(run.batches(), 2):
-        run.step(run.loss(x, y))
 
 
 def left_early(run: Run) -> None:
@@ -473,8 +438,6 @@ STEPS: dict[str, Callable[[Run], None]] = {
     step.__name__.replace("_", " "): step
     for step in (
         plain,
-        accumulate,
-        accumulate_over_turns,
         clip_norm,
         clip_value,
         scaled,
@@ -485,13 +448,11 @@ STEPS: dict[str, Callable[[Run], None]] = {
         recomputed,
         by_gradient,
         adversarial,
-        several_losses,
         prefetching,
         summed,
         in_step,
         in_a_cycle,
         alternating,
-        first_batches,
         left_early,
         twice,
         short_batches_left_out,
@@ -503,8 +464,6 @@ STEPS: dict[str, Callable[[Run], None]] = {
 
 EXTRAS = (
     "nothing",
-    "ema",
-    "swa",
     "best model kept",
     "stops early",
     "learns from the second turn on",
@@ -530,12 +489,9 @@ def trial(config: dict[str, Any], report: Callable[[float], None]) -> dict[str, 
         model, optimizer, run.loader, DataLoader(Samples(16, 2), batch_size=8)
     )
     elastic.prepare(run.scaler, *([] if scheduler is None else [scheduler]))
-    if mix.step in ("adversarial", "several losses"):
+    if mix.step == "adversarial":
         maker = nn.Linear(6, 6).double()
         run.more["maker"], run.more["optimizer"] = elastic.prepare(maker, torch.optim.Adam(maker.parameters(), lr=0.01))
-    if mix.extra in ("ema", "swa"):
-        average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9) if mix.extra == "ema" else None
-        run.more["average"] = elastic.prepare(torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average))
     for epoch in elastic.epochs(0, config["stop"]):
         run.epoch, run.total, run.count = epoch, 0.0, 0
         _before_turn(run)
@@ -570,8 +526,6 @@ def _after_turn(run: Run, loss: float, folder: str) -> None:
         run.scheduler.step(loss)
     elif mix.schedule not in ("none", "by step", "lr by hand"):
         run.scheduler.step()
-    if mix.extra == "swa":
-        torch.optim.swa_utils.update_bn((x for x, _ in run.batches()), run.more["average"])
     if mix.extra == "best model kept" and loss < run.more.get("least", float("inf")):
         run.more["least"], run.more["best"] = loss, copy.deepcopy(run.model)
     if mix.extra == "saves its weights":

@@ -43,46 +43,37 @@ REFUSED = {
     "group added": r"param groups of \[.*\] tensors before",
     "warm-up by its own count": "(a new worker does not compute|drift apart).*learning rate",
 }
-#: As `REFUSED`, for what goes wrong only together.
-TOGETHER: list[tuple[str, str, str, set[str], str]] = [
-    ("step", "penalty", "model", {"batch norm", "image", "frozen"}, "a gradient of a gradient goes through batch norm"),
-    # The batches of the turn were used, but not for statistics, when those are made anew for the mean of the weights.
-    ("step", "frozen statistics", "extra", {"swa"}, "do not share alike"),
-]
 #: What workers may differ in until it is put right, and said: only what a loop keeps to itself.
 DIFFERENCES = {"warm-up by its own count": "learning rate"}
 #: Model, optimizer, schedule, data, step, extra. Each kind is `seen` in a mix whose other parts do not end its growth.
 TABLE = """
     routed, sgd, lambda, drop last, prefetching, writes a history
     dropout, adagrad, lambda, drop last, summed, saves its model
-    mlp, adagrad, by step, drop last, in step, swa
+    mlp, adagrad, by step, drop last, in step, nothing
     frozen, radam, by epoch, ragged, in step, nothing
     tied, nesterov, cosine, drop last, in a cycle, best model kept
     recurrent, two groups, plateau, ragged, in a cycle, saves its model
     batch norm, adamw, lambda, ragged, by gradient, stops early
     recurrent, adam, cosine, buckets, frozen statistics, best model kept
     image, sgd, plateau, processes, plain, writes a history
-    routed, adadelta, lr by hand, ragged, alternating, ema
-    tied, two groups, by epoch, ragged, several losses, saves its weights
+    routed, adadelta, lr by hand, ragged, alternating, nothing
+    tied, two groups, by epoch, ragged, plain, saves its weights
     spectral, nesterov, by step, fewer than workers, evaluated, learns from the second turn on
-    parametrised, radam, none, ragged, scaled, swa
+    parametrised, radam, none, ragged, scaled, nothing
     attention, adagrad, by step, sampler with generator, left early, saves its model
     layer norm, rmsprop, plateau, own generator, twice, nothing
-    parametrised, nadam, lambda, unseeded split, short batches left out, swa
-    dropout, nadam, by step, one by one, penalty, ema
+    parametrised, nadam, lambda, unseeded split, short batches left out, nothing
+    dropout, nadam, by step, one by one, penalty, nothing
     mlp, rmsprop, by step, processes of a turn, closure, saves its model
-    frozen, adamw, cosine, ragged, accumulate over turns, stops early
     batch norm, radam, none, tensors, adversarial, group added
-    spectral, sgd, by epoch, tensors, clip norm, ema
+    spectral, sgd, by epoch, tensors, clip norm, nothing
     image, two groups, by epoch, unseeded split, clip value, learns from the second turn on
-    image, nesterov, lr by hand, augmented, first batches, warm-up by its own count
+    image, nesterov, lr by hand, augmented, left early, warm-up by its own count
     layer norm, adam, none, ragged, regularised, writes a history
     layer norm, sgd, none, ragged, adversarial, stops early
-    recurrent, adam, cosine, unseeded split, first batches, stops early
     routed, radam, by step, drop last, recomputed, saves its model
     frozen, rmsprop, cosine, augmented, two passes, stops early
     routed, nadam, plateau, processes of a turn, short batches end the turn, best model kept
-    spectral, two groups, none, drop last, accumulate, nothing
     channels last, fused, none, ragged, plain, nothing
     channels last, foreach, none, ragged, plain, nothing
     channels last, adam, none, ragged, plain, nothing
@@ -94,9 +85,6 @@ MIXES = [Mix(*(kind.strip() for kind in line.split(","))) for line in TABLE.stri
 
 def may_be_refused(mix: Mix) -> str:
     """A pattern of the lines that may say why this trial does not reach a width; "": it must."""
-    for axis, kind, other, kinds, why in TOGETHER:
-        if getattr(mix, axis) == kind and getattr(mix, other) in kinds:
-            return why
     divided_alike = mix.step in AHEAD and mix.data == ALIKE
     reasons = [REFUSED.get(mix.extra), None if divided_alike else REFUSED.get(mix.step)]
     return "|".join(reason for reason in reasons if reason is not None)
