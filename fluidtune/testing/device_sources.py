@@ -36,7 +36,7 @@ class DeviceSourceCase(ABC):
 
     @abstractmethod
     def take_away(self, device: int) -> None:
-        """The device is lost: its node has died, or whoever lent it has taken it back."""
+        """The device is lost: its node has died, or its lender has taken it back."""
 
     @abstractmethod
     def remove_group(self, device: int) -> None:

@@ -9,8 +9,8 @@
         def case(self) -> MyCase:
             return MyCase()
 
-`LeaderContract` alone is for a session that never has followers. Every worker runs in a process of its own, which hosts
-one session after another, as a warm worker does. The suite drives sessions as the host of a class trainable does.
+`LeaderContract` alone is for a session that never has followers. Every worker has its own process, which hosts one
+session after another, as a warm worker does. The suite drives sessions as the host of a class trainable does.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .groups import on_all
 
 
 def share(size, width=2):
-    return Share(((size + 1) // width) / size, False, size, width)
+    return Share(((size + 1) // width) / size, size, width)
 
 
 class Loop:

@@ -36,7 +36,7 @@ ALIKE = "drop last"
 #: Why a trial of more than one worker may be refused or sent back to one worker: words of the line that says it.
 #: A loop of another kind must reach each width that is asked for.
 REFUSED = {
-    **dict.fromkeys(AHEAD, "do not share alike|was left out"),
+    **dict.fromkeys(AHEAD, "divide in different ways|was left out"),
     **dict.fromkeys(
         ("short batches left out", "short batches end the turn"), "was left out|different things at once|stands at"
     ),

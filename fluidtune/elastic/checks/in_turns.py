@@ -80,7 +80,7 @@ class InTurns:
             if any(kind != other for other, _ in brought.values()):
                 doing = " and ".join(other for other, _ in brought.values())
                 raise CannotDivide(f"the workers do different things at once: {doing}")
-            self._brought.pop(number - 1, None)  # whoever is here has taken what it needs of the one before
+            self._brought.pop(number - 1, None)  # every worker here has taken what it needs of the one before
             return [brought[r][1] for r in range(self.world)]
 
     def _pass_on(self, rank: int) -> None:

@@ -70,10 +70,7 @@ class Enough(BaseException):
 
 
 def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
-    """Compare the gradients of one step. ``run`` runs the trial's code once, with a session of its own each time.
-
-    Nothing is left of it but what the code leaves in the process.
-    """
+    """Compare the gradients of the first steps. ``run`` runs the trial's code once; each run has its own session."""
     if device.startswith("cuda"):
         torch.cuda.init()  # a GPU without a random stream would keep what the first run draws
     begun = capture_streams()
@@ -146,7 +143,7 @@ class _Watch(BatchesAtHand):
 
 
 class _Recorder:
-    """``steps``: how many steps of each optimizer are compared; None: as many as fit `_SECONDS`."""
+    """``steps``: how many steps of each optimizer are compared; None: those that fit `_SECONDS`."""
 
     def __init__(self, steps: int | None) -> None:
         self.record = _Record()
@@ -374,7 +371,7 @@ def _compare(alone: _Record, divided: _Record, precision: Precision, device: tor
 def _state_apart(alone: _Record, divided: _Record, allowed: float) -> str | None:
     """What else the steps have changed in another way, where the gradients are the same."""
     for (name, mine), (_, theirs) in zip(alone.plain, divided.plain, strict=True):
-        if len(mine) != len(theirs) or not all(_alike(a, b, allowed) for a, b in zip(mine, theirs, strict=True)):
+        if len(mine) != len(theirs) or not all(_equal(a, b, allowed) for a, b in zip(mine, theirs, strict=True)):
             return (
                 f"divided among {_WORKERS} workers {name} is not what it is alone, as after a step(loss) with the loss "
                 "of a worker's part: give it elastic.mean()'s, once an epoch"
@@ -391,7 +388,7 @@ def _state_apart(alone: _Record, divided: _Record, allowed: float) -> str | None
     return None
 
 
-def _alike(a: Any, b: Any, allowed: float) -> bool:
+def _equal(a: Any, b: Any, allowed: float) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=allowed, abs_tol=allowed)
     return bool(a == b)

@@ -108,9 +108,9 @@ class Uses:
         if len(found) > 1:
             sizes = " or ".join(map(str, sorted(share.size for share in found)))
             raise CannotDivide(
-                f"{self._what} could belong to batches of {sizes} samples, which {found[0].width} workers do not share "
-                "alike: the loop fetches a batch before it has used the last one (drop_last=True, or batch sizes that "
-                "the width divides, let it grow)"
+                f"{self._what} could belong to batches of {sizes} samples, which {found[0].width} workers divide in "
+                "different ways: the loop fetches a batch before it has used the last one (drop_last=True, or batch "
+                "sizes that the width divides, let it grow)"
             )
         return found[0] if found else None
 

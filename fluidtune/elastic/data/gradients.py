@@ -127,19 +127,12 @@ class GradientReducer:
         current = backward_pass()
         if current not in self._passes:
             self._passes.add(current)
-            at_end_of_backward(lambda: self._finish(current))
+            at_end_of_backward(lambda: self._reduce(current))
 
-    def _finish(self, current: int) -> None:
+    def _reduce(self, current: int) -> None:
+        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None."""
         # A pass that failed never comes here. Its number is not used again, and must not stay in the set.
         self._passes = {later for later in self._passes if later > current}
-        self.reduce()
-
-    def reduce(self) -> None:
-        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None.
-
-        Raises:
-            CannotDivide: see `attribution`.
-        """
         share = self._group.batches.gradients.use()
         weight = self._weight = 1.0 / self._group.width if share is None else share.weight
         common = share is not None and share.common

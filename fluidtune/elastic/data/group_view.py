@@ -26,7 +26,7 @@ class GroupView(Protocol):
     batches: BatchesAtHand
     #: Which batches are computed whole by all workers.
     common: CommonBatches
-    #: Whether the workers are alike.
+    #: Compares the workers.
     likeness: Likeness
     #: What the loop draws.
     draws: LeadersStreams

@@ -280,10 +280,10 @@ class _DividedBatches:
         rank, world = self._group.backend.rank, self._group.backend.world
         size = len(batch)
         if drawn.common:
-            self.handed.append((Share(float(rank == 0), rank > 0, size, world, common=True), False))
+            self.handed.append((Share(float(rank == 0), size, world, common=True), False))
             return Part(batch, seed_of(drawn.seed, number))
         start, stop = part_of_batch(size, rank, world)
-        self.handed.append((Share((stop - start) / size, stop == start, size, world), compare))
+        self.handed.append((Share((stop - start) / size, size, world), compare))
         return Part(batch[start:stop] or batch[:1], seed_of(drawn.seed, number, rank))
 
 

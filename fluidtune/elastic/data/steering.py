@@ -1,6 +1,6 @@
 """Has all workers take their optimizers' steps with the leader's settings: learning rates, momenta, weight decay.
 
-A loop may set them from state that no joiner gets, such as a counter of its own for a warm-up. The workers compare them
+A loop may set them from state that no joiner gets, such as its own counter for a warm-up. The workers compare them
 before the first step of each optimizer in a turn. If they differ, the workers take over the leader's, and from then on
 compare before every step of the group. So the trial learns as it would alone, until its growth is ended (`likeness`).
 """

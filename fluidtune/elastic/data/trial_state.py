@@ -2,8 +2,7 @@
 
 It covers modules, optimizers, DataLoaders and all other objects with ``state_dict`` and ``load_state_dict`` (LR
 schedulers, gradient scalers). Objects are identified by the order in which `elastic.prepare` got them: every worker
-prepares the same objects in the same order. The leader's random streams belong to a commit, but are never sent to
-followers.
+prepares the same objects in the same order.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class TrialState(CommittableState):
         return distance_between(before, [tensor.detach() for tensor in weights])
 
     def _buffers(self) -> list[torch.Tensor]:
-        """Those that a module saves; the others are nobody's state."""
+        """Those that a module saves; the others are no state."""
         found = []
         for module in (obj for obj in self._stateful if isinstance(obj, torch.nn.Module)):
             saved = module.state_dict(keep_vars=True)

@@ -207,7 +207,7 @@ class GroupMember(GroupView):
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:
-            if order is not None and order.reform is not None:  # nobody heard it: keep it for another boundary
+            if order is not None and order.reform is not None:  # no follower has it: keep it for another boundary
                 self._requests.keep(order.reform)
             raise
         if not self.leader:
@@ -351,8 +351,8 @@ def called_in(requests: HostRequests, group: CollectiveBackend, worker: str) -> 
         if reform is not announced:
             group.announce_joiner(reform.address, reform.generation, reform.members.index(worker))
             announced = reform
-        if group.wait_for_call(reform.address, reform.generation, patience=_CALL_WAIT_S):
-            called = group.called_members(reform.address, reform.generation)
+        called = group.wait_for_call(reform.address, reform.generation, patience=_CALL_WAIT_S)
+        if called is not None:
             if called and worker not in called:
                 raise Refused(f"the leader goes on without {worker}")
             return reform

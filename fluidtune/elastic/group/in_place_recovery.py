@@ -38,12 +38,12 @@ def agree_on_survivors(
         backend.call_generation(generation, left)
         return left
     backend.announce_survivor(address, generation, members.index(worker))
-    if not backend.wait_for_call(address, generation, SURVIVOR_WAIT_S + backend.form_timeout):
+    called = backend.wait_for_call(address, generation, SURVIVOR_WAIT_S + backend.form_timeout)
+    if called is None:
         raise GroupLost(f"the leader of generation {backend.generation} did not go on")
-    left = backend.called_members(address, generation)
-    if worker not in left:
+    if worker not in called:
         raise GroupLost(f"the leader of generation {backend.generation} went on without {worker}")
-    return left
+    return called
 
 
 def _present(backend: CollectiveBackend, world: int, generation: float) -> list[int]:

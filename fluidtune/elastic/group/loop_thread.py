@@ -1,4 +1,4 @@
-"""Runs a user's function as a follower's loop in a thread of its own, and says how it ended.
+"""Runs a user's function as a follower's loop in its own thread, and says how it ended.
 
 The host (the worker process' main thread) keeps talking to the session meanwhile.
 """

@@ -29,7 +29,7 @@ from .worker_session import FollowerSession, LeaderSession
 
 
 class ElasticSession(LeaderSession, FollowerSession):
-    """One worker's session, be it the leader's or a follower's, and what a training loop calls of its trial.
+    """The session of a leader or a follower, and what a training loop calls of its trial.
 
     One thing: it has the methods of two protocols, and those of `elastic` for the loop, and each hands its call on.
 

@@ -6,9 +6,9 @@ generation meets under its own prefix in this store, so that a resize starts no 
 waits until the leader *calls* its generation, so that the leader never waits for a worker that is not there yet.
 `fluidtune.testing.collective_backends` is the contract as tests.
 
-Whoever reaches the store can write into it, and whoever reaches a collective library's ports may send it bytes. So what
-the members write for each other is signed with the trial's secret, and so is every object that is broadcast. Nothing
-else is unpickled or acted upon (`signing`). What the libraries themselves keep in the store is not signed.
+A stranger on the network can write into the store, and may send bytes to a collective library's ports. So the members
+sign what they write for each other, and every object that is broadcast, with the trial's secret. Nothing else is
+unpickled or acted upon (`signing`). What the libraries themselves keep in the store is not signed.
 """
 
 from __future__ import annotations
@@ -141,24 +141,20 @@ class CollectiveBackend(ABC):
         assert self._followers is not None, "only the leader knows"
         self._followers.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
 
-    def called_members(self, address: Address, generation: float) -> tuple[str, ...]:
-        """Follower: the workers that the leader has called. GroupLost if it has not called this generation."""
-        with self._guard("asking who was called"):
-            called = self._store(address).heard(f"{generation}/call")
-            if called is None:
-                raise RuntimeError("the leader has not called it")
-            return tuple(json.loads(called))
+    def wait_for_call(self, address: Address, generation: float, patience: float) -> tuple[str, ...] | None:
+        """Follower: the workers that the leader calls, None if it does not within ``patience`` seconds.
 
-    def wait_for_call(self, address: Address, generation: float, patience: float) -> bool:
-        """Joiner: whether the leader calls within ``patience`` seconds. GroupLost if the leader is gone."""
+        Raises:
+            GroupLost: the leader is gone.
+        """
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
         with self._guard("waiting for the leader"):
-            while store.heard(key) is None:  # the store's wait() would print a warning for every time-out
+            while (called := store.heard(key)) is None:  # the store's wait() would print a warning for every time-out
                 if time.monotonic() >= deadline:
-                    return False
+                    return None
                 time.sleep(_POLL)
-        return True
+            return tuple(json.loads(called))
 
     def form(self, address: Address, generation: float, rank: int, world: int) -> None:
         """Become ``rank`` of ``world`` in this generation. All members call it; it returns when all are connected.
@@ -340,7 +336,7 @@ class CollectiveBackend(ABC):
         return rows
 
     def _exchange(self, note: torch.Tensor) -> torch.Tensor:
-        """See `exchange`. In a library that mixes up collectives of different kinds, it has a kind of its own."""
+        """See `exchange`. Another kind of collective than `gather` in a library that mixes up different kinds."""
         return self._gather(note)
 
     @abstractmethod

@@ -135,7 +135,7 @@ class LeaderConnection:
 
 
 def _end(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """One end of a connection, written alike on both machines: without the IPv6 scope, which each numbers itself."""
+    """One end of a connection, as both machines write it: without the IPv6 scope, which each numbers itself."""
     return f"{address[0].split('%')[0]} {address[1]}"
 
 

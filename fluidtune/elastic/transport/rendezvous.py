@@ -2,8 +2,8 @@
 
 Horovod's gloo reads and writes addresses under ``/SCOPE/KEY``, and deletes a key when it is done. A GET of a key that
 is not there yet waits for a moment, which spares a second request. Each generation has its own server, so that no
-member reads what one of an older generation still writes. Horovod's client has no secret, so whoever reaches the port
-is served. The values are handed on as bytes, and nothing here reads them.
+member reads what one of an older generation still writes. Horovod's client has no secret, so every process that reaches
+the port is served. The values are handed on as bytes, and nothing here reads them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The driver makes a secret for every trial and gives it to the trial's workers through Ray. What one of them writes where
 others could write, too, is signed: HMAC-SHA256 (RFC 2104) over what it is about and over the value. Nothing is
-unpickled, or acted upon, before its signature was found right. Signing hides nothing: whoever reads the network reads
-the values, and may repeat a value, with its signature, about the same thing.
+unpickled, or acted upon, before its signature was found right. Signing hides nothing: who reads the network reads the
+values, and may repeat a value, with its signature, about the same thing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Signer:
         self.refused += 1
         if self.refused == 1:
             log.warning(
-                "%s does not have this trial's signature and is ignored: somebody else reaches the trial's ports "
+                "%s does not have this trial's signature and is ignored: a stranger reaches the trial's ports "
                 "(see docs/security.md); further ones are only counted",
                 what,
             )

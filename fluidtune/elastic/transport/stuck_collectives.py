@@ -39,7 +39,7 @@ class GpuWork(Protocol):
 
 
 def connect(make: Callable[[], None], hopeless: Callable[[], str | None], patience: float) -> None:
-    """Run ``make``, which waits for other workers and cannot be interrupted, in a thread of its own.
+    """Run ``make``, which waits for other workers and cannot be interrupted, in another thread.
 
     It raises what ``make`` raises. RuntimeError if ``hopeless`` returns why it will not end, or after ``patience``
     seconds; the thread is then left where it is.

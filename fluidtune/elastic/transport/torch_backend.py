@@ -1,7 +1,7 @@
 """torch.distributed as a collective backend: gloo on CPUs, gloo and NCCL on GPUs.
 
 A group is a bare ``ProcessGroupGloo``, with a ``ProcessGroupNCCL`` beside it on a GPU. It is not the process' default
-group: the trial's code finds ``dist.is_initialized()`` false, as it does alone, and may make groups of its own.
+group: the trial's code finds ``dist.is_initialized()`` false, as it does alone, and may make its own groups.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class TorchBackend(CollectiveBackend):
             first = gpus.index(name)
             if first < later:
                 self._lost, self._apart = f"workers {first} and {later} of the trial have one GPU, {name}", True
-                raise CannotDivide(f"{self._lost}: NCCL needs one for each; give every worker a GPU of its own")
+                raise CannotDivide(f"{self._lost}: give each worker another GPU, as NCCL needs one for each")
 
     def _connect_gpus(self, world: int) -> None:
         """Make NCCL's communicator, while all workers are looked at.
@@ -195,7 +195,7 @@ class TorchBackend(CollectiveBackend):
         return self._nccl if tensor.is_cuda else self._gloo
 
     # Gloo pairs up the collectives of one kind by their order, and ends the process if their sizes differ. So what can
-    # meet in a loop that leaves a step out has a kind of its own: gradients, batch statistics, exchanges, broadcasts.
+    # meet in a loop that leaves a step out is of different kinds: gradients, batch statistics, exchanges, broadcasts.
 
     def _allreduce_(self, tensor: torch.Tensor) -> None:
         self._wait(self._of(tensor).allreduce([_real(tensor)]), tensor)

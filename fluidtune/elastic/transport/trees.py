@@ -185,7 +185,7 @@ def broadcast_tree(tree: Any, backend: CollectiveBackend) -> Any:
             if leaf.base not in bases:
                 bases[leaf.base] = data.clone()
             return _view(bases[leaf.base], leaf.within, leaf.kind)
-        # A tensor of its own: Generator.set_state crashes on a tensor that does not begin at the start of its storage.
+        # Cloned: Generator.set_state crashes on a tensor that does not begin at the start of its storage.
         return _view(data.clone(), 0, leaf.kind)
 
     return map_tensors(lambda tensor: tensor, skeleton, pick)
