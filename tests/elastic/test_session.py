@@ -47,29 +47,6 @@ def at_width_two(pool, config=None):
     return driver
 
 
-def test_what_the_host_reads(pool):
-    driver = Driver(pool, trials.mlp, {})
-    driver.turn(1)
-    assert pool[0].call(trials.facts) == {
-        "is_elastic": True,
-        "iteration": 0,
-        "generation": -1,
-        "last_reform": None,
-        "width": 1,
-    }
-    driver.resize(2)
-    pool[0].call(trials.allow)
-    driver.turn(2)
-    leader, follower = (worker.call(trials.facts) for worker in pool)
-    assert leader["iteration"] == 1
-    assert follower["iteration"] in (1, 2)  # its report waits for nobody
-    assert leader["width"] == follower["width"] == 2
-    assert leader["generation"] == 1
-    generation, seconds = leader["last_reform"]
-    assert generation == 1
-    assert 0 < seconds < 5
-
-
 def test_a_leader_that_leaves_commits_and_stops_all(pool, tmp_path):
     at_width_two(pool, {"commits": str(tmp_path), "budget": 0.0})
     pool[0].call(trials.leave)

@@ -82,10 +82,7 @@ class Seeing(Trip):
 
     def turn(self, done: int) -> None:
         super().turn(done)
-        self.seen = [*getattr(self, "seen", []), (self.pool[0].call(trials.facts)["width"], self.common())]
-
-    def common(self) -> str:
-        return self.pool[0].call(common_state)
+        self.seen = [*getattr(self, "seen", []), (self.reached(), self.pool[0].call(common_state))]
 
 
 def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ from .tutorial_loops import (
     Loop,
     Meter,
     Report,
+    fit,
     images,
     loader_of,
     mlp,
@@ -88,18 +89,15 @@ def vae(sums: bool) -> Loop:
         model = Vae()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(images(), own=3))
+
+        def loss_of(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            out, mean, log = model(x)
+            likely = F.binary_cross_entropy(out, x.flatten(1).sigmoid(), reduction="sum")
+            apart = -0.5 * torch.sum(1 + log - mean.pow(2) - log.exp())
+            return (likely + apart) / (1 if sums else len(x))
+
         for _ in turns(config):
-            meter = Meter()
-            for x, _ in loader:
-                out, mean, log = model(x)
-                likely = F.binary_cross_entropy(out, x.flatten(1).sigmoid(), reduction="sum")
-                apart = -0.5 * torch.sum(1 + log - mean.pow(2) - log.exp())
-                loss = (likely + apart) / (1 if sums else len(x))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                meter.update(loss.item() / (len(x) if sums else 1), len(x))
-            report(meter.mean)
+            report(fit(optimizer, loader, loss_of))
         return weights(model)
 
     return loop

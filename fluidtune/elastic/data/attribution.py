@@ -40,13 +40,13 @@ class Uses:
     """One kind of use (gradients, batch statistics or counts of samples) and the batches that are at hand for it.
 
     ``what`` names the kind in an error. ``kind_of``: for this use two batches are the same if it returns the same for
-    both. ``tell``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
+    both. ``on_use``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
     """
 
     def __init__(
-        self, what: str, kind_of: Callable[[Share], int], tell: Callable[[], None], again: bool = True
+        self, what: str, kind_of: Callable[[Share], int], on_use: Callable[[], None], again: bool = True
     ) -> None:
-        self._what, self._kind_of, self._tell, self._again = what, kind_of, tell, again
+        self._what, self._kind_of, self._on_use, self._again = what, kind_of, on_use, again
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
         self._evaluated: dict[int, Share] = {}
@@ -96,7 +96,7 @@ class Uses:
         Raises:
             CannotDivide: it could be one of several batches that are not divided in the same way.
         """
-        self._tell()
+        self._on_use()
         if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
             self._readings = {r: f for r, f in self._readings.items() if not self._is_over(r, f)}
         shares: dict[int, Share] = {}
@@ -138,8 +138,8 @@ class BatchesAtHand:
         #: Since the last mean, or since the group has formed.
         self.counted = Counted()
         self.left_out.clear()
-        told, counted = self.left_out.used, self.left_out.counted
-        self.gradients = Uses("gradients", lambda share: share.division, told)
+        used, counted = self.left_out.used, self.left_out.counted
+        self.gradients = Uses("gradients", lambda share: share.division, used)
         self.statistics = Uses("batch statistics", lambda share: share.division, counted)
         self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, counted, again=False)
         self._uses = (self.gradients, self.statistics, self.counts)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 class Counted:
     """What this worker has read since the last mean.
 
-    ``samples``: of all loaders. ``told``: what `elastic.samples` has returned.
+    ``samples``: of all loaders. ``returned``: what `elastic.samples` has returned.
     """
 
     samples: int = 0
-    told: int = 0
+    returned: int = 0
     #: Of the loaders: the samples that there are, and the batches; None: unknown.
     _of_data: set[int | None] = field(default_factory=set)
     _batches: set[int | None] = field(default_factory=set)
@@ -34,7 +34,7 @@ class Counted:
 
     def why_wrong(self, count: float) -> str | None:
         """Why a mean over ``count`` would not be that of the trial alone, as far as it is known."""
-        if count == self.told:
+        if count == self.returned:
             return None
         if count in self._of_data and self.samples < count:
             return (

@@ -240,7 +240,7 @@ class ElasticSession(LeaderSession, FollowerSession):
     def samples(self, n: int) -> int:
         share = self._member.batches.counts.use()
         n = 0 if share is not None and share.stand_in else n
-        self._member.batches.counted.told += n
+        self._member.batches.counted.returned += n
         return n
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --

@@ -94,21 +94,21 @@ class CollectiveBackend(ABC):
                 self._served = dist.TCPStore(self.host, port, is_master=True, master_listen_fd=listener.detach(), **how)
             self._followers = FollowerConnections(self.host, self.signer)
             self._kept_out.servers |= {(self.host, port), (self.host, self._followers.port)}
-            SignedStore(self._served, self.signer).say("liveness", self._followers.invitation)
+            SignedStore(self._served, self.signer).write("liveness", self._followers.invitation)
         return self.host, self._served.port
 
     def announce_joiner(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it is ready for this generation. GroupLost if the leader is gone."""
         with self._guard("announcing a joiner"):
             self._show(address, generation, rank)
-            self._store(address).say(f"{generation}/ready/{rank}")
+            self._store(address).write(f"{generation}/ready/{rank}")
 
     def joiners_announced(self, generation: float, ranks: list[int]) -> bool:
         """Leader: whether all these ranks are ready for this generation, and live. Returns at once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
-            ready = self._store(self.serve()).all_said([f"{generation}/ready/{rank}" for rank in ranks])
+            ready = self._store(self.serve()).all_written([f"{generation}/ready/{rank}" for rank in ranks])
         return ready and all(self.alive(generation, rank) for rank in ranks)
 
     def alive(self, generation: float, rank: int) -> bool | None:
@@ -119,19 +119,19 @@ class CollectiveBackend(ABC):
     def announce_survivor(self, address: Address, generation: float, rank: int) -> None:
         """Follower ``rank`` of a group that broke: say that it is there to go on as this generation."""
         with self._guard("staying with the leader"):
-            self._store(address).say(f"{generation}/stays/{rank}")
+            self._store(address).write(f"{generation}/stays/{rank}")
 
     def survivor_announced(self, generation: float, rank: int) -> bool | None:
         """Leader of a group that broke: True if this follower goes on, False if it is dead, None: not known yet."""
         if self.alive(self.generation, rank) is False:
             return False
         with self._guard("looking who stays"):
-            return self._store(self.serve()).all_said([f"{generation}/stays/{rank}"]) or None
+            return self._store(self.serve()).all_written([f"{generation}/stays/{rank}"]) or None
 
     def call_generation(self, generation: float, members: tuple[str, ...] = ()) -> None:
         """Leader: the generation forms now. ``members``: its workers, for followers that cannot know them otherwise."""
         with self._guard("calling joiners"):
-            self._store(self.serve()).say(f"{generation}/call", json.dumps(members).encode())
+            self._store(self.serve()).write(f"{generation}/call", json.dumps(members).encode())
 
     def keep_places(self, generation: float, ranks: list[int]) -> None:
         """Leader: these followers of a group that broke have the ranks 1, 2 .. in this generation.
@@ -150,7 +150,7 @@ class CollectiveBackend(ABC):
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
         with self._guard("waiting for the leader"):
-            while (called := store.heard(key)) is None:  # the store's wait() would print a warning for every time-out
+            while (called := store.read(key)) is None:  # the store's wait() would print a warning for every time-out
                 if time.monotonic() >= deadline:
                     return None
                 time.sleep(_POLL)
@@ -368,13 +368,13 @@ class CollectiveBackend(ABC):
         key = f"{self.generation}/dead"
         try:
             if self._followers is None:
-                said = meeting.heard(key)
+                said = meeting.read(key)
                 return None if said is None else said.decode()
             dead = self._dead(world or self.world)
             if dead is None:
                 return None
             why = f"worker {dead} of generation {self.generation} has died"
-            meeting.say(key, why.encode())
+            meeting.write(key, why.encode())
         except (RuntimeError, OSError):
             return f"the leader of generation {self.generation} is gone"
         return why
@@ -404,7 +404,7 @@ class CollectiveBackend(ABC):
         """Follower: let the leader see that this process lives, and which place it has."""
         store = self._store(address)
         if self._to_leader is None:
-            invitation = store.heard("liveness")
+            invitation = store.read("liveness")
             if invitation is None:
                 raise RuntimeError("the store there does not have this trial's signature")
             self._to_leader = LeaderConnection(address[0], invitation, self.signer, self.form_timeout)
@@ -414,14 +414,14 @@ class CollectiveBackend(ABC):
     def _meet(self, store: SignedStore, rank: int, world: int) -> None:
         """Return when all members are here. RuntimeError if one is late, or has died on its way."""
         off = f"{self.generation}/off"
-        store.say(f"{self.generation}/here/{rank}")
+        store.write(f"{self.generation}/here/{rank}")
         everyone = [f"{self.generation}/here/{r}" for r in range(world)]
         deadline = time.monotonic() + self.form_timeout
-        while not store.all_said(everyone):
+        while not store.all_written(everyone):
             dead = self._dead(world) if rank == 0 else None
             if dead is not None:
-                store.say(off, f"rank {dead} died while the group was formed".encode())
-            why = store.heard(off)
+                store.write(off, f"rank {dead} died while the group was formed".encode())
+            why = store.read(off)
             if why is not None:
                 raise RuntimeError(why.decode())
             if time.monotonic() > deadline:

@@ -74,13 +74,13 @@ class Lockstep:
 
     def _say(self, number: int, looks: int, what: str) -> str | None:
         """Let the others know where this worker waits. Returns what another one has found."""
-        self._store.say(f"{self._prefix}/{self._rank}", json.dumps([number, looks, what]).encode())
+        self._store.write(f"{self._prefix}/{self._rank}", json.dumps([number, looks, what]).encode())
         return self.found()
 
     def _others(self) -> Iterator[tuple[int, tuple[int, int, str]]]:
         """The others that have waited: rank, and number, looks and kind of the collective."""
         for other in range(self._world):
-            said = None if other == self._rank else self._store.heard(f"{self._prefix}/{other}")
+            said = None if other == self._rank else self._store.read(f"{self._prefix}/{other}")
             if said is not None:
                 number, looks, what = json.loads(said)
                 yield other, (number, looks, what)
@@ -100,11 +100,11 @@ class Lockstep:
 
     def tell(self, why: str) -> None:
         """Let all workers know why the group cannot go on."""
-        self._store.say(f"{self._prefix}/apart", why.encode())
+        self._store.write(f"{self._prefix}/apart", why.encode())
 
     def found(self) -> str | None:
         """What a worker has reported, also after the group broke."""
         with suppress(RuntimeError, OSError):
-            said = self._store.heard(f"{self._prefix}/apart")
+            said = self._store.read(f"{self._prefix}/apart")
             return None if said is None else said.decode()
         return None

@@ -84,15 +84,15 @@ class SignedStore:
         self._signer = signer
         self._where = where
 
-    def say(self, key: str, value: bytes = b"1") -> None:
+    def write(self, key: str, value: bytes = b"1") -> None:
         """Write a value that the other members may rely on."""
         self.unsigned.set(key, self._signer.sign(self._where + key, value))
 
-    def heard(self, key: str) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
         """What a member has written under this key; None: nothing so far."""
         return self._signed(key) if self.unsigned.check([key]) else None
 
-    def all_said(self, keys: list[str]) -> bool:
+    def all_written(self, keys: list[str]) -> bool:
         """Whether members have written something under all of these keys."""
         return self.unsigned.check(keys) and all(self._signed(key) is not None for key in keys)
 
