@@ -23,8 +23,7 @@ from ..errors import GroupLost, explain
 from ..random_streams import Streams, complete_streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Reform
-from .boundary import GroupMember
-from .control_messages import HostRequests
+from .boundary import GroupMember, HostRequests
 from .worker_session import FollowerSession, LeaderSession
 
 
