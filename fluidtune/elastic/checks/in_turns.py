@@ -14,6 +14,7 @@ import torch
 
 from ..data.loop_draws import DROPOUTS
 from ..errors import CannotDivide
+from ..group.current_session import use_in_this_thread
 from ..random_streams import capture_streams, restore_streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address
@@ -22,7 +23,9 @@ Value = TypeVar("Value")
 
 
 class InTurns:
-    """``run`` runs one function for each of ``workers`` ranks."""
+    """``run`` runs one function for each of ``workers`` ranks; ``as_session``: what its thread finds as its session."""
+
+    as_session = staticmethod(use_in_this_thread)
 
     def __init__(self, workers: int) -> None:
         self.world = workers

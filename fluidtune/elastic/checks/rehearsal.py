@@ -39,7 +39,6 @@ from ..data.steering import steppers
 from ..data.trial_state import steers
 from ..data.whole_batches import in_whole_batches
 from ..errors import GroupLost
-from ..group.current_session import use_in_this_thread
 from ..group.session import ElasticSession
 from ..random_streams import Streams, capture_streams, restore_streams
 from .in_turns import InTurns, TurnBackend
@@ -319,7 +318,7 @@ def _play(
         restore_streams(begun)
         session = _Session(TurnBackend(turns, rank, device), device, steps)
         draws = SteadyDraws(lambda: session.recorder.begun) if steady else contextlib.nullcontext()
-        with use_in_this_thread(session), draws:
+        with turns.as_session(session), draws:
             try:
                 # A thread of autograd, which the workers share, must not wait for another worker.
                 with torch.autograd.set_multithreading_enabled(False):
