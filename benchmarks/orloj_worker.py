@@ -20,7 +20,6 @@ from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import largest, mixture
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj_queues import Pending, first_feasible
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import (
@@ -31,7 +30,7 @@ from symphony_serve.messages import (
     ProfileChanged,
     Server,
 )
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.simulation import Outcome, Simulation
@@ -127,7 +126,7 @@ class Nexus(Window):
     """The target is the largest batch that takes at most half of the SLO; what falls behind it is given up."""
 
     def _find_target(self) -> None:
-        self._target = max(1, self._profile.largest(self._slo / 2))
+        self.target = max(1, self._profile.largest(self._slo / 2))
         self._size = 0
 
 

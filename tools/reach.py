@@ -60,7 +60,7 @@ CALLED_BY_OTHERS = {
     "fluidtune.cluster.forks.shelf:_Loader": "Python's import",
 }
 #: Contract suites: tests that implementations inherit.
-TESTS_FOR_OTHERS = ("fluidtune.testing", "symphony_serve.testing")
+TESTS_FOR_OTHERS = ("fluidtune.testing",)
 #: Modules that later issues attach to what users start -> which issue.
 NOT_ATTACHED_YET = {
     "symphony_serve.batching.orloj": "issue Q lets `fluidtune serve` form batches of requests whose times vary",

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.bounds import gpus_for, staggered
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.kept_profiles import delays_from_json, profiles_from_json
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import Model, StartPolicy
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.goodput import BAD_RATE, goodput
 from symphony_serve.twin.simulation import Outcome, Simulation
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 #: The directory of a service's log and profiles in that of the run that it serves, and the file with the profiles.
 DIRECTORY, PROFILES = "serving", "profiles.json"
-#: When a batch starts, by the name that `--starts` gives it.
-POLICIES = {"deferred": DEFERRED, "eager": EAGER}
 #: So many requests are simulated for each answer, and goodput is found to this part of it. Judgement: of 5,000 requests
 #: 1 % are 50, which is exact to a seventh of them; ten answers take some seconds.
 REQUESTS, PRECISION = 5000, 0.02
@@ -56,9 +53,10 @@ class Forecast:
 
 def start_policy(starts: str) -> StartPolicy:
     """When a batch starts, by its name. Raises FluidTuneError if there is none of that name."""
-    if starts not in POLICIES:
-        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
-    return POLICIES[starts]
+    try:
+        return StartPolicy(starts)
+    except ValueError:
+        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(StartPolicy)}") from None
 
 
 def models_of(source: str, slo: float, starts: str) -> list[Model]:

@@ -35,12 +35,11 @@ from fluidtune.serving.served_devices import OwnDevices, ServedDevices
 from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
 from fluidtune.serving.way import TIMEOUT_S, Way
 from symphony_serve.autoscale import Autoscaler
-from symphony_serve.batching.start_times import StartPolicy
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.kept_profiles import profiles_to_json
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import Model, StartPolicy
 from symphony_serve.profiles import check_slo
 from symphony_serve.shell.measuring import measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
@@ -419,7 +418,7 @@ class Front:
             kind="gpu" if setting.resources.get("num_gpus") else "cpu",
             devices=setting.devices,
             slo=setting.slo,
-            starts=setting.policy.name,
+            starts=setting.policy.value,
             trials=[{"trial": one.name, "value": one.value} for one in setting.loading.trials],
         )
 

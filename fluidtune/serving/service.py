@@ -27,7 +27,7 @@ from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.winners import run_directory, winners
-from symphony_serve.batching.start_times import StartPolicy
+from symphony_serve.model_side import StartPolicy
 
 if TYPE_CHECKING:
     from fluidtune.serving.front import Setting

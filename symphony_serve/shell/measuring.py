@@ -12,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from symphony_serve.batching.start_times import DEFERRED, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import Gathering, Model
+from symphony_serve.model_side import DEFERRED, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.threaded_server import Function
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.bounds import staggered
 from symphony_serve.messages import Dispatch
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes

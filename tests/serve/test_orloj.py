@@ -11,7 +11,7 @@ from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Request
-from symphony_serve.testing.batch_formers import BatchFormerContract, request
+from tests.serve.batch_formers import BatchFormerContract, request
 
 
 def constant(seconds: dict[int, float]) -> VaryingProfile:

@@ -8,10 +8,9 @@ import pytest
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_profiles import BatchMap, Profiler, VaryingProfile
-from symphony_serve.batching.start_times import EAGER
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import BatchDone, Dispatch, GpuJoined, Request, RequestArrived, Suspect, Tick
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 

@@ -12,11 +12,10 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
-from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server

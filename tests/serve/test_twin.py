@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import Shepherd
+from benchmarks.rival_servers.timeout import with_timeout
 from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, median_queueing, model, ours, simulate
-from symphony_serve.batching.start_times import EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin.goodput import goodput
@@ -123,5 +123,5 @@ class TestArrivals:
 
 def test_a_timeout_beyond_the_latest_start_is_limited():
     """Printed without the limit, nothing would start in time."""
-    one = model("m", *RESNET[:2], 50.0, Window, StartPolicy("timeout", 0.04))
+    one = model("m", *RESNET[:2], 50.0, with_timeout(Window, 0.04))
     assert simulate(ours, [one], 8, 1000, Trial(0.1, 0.3, 1, 0.1)).bad_rate == 0.0

@@ -10,10 +10,9 @@ import pytest
 
 from fluidtune.serving import model_leases
 from fluidtune.serving.model_leases import Leasing, ModelLeases
-from symphony_serve.batching.start_times import EAGER
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.threaded_server import ThreadedServer
 from tests.themis.fake_tenant import FakeTenant, gpu

@@ -1,6 +1,6 @@
 """The contract of a `BatchFormer`, as tests. The test file of a former is a fixture and an import:
 
-from symphony_serve.testing.batch_formers import BatchFormerContract
+from tests.serve.batch_formers import BatchFormerContract
 
 class TestMyFormer(BatchFormerContract):
     @pytest.fixture
@@ -57,11 +57,11 @@ class BatchFormerContract:
 
     def test_a_request_alone_is_a_batch_of_one(self, make: MakeFormer) -> None:
         former = make(SECONDS)
-        only = request(1, 12.0, arrival=0.5)
+        only = request(1, 12.0)
         former.add(only)
         candidate = former.form(1.0)
         assert candidate is not None
-        assert (candidate.size, candidate.deadline, candidate.seconds, candidate.arrival) == (1, 12.0, 6.0, 0.5)
+        assert (candidate.size, candidate.deadline, candidate.seconds) == (1, 12.0, 6.0)
         assert candidate.next_seconds >= candidate.seconds
         assert former.take() == (only,)
         assert len(former) == 0
