@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from symphony_serve.messages import Dispatch
 
-#: A batch that is not answered this many times its seconds after its start makes its GPU suspect; where times vary, this
-#: many times the longest that it may take. That is far outside of what a batch's time varies, and short compared with the
-#: time to start a process.
+#: A batch that is not answered this many times its seconds after its start makes its GPU suspect; where times vary,
+#: this many times the longest that it may take. That is far outside of what a batch's time varies, and short compared
+#: with the time to start a process.
 PATIENCE = 3.0
 
 

@@ -65,7 +65,6 @@ TESTS_FOR_OTHERS = ("fluidtune.testing",)
 NOT_ATTACHED_YET = {
     "symphony_serve.batching.orloj": "issue Q lets `fluidtune serve` form batches of requests whose times vary",
     "symphony_serve.batching.orloj_histograms": "issue Q, with orloj",
-    "symphony_serve.batching.orloj_hull": "issue Q, with orloj",
     "symphony_serve.batching.orloj_profiles": "issue Q, with orloj",
     "symphony_serve.batching.orloj_queues": "issue Q, with orloj",
     "symphony_serve.batching.orloj_scores": "issue Q, with orloj",

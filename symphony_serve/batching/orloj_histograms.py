@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 from symphony_serve.errors import ServeError
 
-#: Bins of a histogram of samples. Judgement: the paper names no number. With 20 bins a bin of the workload orloj-1 is
-#: 4 ms wide, a third of the standard deviation of one of its peaks; `top` of the sorted queue costs one bisection for
-#: each bin.
+#: Bins of a histogram of samples. A bin of the workload orloj-1 is then 4 ms wide, a third of the standard deviation of
+#: one of its peaks. To find the best requests costs one bisection for each bin.
 BINS = 20
 
 #: The positive half of the nodes and weights of 8-point Gauss-Legendre quadrature on [-1, 1] (Abramowitz and Stegun,

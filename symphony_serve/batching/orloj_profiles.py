@@ -19,26 +19,29 @@ from symphony_serve.messages import SAME_MOMENT_S, Request
 
 logger = logging.getLogger(__name__)
 
-#: Fewer samples of a source than this make no histogram. Judgement: one for each bin.
+#: Fewer samples of a source than this make no histogram: one for each bin.
 ENOUGH_SAMPLES = 20
-
-#: The profiler's memory in seconds, in two halves of which the older is forgotten at once. Judgement: the paper names
-#: no number; Azure's function traces, which it uses, change within minutes.
-WINDOW_S = 600.0
-
-#: New measurements become a new profile once in so many seconds. Judgement: the tables of five batch sizes take some
-#: milliseconds, a thousandth of this.
-PICK_UP_S = 10.0
-
-#: One of so many finished requests is run again alone. Judgement: the paper names no number; 1 % of the work.
-ONE_OF = 100
-
-#: At most one request is run again in so many seconds that the worker was busy. Judgement: as `ONE_OF`, where batches
-#: are large.
-BUSY_S_FOR_ONE = 10.0
-
-#: The newest samples of a source that are kept in each half. Judgement: 500 for each bin, 80 kB.
+#: The newest samples of a source that are kept in each half of the window: 500 for each bin, 80 kB.
 MOST_SAMPLES = 10_000
+#: The profiler's memory in seconds, in two halves of which the older is forgotten at once. Azure's function traces,
+#: which the paper uses, change within minutes.
+WINDOW_S = 600.0
+#: Seconds between two new profiles. The tables of five batch sizes take some milliseconds to make.
+PICK_UP_S = 10.0
+#: One of this many finished requests is run again alone, and at most one in this many seconds that the worker was busy.
+ONE_OF, BUSY_S_FOR_ONE = 100, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class VaryingRequest(Request):
+    """A request to a model whose times vary.
+
+    source: the application that it comes from. Requests of one source have times of one distribution.
+    cost: what missing its deadline costs, relative to other requests.
+    """
+
+    source: str = ""
+    cost: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,6 @@ class BatchMap:
                     "scale above 0"
                 )
         object.__setattr__(self, "by_size", dict(sorted(self.by_size.items())))
-
-    @staticmethod
-    def linear(c0: float, c1: float, sizes: Iterable[int]) -> BatchMap:
-        """Equation 4.3: ``c0 + c1 * k * longest``. By it a batch of one takes ``c0 + c1 * l``, not the time alone."""
-        return BatchMap({size: (c0, c1 * size) for size in sizes})
 
     @staticmethod
     def fitted(measured: Iterable[tuple[int, float, float]]) -> BatchMap:
@@ -177,7 +175,7 @@ class Profiler:
         self._finished = 0
         self._busy = 0.0
 
-    def finished(self, requests: Sequence[Request], seconds: float, now: float) -> Request | None:
+    def finished(self, requests: Sequence[VaryingRequest], seconds: float, now: float) -> VaryingRequest | None:
         """A batch has taken ``seconds``. Returns a request of it that should run again alone when the worker is idle.
 
         A batch of one is itself a measurement.

@@ -7,7 +7,7 @@ import pytest
 
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, Profiler, VaryingProfile
+from symphony_serve.batching.orloj_profiles import BatchMap, Profiler, VaryingProfile, VaryingRequest
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import BatchDone, Dispatch, GpuJoined, Request, RequestArrived, Suspect, Tick
 from symphony_serve.model_side import EAGER, Model
@@ -18,15 +18,8 @@ MAP = BatchMap({1: (0.0, 1.0), 2: (0.0, 1.15), 4: (0.0, 1.45)})
 SHORT, LONG = Histogram((0.02, 0.04), (1.0,)), Histogram((0.14, 0.16), (1.0,))
 
 
-def batch(count: int, source: str = "a", first: int = 0) -> list[Request]:
-    return [Request(first + i, "m", 0.0, 1.0, source) for i in range(count)]
-
-
-def test_equation_4_3() -> None:
-    assert BatchMap.linear(0.01, 0.5, (4, 1)).by_size == {1: (0.01, 0.5), 4: (0.01, 2.0)}
-    profile = VaryingProfile(BatchMap.linear(0.01, 0.5, (1, 4)), {"a": Histogram((0.0, 1.0), (1.0,))})
-    assert profile.times[4].mean == pytest.approx(0.01 + 2.0 * 4 / 5)
-    assert profile.times[4].histogram.edges == (0.01, 2.01)
+def batch(count: int, first: int = 0) -> list[VaryingRequest]:
+    return [VaryingRequest(first + i, "m", 0.0, 1.0, "a") for i in range(count)]
 
 
 def test_the_map_is_fitted_by_least_squares() -> None:

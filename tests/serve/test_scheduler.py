@@ -10,7 +10,7 @@ import pytest
 from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile, VaryingRequest
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
@@ -238,7 +238,7 @@ class TestRequests:
             (Fifo, Request(2, "m", 0.0, math.nan)),
             (Window, Request(2, "m", 0.0, math.inf)),
             (orloj, Request(2, "m", 0.0, math.nan)),
-            (orloj, Request(2, "m", 0.0, 12.0, cost=0.0)),
+            (orloj, VaryingRequest(2, "m", 0.0, 12.0, cost=0.0)),
         ],
     )
     def test_a_request_that_cannot_be_changes_nothing(self, gathering, wrong):
