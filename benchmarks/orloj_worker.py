@@ -33,7 +33,7 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.simulation import Outcome, Simulation
+from symphony_serve.twin import Outcome, Simulation
 
 #: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
 Observer = Callable[[Dispatch, float, float], Any]

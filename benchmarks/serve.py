@@ -35,14 +35,14 @@ from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.rival_servers.timeout import with_timeout
+from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.goodput import BAD_RATE, goodput
-from symphony_serve.twin.simulation import Outcome
+from symphony_serve.twin import Outcome, goodput
 from symphony_serve.workloads import arrivals, equal
 
 #: Table 2: alpha, beta and SLO in ms.

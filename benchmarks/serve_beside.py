@@ -124,7 +124,7 @@ def service(beside: bool) -> dict[str, Any]:
     from fluidtune.cluster.beside import Turn
     from symphony_serve import measure_models
     from symphony_serve.model_side import EAGER
-    from symphony_serve.bounds import staggered
+    from symphony_serve.autoscale import staggered
     from symphony_serve.shell.threaded_server import AfterWaiting, BatchSeen, ThreadedServer
     from symphony_serve.workloads import arrivals
 

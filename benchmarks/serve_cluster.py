@@ -33,8 +33,7 @@ from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, si
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
-from symphony_serve.twin.goodput import goodput
-from symphony_serve.twin.simulation import Outcome
+from symphony_serve.twin import Outcome, goodput
 from symphony_serve.workloads import arrivals, equal
 
 SIDES: dict[str, MakeServer] = {
@@ -99,11 +98,9 @@ def figure_15(seed: int, quick: bool) -> dict[str, Any]:
         rate = burst * mean * (1 + SWING * math.sin(2 * math.pi * step / steps))
         outcome = simulate(ours, models, gpus, rate, trial._replace(seed=seed + step))
         offered = {name: round(STEP_S * count.total) for name, count in outcome.models.items()}
-        want = scaler.add(
-            Sample(STEP_S, gpus, STEP_S * sum(outcome.busy.values()), offered, round(STEP_S * outcome.good))
-        )
+        sample = Sample(STEP_S, gpus, STEP_S * sum(outcome.busy.values()), offered, round(STEP_S * outcome.good))
         rows.append({"rate": round(rate), "gpus": gpus, "needed": rate / unit, "bad": round(outcome.bad_rate, 4)})
-        gpus = gpus if want is None else want.gpus
+        gpus = scaler.add(sample)
     total, calm = sum(row["rate"] for row in rows), [row for row in rows if row["needed"] < 0.9 * row["gpus"]]
     figures = {
         "bad_rate": round(sum(row["bad"] * row["rate"] for row in rows) / total, 4),

@@ -17,7 +17,7 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.serve import WORKLOADS, model, staggered_peak
 from symphony_serve.messages import Event, Instruction
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.simulation import Simulation
+from symphony_serve.twin import Simulation
 from symphony_serve.workloads import arrivals, equal
 
 #: (GPUs, models): the first is the target of the room.

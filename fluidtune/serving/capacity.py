@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
-from symphony_serve.bounds import gpus_for, staggered
+from symphony_serve.autoscale import BAD_RATE, gpus_for, staggered
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.kept_profiles import delays_from_json, profiles_from_json
 from symphony_serve.model_side import Model, StartPolicy
+from symphony_serve.profiles import profiles_from_json
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.goodput import BAD_RATE, goodput
-from symphony_serve.twin.simulation import Outcome, Simulation
+from symphony_serve.twin import Outcome, Simulation, goodput
 from symphony_serve.workloads import arrivals, equal
 
 if TYPE_CHECKING:
@@ -73,10 +72,9 @@ def models_of(source: str, slo: float, starts: str) -> list[Model]:
     except OSError:
         raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
     try:
-        profiles = profiles_from_json(text, None)
-        delays = {name: Delays(response=seconds) for name, seconds in delays_from_json(text).items()}
+        profiles, delays = profiles_from_json(text)
         return [
-            Model(name, profile, slo, policy=policy, delays=delays.get(name, Delays()))
+            Model(name, profile, slo, policy=policy, delays=Delays(response=delays.get(name, 0.0)))
             for name, profile in profiles.items()
         ]
     except ServeError as error:

@@ -37,7 +37,7 @@ from fluidtune.serving.way import TIMEOUT_S, Way
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
-from symphony_serve.kept_profiles import profiles_to_json
+from symphony_serve.profiles import profiles_to_json
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model, StartPolicy
 from symphony_serve.profiles import check_slo

@@ -180,8 +180,7 @@ class Watch:
             # What was seen while the number changed tells nothing about either number.
             self._there = devices
             return
-        want = self._scaler.add(sample(span, devices))
-        wanted = max(1, devices) if want is None else want.gpus
+        wanted = max(1, self._scaler.add(sample(span, devices)))
         if wanted != self.wanted:
             self.wanted = wanted
             self._log.write("devices_wanted", devices=devices, wanted=wanted)

@@ -44,7 +44,7 @@ def measure_models(
 
     devices: for each device, the function of every model. samples: inputs of each model, one at least, to measure with.
     slos: seconds by model. max_batch: no larger batch is measured or formed. profiles: those that are known already
-    (see `kept_profiles`); the others are measured on all devices at once, because devices may share cores. Raises
+    (see `profiles`); the others are measured on all devices at once, because devices may share cores. Raises
     ServeError if a batch of 1 with the delays of this machine takes longer than the SLO, or if a function fails with
     one sample.
     """

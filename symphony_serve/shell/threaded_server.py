@@ -276,7 +276,7 @@ class ThreadedServer:
             return sum(not device.leaves and not device.lost for device in self._devices.values())
 
     def profile(self, model: str) -> Profile:
-        """The model's profile as it is known now, to be kept by `kept_profiles`."""
+        """The model's profile as it is known now."""
         return self._seen[model].profile
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from symphony_serve.bounds import staggered
+from symphony_serve.autoscale import staggered
 from symphony_serve.messages import Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
 from symphony_serve.shell.threaded_server import AfterWaiting, ThreadedServer
-from symphony_serve.twin.simulation import Simulation
+from symphony_serve.twin import Simulation
 from symphony_serve.workloads import arrivals
 from tests.serve.device_beside import Beside
 

@@ -254,7 +254,7 @@ class TestRequests:
         run = driver(figure())
         run.joins(0.0)
         run.requests([Request(1, "m", 0.0, 12.0)])
-        run.at(1.0, ProfileChanged("m", FIGURE.scaled(1.5)))
+        run.at(1.0, ProfileChanged("m", Profile.linear(1.5, 7.5, 16)))
         (dispatch,) = run.run().dispatches
         assert (dispatch.start, dispatch.seconds) == (12.0 - 10.5, 9.0)
 

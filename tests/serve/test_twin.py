@@ -15,8 +15,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.goodput import goodput
-from symphony_serve.twin.simulation import ModelCount, Outcome, Simulation
+from symphony_serve.twin import ModelCount, Outcome, Simulation, goodput
 from symphony_serve.workloads import arrivals
 from tests.serve.driving import staggered
 

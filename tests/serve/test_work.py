@@ -21,7 +21,7 @@ from symphony_serve.matching import Matching
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.simulation import Simulation
+from symphony_serve.twin import Simulation
 from symphony_serve.workloads import arrivals
 from tests.serve.fault_schedules import orloj
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import capacity
-from symphony_serve.kept_profiles import profiles_to_json
+from symphony_serve.profiles import profiles_to_json
 from symphony_serve.profiles import Profile
 
 #: l(b) = b + 5 ms.

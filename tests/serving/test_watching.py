@@ -20,7 +20,6 @@ from fluidtune.report.serving_report import (
 from fluidtune.serving.books import MINUTE_S, Books
 from fluidtune.serving.watching import LOOKS, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
-from symphony_serve.messages import Want
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.threaded_server import BatchSeen
 
@@ -52,7 +51,7 @@ class Advice(Autoscaler):
 
     def add(self, sample):
         self.samples.append(sample)
-        return Want(3) if len(self.samples) == 1 else None
+        return 3 if len(self.samples) == 1 else sample.gpus
 
 
 @pytest.fixture

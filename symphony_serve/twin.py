@@ -1,4 +1,6 @@
-"""Requests, a server and its GPUs on a virtual clock. All times are seconds.
+"""Requests, a server and its GPUs on a virtual clock; and the highest rate that the server bears.
+
+A server is the `Scheduler`, or a baseline. All times are seconds, all rates requests per second.
 
 A GPU takes exactly as long for a batch as its `Dispatch` says, or as long as ``takes`` says. If the server gives a
 batch up because it takes too long, nothing of it is answered, and the GPU joins again when it ends. Of one moment, the
@@ -12,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
@@ -202,3 +205,21 @@ class Simulation:
         if self._begin <= request.arrival <= self._end:
             count = self._outcome.models.setdefault(request.model, ModelCount())
             setattr(count, what, getattr(count, what) + 1)
+
+
+def goodput(run: Callable[[float], Outcome], guess: float, precision: float = 0.005) -> float:
+    """The highest rate at which no model's bad rate is above `BAD_RATE`, to ``precision`` of it.
+
+    ``run``: simulates a total rate. ``guess``: where the search begins. It doubles or halves until it has a rate that
+    the server bears and one that it does not bear, and then halves the gap between them.
+    """
+    low, high, rate = 0.0, 0.0, guess
+    while not high or high - low > precision * high:
+        if run(rate).worst_bad_rate <= BAD_RATE:
+            low = rate
+        else:
+            high = rate
+        rate = 2 * low if not high else (low + high) / 2
+        if high and high < guess / 2**20:
+            return 0.0
+    return low
