@@ -125,7 +125,7 @@ def service(beside: bool) -> dict[str, Any]:
     from symphony_serve import measure_models
     from symphony_serve.model_side import EAGER
     from symphony_serve.autoscale import staggered
-    from symphony_serve.shell.threaded_server import AfterWaiting, BatchSeen, ThreadedServer
+    from symphony_serve.shell.threaded_server import BatchSeen, ThreadedServer, Waited
     from symphony_serve.workloads import arrivals
 
     network = digits_network(CHANNELS)
@@ -142,7 +142,7 @@ def service(beside: bool) -> dict[str, Any]:
             return classify(network, images)
         with turn.taken() as waited:
             waits.append((time.time(), waited))
-            return AfterWaiting(classify(network, images), waited)
+            return Waited(classify(network, images), waited)
 
     devices = [{"digits": answer}]
     images = torch.rand(64, 1, 8, 8)

@@ -223,7 +223,7 @@ def status() -> dict[str, Any]:
 def picture(path: str) -> Path:
     """Draw the batches of the last minute over devices as a PNG. Raises FluidTuneError if nothing is served."""
     from fluidtune.report.serving_report import Batch, batches_png
-    from fluidtune.serving.books import MINUTE_S
+    from fluidtune.serving.watching import MINUTE_S
 
     batches = [Batch(*one) for one in _told(_import(), "minute")]
     devices = max(status()["devices"], *(one.device + 1 for one in batches), 1)

@@ -17,7 +17,7 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import DEFERRED, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.threaded_server import Function
+from symphony_serve.shell.threaded_server import Function, as_waited
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +96,8 @@ def _seconds(function: Function, inputs: list[Any]) -> float:
     times: list[float] = []
     while len(times) < MOST_RUNS and (len(times) < LEAST_RUNS or sum(times) < SECONDS_EACH):
         begin = time.monotonic()
-        outputs = function(list(inputs))
-        times.append(max(time.monotonic() - begin - getattr(outputs, "waited", 0.0), 1e-9))
+        outputs, waited = as_waited(function(list(inputs)))
+        times.append(max(time.monotonic() - begin - waited, 1e-9))
     if len(outputs) != len(inputs):
         raise ServeError(f"it returned {len(outputs)} outputs for {len(inputs)} inputs")
     return statistics.median_low(times)

@@ -47,8 +47,16 @@ from symphony_serve.seen_times import SeenTimes
 
 logger = logging.getLogger(__name__)
 
-#: A model on one device: takes a list of inputs, and returns as many outputs when they are there (on a GPU it waits).
-Function = Callable[[list[Any]], Sequence[Any]]
+
+class Waited(NamedTuple):
+    """The outputs of a batch that has waited ``seconds`` for its turn, on a device that others use as well."""
+
+    outputs: Sequence[Any]
+    seconds: float
+
+
+#: A model on one device: takes a list of inputs, and returns an output for each. On a GPU it waits for them.
+Function = Callable[[list[Any]], Sequence[Any] | Waited]
 
 #: A batch that was not answered so many seconds after it was sent makes its device suspect, if it also took three times
 #: its time. Judgement: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
@@ -58,14 +66,6 @@ IDLE_S = 1.0
 #: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. Judgement: the rest is
 #: the time from a request's arrival to a decision about it.
 TRIED = 0.9
-
-
-class AfterWaiting(list[Any]):
-    """The outputs of a batch that has waited ``waited`` seconds for its turn, on a device that others use as well."""
-
-    def __init__(self, outputs: Sequence[Any], waited: float):
-        super().__init__(outputs)
-        self.waited = waited
 
 
 class Answer(Future):
@@ -557,14 +557,19 @@ def told_moment(due: float, now: float, jitter: float) -> float:
     return max(due, now - jitter)
 
 
+def as_waited(returned: Sequence[Any] | Waited) -> Waited:
+    """What a `Function` returned, with its seconds of waiting."""
+    return returned if isinstance(returned, Waited) else Waited(returned, 0.0)
+
+
 def _call(function: Function, model: str, answers: list[Answer]) -> tuple[Sequence[Any], BaseException | None, float]:
     """The outputs for the answers, or the error that all of them are told; and the seconds of waiting for its turn."""
     nothing = [None] * len(answers)
     if not answers:
         return nothing, None, 0.0  # All were cancelled while the batch was on its way.
     try:
-        returned = function([answer._value for answer in answers])
-        waited, outputs = getattr(returned, "waited", 0.0), list(returned)
+        found, waited = as_waited(function([answer._value for answer in answers]))
+        outputs = list(found)
     except DeviceLost:
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
-from symphony_serve.shell.threaded_server import AfterWaiting, ThreadedServer
+from symphony_serve.shell.threaded_server import ThreadedServer, Waited
 from symphony_serve.twin import Simulation
 from symphony_serve.workloads import arrivals
 from tests.serve.device_beside import Beside
@@ -75,7 +75,7 @@ def test_the_server_does_not_take_a_wait_for_work():
     model = Model("m", Profile.from_seconds([0.5]), 100.0, policy=EAGER)
 
     def answers(values):
-        return AfterWaiting(values, 40.0)
+        return Waited(values, 40.0)
 
     with ThreadedServer([model], [{"m": answers}], batches.append) as server:
         assert server.submit("m", 3).result(60.0) == 3

@@ -49,7 +49,7 @@ class Server:
 def made():
     """Makes a front that serves trial "t", whose inputs are numbers."""
     from fluidtune.serving import front
-    from fluidtune.serving.books import Books
+    from fluidtune.serving.watching import Books
     from fluidtune.serving.intake import Intake
 
     class Front(front.Front):

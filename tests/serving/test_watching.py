@@ -17,8 +17,7 @@ from fluidtune.report.serving_report import (
     serving_png,
     summarise_serving,
 )
-from fluidtune.serving.books import MINUTE_S, Books
-from fluidtune.serving.watching import LOOKS, ServingLog, Watch
+from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.threaded_server import BatchSeen
@@ -74,8 +73,8 @@ def watched(tmp_path):
     ],
 )
 def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(tmp_path, counts, calm):
-    clock, books, told = Clock(), Books(["a"], Clock()), []
-    books.clock = clock
+    clock, told = Clock(), []
+    books = Books(["a"], clock)
     watch = Watch(books, ServingLog(None), Published(), lambda: 2, Advice(), lambda: told.append(True))
     for what, count in counts.items():
         for _ in range(count):
