@@ -34,6 +34,7 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.orloj_cases import Case, Load, load, modal
 from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending
+from benchmarks.orloj_product import ProductProfile
 from benchmarks.orloj_worker import SIDES, Worker
 from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
 from symphony_serve.batching.orloj_profiles import Profiler, VaryingProfile, VaryingRequest
@@ -168,11 +169,9 @@ def tasks(runs: Runs) -> dict[str, Any]:
     return found
 
 
-def with_settings(more: dict[str, Any]) -> Make:
-    """Orloj with other settings of the profile."""
-    return lambda case, load, profile: Worker(
-        case, load, Orloj(VaryingProfile(profile.batches, profile.sources, **more))
-    )
+def with_places(kind: type[VaryingProfile], weights: Mapping[str, float] | None = None) -> Make:
+    """Orloj with other places of the sources in a batch."""
+    return lambda case, load, profile: Worker(case, load, Orloj(kind(profile.batches, profile.sources, weights)))
 
 
 def places(runs: Runs) -> dict[str, Any]:
@@ -182,9 +181,13 @@ def places(runs: Runs) -> dict[str, Any]:
         case = replace(modal(2), peaks=(0.030, 0.150), shares=shares)
         case = replace(case, rate=1.76 / sum(share * peak for share, peak in zip(shares, case.peaks, strict=True)))
         weights = {str(source): share for source, share in enumerate(shares)}
-        kinds: dict[str, dict[str, Any]] = {"equal": {}, "true": {"weights": weights}, "product": {"places": "product"}}
+        kinds = {
+            "equal": with_places(VaryingProfile),
+            "true": with_places(VaryingProfile, weights),
+            "product": with_places(ProductProfile),
+        }
         found[f"{shares[0]:g}"] = {
-            kind: runs.shown(f"short {shares[0]:g} {kind}", case, with_settings(more)) for kind, more in kinds.items()
+            kind: runs.shown(f"short {shares[0]:g} {kind}", case, make) for kind, make in kinds.items()
         }
     return found
 

@@ -14,12 +14,12 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from symphony_serve.gpu_table import Gpu, GpuTable
 
-#: A heap is built anew without its outdated entries when it has this many times as many entries as there are models.
-#: Judgement: each arrival makes one entry outdated, and so an arrival still costs O(log models) on average.
+#: A heap is built anew without its outdated entries when it has this many times the entries that there are models. Each
+#: arrival makes one entry outdated, and so an arrival still costs O(log models) on average.
 OUTDATED = 64
 
 
@@ -107,45 +107,38 @@ class Matching:
         """What is due by ``now`` and comes first; None if nothing is."""
         while True:
             idle = self.gpus.first_idle(now)
-            ready = self._first_ready()
+            ready = self._first(self._ready)
             if ready is not None:
-                offer = self._models[ready].offer
-                assert offer is not None
+                model, offer = ready
                 gpu = idle or self._arriving(now + offer.delay)
                 if gpu is not None:
                     if gpu.free > offer.latest:
-                        return self._expire(ready)
+                        return self._expire(model)
                     if self._lets(gpu, offer, now):
-                        return self._grant(ready, gpu, offer)
+                        return self._grant(model, gpu, offer)
                     continue
-            due = self._first_timer()
-            if due is not None and self._timers[0][0] <= now:
+            timer = self._first(self._timers)
+            if timer is not None and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)
                 self.operations += 1
-                standing = self._models[due]
-                offer = standing.offer
-                assert offer is not None
+                model, offer = timer
                 if offer.latest < offer.earliest:
-                    return self._expire(due)
+                    return self._expire(model)
                 gpu = idle or self._arriving(offer.earliest)
                 if gpu is not None and self._lets(gpu, offer, now):
-                    return self._grant(due, gpu, offer)
-                self._push_ready(due, offer, standing)
-                continue
-            if ready is not None:
-                offer = self._models[ready].offer
-                assert offer is not None
-                if offer.latest - offer.delay <= now:
-                    return self._expire(ready)
-            return None
+                    return self._grant(model, gpu, offer)
+                self._push_ready(model, offer, self._models[model])
+            elif ready is not None and ready[1].latest - ready[1].delay <= now:
+                return self._expire(ready[0])
+            else:
+                return None
 
     def next_wake(self, now: float) -> float:
         """When `next` is to be called again. ``now`` or earlier: at once."""
-        wake = self._timers[0][0] if self._first_timer() is not None else math.inf
-        ready = self._first_ready()
+        wake = self._timers[0][0] if self._first(self._timers) is not None else math.inf
+        ready = self._first(self._ready)
         if ready is not None:
-            offer = self._models[ready].offer
-            assert offer is not None
+            offer = ready[1]
             wake = min(wake, offer.latest - offer.delay)
             if self.gpus.first_idle(now) is not None:
                 return now
@@ -154,23 +147,14 @@ class Matching:
                 wake = min(wake, gpu.free - offer.delay)
         return wake
 
-    def _first_ready(self) -> str | None:
-        ready = self._ready
-        while ready:
-            model, stamp = ready[0][2:]
-            if self._models[model].stamp == stamp:
-                return model
-            heapq.heappop(ready)
-            self.operations += 1
-        return None
-
-    def _first_timer(self) -> str | None:
-        timers = self._timers
-        while timers:
-            model, stamp = timers[0][3:]
-            if self._models[model].stamp == stamp:
-                return model
-            heapq.heappop(timers)
+    def _first(self, heap: list[Any]) -> tuple[str, Offer] | None:
+        """The model of the first entry that is not outdated, with its offer."""
+        while heap:
+            model, stamp = heap[0][-2:]
+            standing = self._models[model]
+            if standing.stamp == stamp and standing.offer is not None:
+                return model, standing.offer
+            heapq.heappop(heap)
             self.operations += 1
         return None
 

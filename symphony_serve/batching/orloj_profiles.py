@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, largest_of_each, mixture
+from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, mixture
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import SAME_MOMENT_S, Request
 
@@ -99,22 +99,19 @@ def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class VaryingProfile:
-    """The distributions of the sources' times alone, and the map to the time of a batch.
+    """The distributions of the sources' times alone, and the map to the time of a batch, whose places are taken at random.
 
     sources: source -> the distribution of the time of one of its requests alone.
-    places: who takes the places of a batch of k. "mixture": each place is taken at random. "product": each source takes
-        k divided by the number of sources, as in the paper's toy example.
-    weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. Both
+    weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. They
         change little (docs/serving.md has the figures).
     enough: whether enough was measured to say how long a batch may take at the most.
 
-    Raises ServeError if there is no source, if the weights are not those of the sources, if ``places`` is neither, or
-    if a larger batch is expected to take less time than a smaller one.
+    Raises ServeError if there is no source, if the weights are not those of the sources, or if a larger batch is
+    expected to take less time than a smaller one.
     """
 
     batches: BatchMap
     sources: Mapping[str, Histogram]
-    places: Literal["mixture", "product"] = "mixture"
     weights: Mapping[str, float] | None = None
     enough: bool = True
     #: size -> the time of a batch of this size.
@@ -123,21 +120,13 @@ class VaryingProfile:
     def __post_init__(self) -> None:
         if not self.sources:
             raise ServeError("a profile without a source: give the distribution of at least one")
-        if self.places not in ("mixture", "product"):
-            raise ServeError(f"places {self.places!r}: give 'mixture' or 'product'")
         weights = dict.fromkeys(self.sources, 1.0) if self.weights is None else self.weights
         if weights.keys() != self.sources.keys() or not all(0 < weight < math.inf for weight in weights.values()):
             raise ServeError(f"weights {dict(weights)}: give one above 0 for each of {', '.join(self.sources)}")
-        pairs = [(histogram, weights[source]) for source, histogram in self.sources.items()]
-        total = math.fsum(weights.values())
-        alone = mixture(*zip(*pairs, strict=True))
-        times: dict[int, Largest] = {}
+        longest_of, times = self._longest(weights), dict[int, Largest]()
         before = (0, 0.0)
         for size, (offset, scale) in self.batches.by_size.items():
-            if self.places == "mixture":
-                longest = largest(alone, size)
-            else:
-                longest = largest_of_each([one for one, _ in pairs], [size * weight / total for _, weight in pairs])
+            longest = longest_of(size)
             times[size] = Largest(longest.histogram.mapped(offset, scale), offset + scale * longest.mean)
             if times[size].mean < before[1] * (1 - 1e-9):
                 raise ServeError(
@@ -146,6 +135,10 @@ class VaryingProfile:
                 )
             before = (size, times[size].mean)
         object.__setattr__(self, "times", times)
+
+    def _longest(self, weights: Mapping[str, float]) -> Callable[[int], Largest]:
+        """What says the longest time alone in a batch of a size."""
+        return partial(largest, mixture(list(self.sources.values()), [weights[one] for one in self.sources]))
 
     def fetched(self, data: float) -> Mapping[int, Largest]:
         """The times of batches whose inputs take ``data`` seconds each to fetch before the batch."""

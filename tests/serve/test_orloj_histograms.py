@@ -8,11 +8,11 @@ import re
 import pytest
 from hypothesis import strategies as st
 
+from benchmarks.orloj_product import largest_of_each
 from symphony_serve.batching.orloj_histograms import (
     Histogram,
     common_edges,
     largest,
-    largest_of_each,
     mixture,
 )
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from benchmarks.orloj_product import ProductProfile
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_profiles import BatchMap, Profiler, VaryingProfile, VaryingRequest
@@ -38,7 +39,7 @@ def test_the_map_is_fitted_by_least_squares() -> None:
 
 def test_who_takes_the_places() -> None:
     sources = {"short": SHORT, "long": LONG}
-    by_chance, one_each = VaryingProfile(MAP, sources), VaryingProfile(MAP, sources, places="product")
+    by_chance, one_each = VaryingProfile(MAP, sources), ProductProfile(MAP, sources)
     assert by_chance.times[1].mean == pytest.approx(0.09)
     # Two at random: a quarter of the batches has two short ones.
     assert by_chance.times[2].histogram.cdf(0.05 * 1.15) == pytest.approx(0.25)
@@ -60,7 +61,6 @@ def test_who_takes_the_places() -> None:
         (lambda: VaryingProfile(MAP, {}), "without a source"),
         (lambda: VaryingProfile(BatchMap({1: (1.0, 1.0), 2: (0.0, 1.0)}), {"a": SHORT}), "larger batches take longer"),
         (lambda: VaryingProfile(BatchMap({1: (-1.0, 1.0)}), {"a": SHORT}), "edge -0.98"),
-        (lambda: VaryingProfile(MAP, {"a": SHORT}, places="best"), "places 'best'"),
         (lambda: VaryingProfile(MAP, {"a": SHORT}, weights={"b": 1.0}), "one above 0 for each of a"),
         (lambda: Profiler(MAP).ran_alone("a", 0.0, 0.0), "took 0.0 s alone"),
     ],

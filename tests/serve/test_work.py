@@ -144,12 +144,14 @@ def _first_by_min(self, now):
     return FIRST_IDLE(self, now)
 
 
-def _ready_by_hand(self):
+def _ready_by_hand(self, heap):
     ready = [(one.offer.latest, name) for name, one in self._models.items() if one.ready and one.offer]
-    return min(ready)[1] if ready else None
+    if heap is not self._ready:
+        return FIRST(self, heap)
+    return (min(ready)[1], self._models[min(ready)[1]].offer) if ready else None
 
 
-FIRST_IDLE = GpuTable.first_idle
+FIRST_IDLE, FIRST = GpuTable.first_idle, Matching._first
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ FIRST_IDLE = GpuTable.first_idle
     [
         (GpuTable, "first_idle", _first_by_hand, 256, 20),
         (GpuTable, "first_idle", _first_by_min, 256, 20),
-        (Matching, "_first_ready", _ready_by_hand, 32, 200),
+        (Matching, "_first", _ready_by_hand, 32, 200),
     ],
 )
 def test_a_scan_is_seen(monkeypatch, owner, name, scan, gpus, models):
