@@ -17,7 +17,7 @@ from symphony_serve.errors import Refused
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer. At the last one the front asks itself: a request is read and answered, and no model is asked (see `way`).
 LIVE, READY, WAY = "/healthz", "/readyz", "/-/way"
-#: Seconds between two attempts to begin, after which a client may ask again as well. Judgement: nobody is served then.
+#: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 
 

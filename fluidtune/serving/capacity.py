@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 #: The directory of a service's log and profiles in that of the run that it serves, and the file with the profiles.
 DIRECTORY, PROFILES = "serving", "profiles.json"
-#: So many requests are simulated for each answer, and goodput is found to this part of it. Judgement: of 5,000 requests
-#: 1 % are 50, which is exact to a seventh of them; ten answers take some seconds.
+#: Requests that are simulated for each answer, and the precision of a goodput as a part of it. 1 % of 5,000 requests
+#: are 50, which is exact to a seventh of them; ten answers take some seconds.
 REQUESTS, PRECISION = 5000, 0.02
-#: Before what is measured, so many SLOs pass. Judgement: queues and the measured rate are then what they stay.
+#: SLOs that pass before what is measured. Queues and the measured rate are then what they stay.
 WARM_UP_SLOS = 20
-#: No plan is made for more devices. Judgement: the twin takes minutes for more; ask about a part of the rate then.
+#: No plan is made for more devices. The twin takes minutes for more.
 MOST_DEVICES = 4096
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a stop waits for what runs. Judgement: a batch that takes longer is late anyhow.
+#: Seconds that a stop waits for what runs. A batch that takes longer is late anyhow.
 STOP_S = 1.0
 
 

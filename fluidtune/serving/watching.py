@@ -23,8 +23,8 @@ from symphony_serve.shell.threaded_server import BatchSeen
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks, and the number of looks for one line of the log. A gauge that is scraped every 10 s or more
-#: (Prometheus' usual interval is 15 s) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
+#: Seconds between two looks, and the number of looks for one line of the log. A gauge that is scraped every 15 s (usual
+#: for Prometheus) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
 LOOK_S, LOOKS = 1.0, 10
 #: Seconds of batches that are kept for the picture, and their largest number: 1,600 a second are more than one front
 #: decides, and take 20 MB.

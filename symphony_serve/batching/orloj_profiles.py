@@ -72,7 +72,7 @@ class BatchMap:
     def fitted(measured: Iterable[tuple[int, float, float]]) -> BatchMap:
         """Least squares for each size over (size, longest time alone, seconds of the batch).
 
-        A batch of one is by definition its time alone. Where all longest times of a size are alike, or where the line
+        A batch of one is by definition its time alone. Where all longest times of a size are equal, or where the line
         falls or is not above 0 at the shortest of them, the map is a scale without offset. Raises ServeError if nothing
         was measured or a time is not above 0.
         """
@@ -99,7 +99,9 @@ def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class VaryingProfile:
-    """The distributions of the sources' times alone, and the map to the time of a batch, whose places are taken at random.
+    """The distributions of the sources' times alone, and the map to the time of a batch.
+
+    Each place of a batch is taken by a source at random.
 
     sources: source -> the distribution of the time of one of its requests alone.
     weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. They
@@ -223,7 +225,7 @@ class Profiler:
                 sources[source] = Histogram.of_samples(pool, edges)
         if sources:
             return VaryingProfile(self._batches, sources)
-        # A time that nobody knows is taken for none, so that nothing is given up before its deadline.
+        # An unknown time is taken for none, so that nothing is given up before its deadline.
         alone = Histogram.of_samples(pool, edges) if pool else Histogram.point(SAME_MOMENT_S)
         smallest = next(iter(self._batches.by_size.items()))
         return VaryingProfile(BatchMap(dict([smallest])), {"": alone}, enough=False)

@@ -61,7 +61,7 @@ class Pending:
     def insert(self, deadline: float, number: int, cost: float = 1.0) -> None:
         """Take in a request. Raises ServeError if the number is pending already, or if the cost is none."""
         if number in self.costs:
-            raise ServeError(f"request {number} is pending already: give each request a number of its own")
+            raise ServeError(f"request {number} is pending already: give each request another number")
         if not 0 < cost < math.inf:
             raise ServeError(f"request {number} has the cost {cost}: give a finite number above 0")
         self.costs[number] = (deadline, cost)

@@ -21,10 +21,10 @@ from symphony_serve.shell.threaded_server import Function, as_waited
 
 logger = logging.getLogger(__name__)
 
-#: A size is run so many times at most, and for so many seconds; but so many times at least. Judgement: a model with ten
-#: sizes is measured in a second or two; the first profile need not be exact, since it is corrected by what is seen.
+#: A size is run at most this many times and this many seconds, but at least the third number of times. A model with ten
+#: sizes is then measured in a second or two. The profile is corrected later by the batches that are seen.
 MOST_RUNS, SECONDS_EACH, LEAST_RUNS = 30, 0.1, 5
-#: So many times, the lateness of a thread is measured that sleeps so many seconds. Judgement: 0.2 s in all.
+#: How often the lateness of a thread is measured, and the seconds that it sleeps.
 WAKES, SLEEP_S = 100, 0.001
 #: The part of the wakes and of the ways through the threads that the delays allow for. Source: of a model's requests,
 #: 1 % may be late at its goodput (section 5.1). (On a network the room asks for 99.9 %.)

@@ -1,7 +1,7 @@
-"""A server in one process: the scheduler over threads, for tests and laptops. All times are seconds.
+"""The server of one process: carries out the scheduler's instructions on the real clock. All times are seconds.
 
 A request passes through `submit` (in the caller's thread), the scheduler, and the thread of a device, which calls the
-model's function with the inputs of a batch. Whoever enters the server first carries out what is due: a caller, a
+model's function with the inputs of a batch. The first thread that enters the server carries out what is due: a caller, a
 device's thread that has finished a batch, or the thread that keeps the time. The scheduler is never entered by two
 threads at once, and no code of a user runs while it is entered.
 """
@@ -58,12 +58,12 @@ class Waited(NamedTuple):
 #: A model on one device: takes a list of inputs, and returns an output for each. On a GPU it waits for them.
 Function = Callable[[list[Any]], Sequence[Any] | Waited]
 
-#: A batch that was not answered so many seconds after it was sent makes its device suspect, if it also took three times
-#: its time. Judgement: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
+#: A batch that was not answered this many seconds after it was sent makes its device suspect, if it also took three
+#: times its time: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
 LEAST_PATIENCE_S = 1.0
-#: A device that had no batch for so many seconds is looked at. Judgement: what it costs is one call each second.
+#: A device that had no batch for this many seconds is looked at, by one call.
 IDLE_S = 1.0
-#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. Judgement: the rest is
+#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. The rest is
 #: the time from a request's arrival to a decision about it.
 TRIED = 0.9
 
@@ -188,7 +188,7 @@ class ThreadedServer:
             )
 
     def _decides(self, models: Sequence[Model]) -> Server:
-        """Whoever is told the events; benchmarks put a baseline here."""
+        """What decides; benchmarks put a baseline here."""
         return Scheduler(models, least_patience=LEAST_PATIENCE_S)
 
     @staticmethod
