@@ -1,8 +1,8 @@
 """The server of one process: carries out the scheduler's instructions on the real clock. All times are seconds.
 
 A request passes through `submit` (in the caller's thread), the scheduler, and the thread of a device, which calls the
-model's function with the inputs of a batch. The first thread that enters the server carries out what is due: a caller, a
-device's thread that has finished a batch, or the thread that keeps the time. The scheduler is never entered by two
+model's function with the inputs of a batch. The first thread that enters the server carries out what is due: a caller,
+a device's thread that has finished a batch, or the thread that keeps the time. The scheduler is never entered by two
 threads at once, and no code of a user runs while it is entered.
 """
 

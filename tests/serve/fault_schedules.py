@@ -109,7 +109,7 @@ class World:
         self.seed = seed
         self._rng = rng = random.Random(seed)
         self._log = log
-        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.0, LATE_S)])
+        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.05, LATE_S)])
         policy = rng.choice([DEFERRED, EAGER])
         profile = Profile.linear(1.0, 5.0, MAX_BATCH)
         self._models = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from symphony_serve.autoscale import staggered
-from symphony_serve.messages import Dispatch
+from symphony_serve.messages import SAME_MOMENT_S, Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
@@ -13,11 +15,43 @@ from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
 from symphony_serve.shell.threaded_server import ThreadedServer, Waited
 from symphony_serve.twin import Simulation
 from symphony_serve.workloads import arrivals
-from tests.serve.device_beside import Beside
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)
 SLO_S, ITERATION_S = 0.2, 0.05
+
+
+class Beside:
+    """A device that a trial uses as well. Its `takes` is what `Simulation` asks.
+
+    The trial runs one iteration after the other. A batch that was sent starts when the iteration that runs has ended, and
+    before the next one. So it waits for one iteration at most.
+
+    profile: of the model when nobody else uses the device. iteration: the seconds of each iteration of the trial.
+    """
+
+    def __init__(self, profile: Profile, iteration: float):
+        self._profile, self._iteration = profile, iteration
+        #: Since when the trial runs, one iteration after the other.
+        self._since = 0.0
+        #: Iterations that have ended, and seconds of batches.
+        self.iterations, self.served = 0, 0.0
+
+    def takes(self, batch: Dispatch) -> float:
+        """Seconds from the batch's start, as the scheduler sees it, until its end."""
+        elapsed = batch.start - self._since
+        ended = max(0, math.ceil((elapsed - SAME_MOMENT_S) / self._iteration))
+        wait = max(0.0, ended * self._iteration - elapsed)
+        seconds = self._profile.seconds(len(batch.requests))
+        self.iterations += ended
+        self.served += seconds
+        self._since = batch.start + wait + seconds
+        return wait + seconds
+
+    @property
+    def now(self) -> float:
+        """When the last batch has ended."""
+        return self._since
 
 
 def served(policy, rate, told=ITERATION_S, beside=None, seconds=8.0):

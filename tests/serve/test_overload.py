@@ -22,9 +22,9 @@ from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer
 from symphony_serve.workloads import arrivals
-from tests.serve.driving import Driver, staggered
+from tests.serve.driving import PATIENCE_S, Driver, staggered
 from tests.serve.fault_schedules import orloj
-from tests.serve.test_threaded_server import PATIENCE_S, Gate, behind_a_gate, finished, model
+from tests.serve.test_threaded_server import Gate, behind_a_gate, finished, model
 
 #: The model of figure 4, whose batches have at most 8 requests, so that 3 GPUs bear 3 * 8 / 13 of them per second.
 PROFILE, GPUS, SLO = Profile.linear(1.0, 5.0, 8), 3, 14.0

@@ -70,9 +70,8 @@ def test_what_cannot_be_planned(given, said):
         capacity.models_of(*given)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}'])
-def test_a_file_that_is_none(tmp_path, text):
-    (tmp_path / "profiles.json").write_text(text)
+def test_a_file_that_is_none(tmp_path):
+    (tmp_path / "profiles.json").write_text("{")
     with pytest.raises(FluidTuneError, match=r"the kept profiles .*measure them again"):
         capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
 

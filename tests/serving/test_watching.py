@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fluidtune.report import read_events
@@ -213,13 +211,6 @@ def test_the_report_of_a_service(watched, tmp_path):
 def test_the_picture_of_a_minute(tmp_path, count):
     batches = [Batch(number % 2, "ab"[number % 2], number + 1, number / 10, 0.05) for number in range(count)]
     assert batches_png(batches, 2, 60.0, tmp_path / "minute.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_is_kept_is_json(tmp_path):
-    log = ServingLog(tmp_path / "serving")
-    log.keep("profiles.json", json.dumps({"a": 1}))
-    assert json.loads((tmp_path / "serving" / "profiles.json").read_text()) == {"a": 1}
-    assert sorted(one.name for one in (tmp_path / "serving").iterdir()) == ["fluid_events.jsonl", "profiles.json"]
 
 
 def test_a_long_log_has_few_bars_and_all_requests():
