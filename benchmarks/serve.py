@@ -42,8 +42,7 @@ from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Outcome, goodput
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.twin import Outcome, goodput, poisson
 
 #: Table 2: alpha, beta and SLO in ms.
 WORKLOADS = {"resnet50": (1.053, 5.072, 25.0), "inception_resnet_v2": (5.090, 18.368, 70.0)}
@@ -101,8 +100,8 @@ def ours(models: list[Model], rates: Mapping[str, float]) -> Server:
 
 def simulate(make: MakeServer, models: list[Model], gpus: int, rate: float, trial: Trial) -> Outcome:
     """The models at a total rate that is shared equally."""
-    rates = {name: rate * share for name, share in equal([one.name for one in models]).items()}
-    requests = arrivals(rates, {one.name: one.slo for one in models}, trial.seed)
+    rates = dict.fromkeys((one.name for one in models), rate * (1 / len(models)))
+    requests = poisson(rates, {one.name: one.slo for one in models}, trial.seed)
     return PreemptiveSimulation(make(models, rates), gpus, requests, trial.warm_up, trial.measured).run()
 
 

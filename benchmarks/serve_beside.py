@@ -126,7 +126,7 @@ def service(beside: bool) -> dict[str, Any]:
     from symphony_serve.model_side import EAGER
     from symphony_serve.autoscale import staggered
     from symphony_serve.shell.threaded_server import BatchSeen, ThreadedServer, Waited
-    from symphony_serve.workloads import arrivals
+    from symphony_serve.twin import poisson
 
     network = digits_network(CHANNELS)
     turn = Turn("service", served=True) if beside else None
@@ -161,7 +161,7 @@ def service(beside: bool) -> dict[str, Any]:
     print("ready", flush=True)
     with ThreadedServer(models, devices, batches.append) as server:
         begin = time.monotonic()
-        for request in arrivals({"digits": rate}, {"digits": SLO_S}, seed=1):
+        for request in poisson({"digits": rate}, {"digits": SLO_S}, seed=1):
             due = begin + request.arrival
             if ends.wait(max(0.0, due - time.monotonic())):
                 break

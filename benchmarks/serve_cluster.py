@@ -29,12 +29,12 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
+from benchmarks.serve_arrivals import arrivals
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
 from symphony_serve.twin import Outcome, goodput
-from symphony_serve.workloads import arrivals, equal
 
 SIDES: dict[str, MakeServer] = {
     "deferred_window": ours,
@@ -61,7 +61,7 @@ def figure_11(seed: int, quick: bool) -> dict[str, Any]:
     gpus = 4 if quick else 32
     found: dict[str, Any] = {}
     for shape_name, shape in (("poisson", 1.0), ("gamma_0.05", 0.05)):
-        for share_name, shares in (("equal", equal(names)), ("zipf_0.9", zipf(names, 0.9))):
+        for share_name, shares in (("equal", dict.fromkeys(names, 1 / len(names))), ("zipf_0.9", zipf(names, 0.9))):
             for slo in (25.0,) if quick else (15.0, 25.0, 50.0, 100.0):
                 models = [model(name, *WORKLOADS["resnet50"][:2], slo) for name in names]
                 row = {side: _goodput(make, models, gpus, shares, shape, seed, quick) for side, make in SIDES.items()}

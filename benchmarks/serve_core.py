@@ -17,8 +17,7 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.serve import WORKLOADS, model, staggered_peak
 from symphony_serve.messages import Event, Instruction
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.twin import Simulation, poisson
 
 #: (GPUs, models): the first is the target of the room.
 CASES = ((1000, 20), (32, 20), (4096, 20), (1000, 500))
@@ -46,10 +45,10 @@ def measure(gpus: int, models: int, requests: int) -> dict[str, Any]:
     served = [model(f"m{number}", *WORKLOADS["resnet50"][:2], 100.0) for number in range(models)]
     rate = min(0.8 * staggered_peak(served[0], gpus), MOST)
     names = [one.name for one in served]
-    rates = {name: share * rate for name, share in equal(names).items()}
+    rates = dict.fromkeys(names, 1 / len(names) * rate)
     scheduler = Scheduler(served)
     timed = Timed(scheduler)
-    coming = arrivals(rates, {one.name: one.slo for one in served}, 1)
+    coming = poisson(rates, {one.name: one.slo for one in served}, 1)
     outcome = Simulation(timed, gpus, coming, 0.0, requests / rate).run()
     handled = sum(count.total for count in outcome.models.values())
     calls = sorted(timed.seconds)

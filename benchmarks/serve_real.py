@@ -39,7 +39,7 @@ from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.shell.measuring import measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
-from symphony_serve.workloads import arrivals
+from benchmarks.serve_arrivals import arrivals
 
 #: The network's channels: so wide that one core, and not the clients, limits the requests. Judgement: about 2 ms each.
 WIDTH = 256

@@ -1,4 +1,4 @@
-"""Requests, a server and its GPUs on a virtual clock; and the highest rate that the server bears.
+"""Requests by seed, a server and its GPUs on a virtual clock; and the highest rate that the server bears.
 
 A server is the `Scheduler`, or a baseline. All times are seconds, all rates requests per second.
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from symphony_serve.autoscale import BAD_RATE
@@ -31,6 +32,34 @@ from symphony_serve.messages import (
     Tick,
     WakeAt,
 )
+
+
+def poisson(rates: Mapping[str, float], slos: Mapping[str, float], seed: int) -> Iterator[Request]:
+    """Requests for ever, in the order of their arrival; ids from 0. Those of a model are a Poisson process.
+
+    rates: by model. slos: by model, the seconds from a request's arrival to its deadline. Raises ServeError for a rate
+    that is negative or not finite.
+    """
+    for model, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ServeError(f"the rate of model {model} is {rate}, expected requests per second of 0 or more")
+    return _poisson(rates, slos, seed)
+
+
+def _poisson(rates: Mapping[str, float], slos: Mapping[str, float], seed: int) -> Iterator[Request]:
+    """One process of all models together, each request of which is for one of them."""
+    rng = random.Random(seed)
+    models = [model for model, rate in rates.items() if rate > 0]
+    total = sum(rates.values())
+    if not models:
+        return
+    shares, budgets = [rates[model] for model in models], [slos[model] for model in models]
+    now, number = 0.0, 0
+    while True:
+        for place in rng.choices(range(len(models)), shares, k=1000):
+            now += rng.expovariate(total)
+            yield Request(number, models[place], now, now + budgets[place])
+            number += 1
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model, StartPolicy
 from symphony_serve.profiles import profiles_from_json
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Outcome, Simulation, goodput
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.twin import Outcome, Simulation, goodput, poisson
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -110,9 +109,9 @@ def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
 
 def simulated(models: Sequence[Model], devices: int, rate: float) -> Outcome:
     """The models at a total rate of Poisson arrivals that is shared equally."""
-    rates = {name: rate * share for name, share in equal([one.name for one in models]).items()}
+    rates = dict.fromkeys((one.name for one in models), rate * (1 / len(models)))
     slos = {one.name: one.slo for one in models}
-    requests = arrivals(rates, slos, seed=1)
+    requests = poisson(rates, slos, seed=1)
     return Simulation(Scheduler(models), devices, requests, WARM_UP_SLOS * max(slos.values()), REQUESTS / rate).run()
 
 

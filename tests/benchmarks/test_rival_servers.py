@@ -20,7 +20,7 @@ from symphony_serve.messages import (
 )
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
-from symphony_serve.workloads import arrivals
+from benchmarks.serve_arrivals import arrivals
 
 MODEL = Model("m", Profile.linear(1.0, 5.0, 16), 12.0)
 #: Table 2's first workload, in ms.

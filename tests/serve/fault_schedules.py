@@ -59,7 +59,7 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.workloads import arrivals
+from benchmarks.serve_arrivals import arrivals
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
 LENGTH_S = 150.0

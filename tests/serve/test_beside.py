@@ -13,8 +13,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
 from symphony_serve.shell.threaded_server import ThreadedServer, Waited
-from symphony_serve.twin import Simulation
-from symphony_serve.workloads import arrivals
+from symphony_serve.twin import Simulation, poisson
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)
@@ -58,7 +57,7 @@ def served(policy, rate, told=ITERATION_S, beside=None, seconds=8.0):
     """A model on one device. told: the seconds of waiting that the scheduler allows for."""
     profile = Profile.from_seconds([value + (told if beside else 0.0) for value in ALONE.table[1:-1]])
     model = Model("m", profile, SLO_S, policy=policy)
-    requests = arrivals({"m": rate}, {"m": SLO_S}, seed=7)
+    requests = poisson({"m": rate}, {"m": SLO_S}, seed=7)
     takes = None if beside is None else beside.takes
     return Simulation(Scheduler([model]), 1, requests, 1.0, seconds, takes).run()
 

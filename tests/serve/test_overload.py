@@ -21,7 +21,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer
-from symphony_serve.workloads import arrivals
+from benchmarks.serve_arrivals import arrivals
 from tests.serve.driving import PATIENCE_S, Driver, staggered
 from tests.serve.fault_schedules import orloj
 from tests.serve.test_threaded_server import Gate, behind_a_gate, finished, model
@@ -33,7 +33,7 @@ COUNT = 600
 #: By arrivals, the requests, and how many of them come within an SLO at most.
 LOADS = {
     "regular": staggered("m", COUNT, 1 / RATE, SLO),
-    "poisson": list(itertools.islice(arrivals({"m": RATE}, {"m": SLO}, 1), COUNT)),
+    "poisson": list(itertools.islice(arrivals({"m": RATE}, {"m": SLO}, 1, 1.0), COUNT)),
     "bursty": list(itertools.islice(arrivals({"m": RATE}, {"m": SLO}, 1, 0.1), COUNT)),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
@@ -29,7 +28,6 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.workloads import arrivals
 from tests.serve.driving import TICK, Driver, staggered
 
 #: The model of figures 4 and 5. Times are those of the figure.

@@ -14,7 +14,7 @@ from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin import ModelCount, Outcome, Simulation, goodput
-from symphony_serve.workloads import arrivals
+from benchmarks.serve_arrivals import arrivals
 from tests.serve.driving import staggered
 
 TRIAL = Trial(2.0, 10.0, 1, 0.005)

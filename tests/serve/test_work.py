@@ -21,13 +21,12 @@ from symphony_serve.matching import Matching
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation
-from symphony_serve.workloads import arrivals
+from symphony_serve.twin import Simulation, poisson
 from tests.serve.fault_schedules import orloj
 
 ROOM = Path(symphony_serve.__file__).parent
 #: The clock and the requests are no work of the scheduler.
-OTHERS = (str(ROOM / "twin"), str(ROOM / "workloads.py"))
+OTHERS = str(ROOM / "twin.py")
 PROFILE, SLO = Profile.linear(1.0, 5.0, 16), 12.0
 
 
@@ -79,7 +78,7 @@ def lines(run: Callable[[], object]) -> int:
     def trace(frame, event, arg):
         nonlocal count
         file = frame.f_code.co_filename
-        if not file.startswith(str(ROOM)) or file.startswith(OTHERS):
+        if not file.startswith(str(ROOM)) or file == OTHERS:
             return None
         count += event == "line"
         return trace
@@ -107,7 +106,7 @@ def work(gpus, models, gathering=Window):
     """Changes of heaps, lines, and visited entries for each event. The load is the same for all numbers."""
     names = [f"m{number}" for number in range(models)]
     scheduler = Counted([Model(name, PROFILE, SLO, gathering) for name in names])
-    requests = arrivals(dict.fromkeys(names, 4.0 / models), dict.fromkeys(names, SLO), 1)
+    requests = poisson(dict.fromkeys(names, 4.0 / models), dict.fromkeys(names, SLO), 1)
     simulation = Simulation(scheduler, gpus, requests, 0.0, 60.0)
     table, visits = scheduler._gpus, Visits()
     table.first_idle(0.0)  # Each GPU becomes idle once.
