@@ -1,7 +1,7 @@
 """The devices of a service that shares the cluster: leases of the Themis arbiter, each with a model process.
 
 Decided here: when the device of a lease joins the server, when it leaves, and which one goes when the load wants fewer.
-How many the load wants says `watching`, and which app gets a lease themis_bridge. All times are seconds.
+`watching` says how many the load wants, and themis_bridge which app gets a lease. All times are seconds.
 """
 
 from __future__ import annotations
