@@ -23,8 +23,8 @@ SLO_S, ITERATION_S = 0.2, 0.05
 class Beside:
     """A device that a trial uses as well. Its `takes` is what `Simulation` asks.
 
-    The trial runs one iteration after the other. A batch that was sent starts when the iteration that runs has ended, and
-    before the next one. So it waits for one iteration at most.
+    The trial runs one iteration after the other. A batch that was sent starts when the iteration that runs has ended,
+    and before the next one. So it waits for one iteration at most.
 
     profile: of the model when nobody else uses the device. iteration: the seconds of each iteration of the trial.
     """
