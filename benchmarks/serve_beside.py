@@ -123,8 +123,8 @@ def service(beside: bool) -> dict[str, Any]:
     from benchmarks.serve_real import classify, digits_network
     from fluidtune.cluster.beside import Turn
     from symphony_serve import measure_models
-    from symphony_serve.model_side import EAGER
     from symphony_serve.autoscale import staggered
+    from symphony_serve.model_side import EAGER
     from symphony_serve.shell.threaded_server import BatchSeen, ThreadedServer, Waited
     from symphony_serve.twin import poisson
 

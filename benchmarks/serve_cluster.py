@@ -29,8 +29,8 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
-from benchmarks.serve_arrivals import arrivals
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
 from symphony_serve.partition import Limits, ModelLoad, imbalance, partition

@@ -12,7 +12,7 @@ from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.matching import Offer
-from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
+from symphony_serve.messages import SAME_MOMENT_S, Request
 from symphony_serve.profiles import Profile, check_slo
 
 #: A model's rate is the mean of this many samples of this many seconds. Source: the public code's rps meter.

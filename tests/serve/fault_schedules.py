@@ -32,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
@@ -59,7 +60,6 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from benchmarks.serve_arrivals import arrivals
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
 LENGTH_S = 150.0

@@ -9,8 +9,7 @@ import pytest
 
 from symphony_serve import seen_times
 from symphony_serve.errors import ServeError
-from symphony_serve.profiles import profiles_from_json, profiles_to_json
-from symphony_serve.profiles import Profile
+from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
 from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
 from symphony_serve.shell import measuring
 from symphony_serve.shell.measuring import measure_models, measure_profile

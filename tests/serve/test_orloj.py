@@ -1,7 +1,6 @@
 """The former Orloj: the contract, the golden run of algorithm 4.1, and what is its own."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -25,21 +24,25 @@ def constant(seconds: dict[int, float]) -> VaryingProfile:
 
 class TestLargest(BatchFormerContract):
     by_deadline = False
-    settings: dict[str, Any] = {}
+
+    def orloj(self, profile: VaryingProfile) -> Orloj:
+        return Orloj(profile)
 
     @pytest.fixture
     def make(self):
-        return lambda seconds: Orloj(constant(dict(enumerate(seconds, 1))), **self.settings)
+        return lambda seconds: self.orloj(constant(dict(enumerate(seconds, 1))))
 
 
 @pytest.mark.slow
 class TestEarliest(TestLargest):
-    settings = {"choice": "earliest"}
+    def orloj(self, profile: VaryingProfile) -> Orloj:
+        return Orloj(profile, choice="earliest")
 
 
 @pytest.mark.slow
 class TestOnTheHull(TestLargest):
-    settings = {"pending": HullPending}
+    def orloj(self, profile: VaryingProfile) -> Orloj:
+        return Orloj(profile, pending=HullPending)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +148,5 @@ def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None
 
 
 def test_a_choice_that_is_none_is_refused() -> None:
-    with pytest.raises(ServeError, match="batch choice .smallest."):
+    with pytest.raises(ServeError, match="batch choice 'smallest'"):
         Orloj(constant({1: 6.0}), choice="smallest")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from bisect import bisect_left
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import SAME_MOMENT_S
@@ -21,7 +22,6 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer
-from benchmarks.serve_arrivals import arrivals
 from tests.serve.driving import PATIENCE_S, Driver, staggered
 from tests.serve.fault_schedules import orloj
 from tests.serve.test_threaded_server import Gate, behind_a_gate, finished, model

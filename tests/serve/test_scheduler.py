@@ -11,7 +11,7 @@ from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile, VaryingRequest
 from symphony_serve.batching.window import Window
-from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     BatchDone,

@@ -9,12 +9,12 @@ import pytest
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import Shepherd
 from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, median_queueing, model, ours, simulate
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin import ModelCount, Outcome, Simulation, goodput
-from benchmarks.serve_arrivals import arrivals
 from tests.serve.driving import staggered
 
 TRIAL = Trial(2.0, 10.0, 1, 0.005)

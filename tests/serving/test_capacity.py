@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import capacity
-from symphony_serve.profiles import profiles_to_json
-from symphony_serve.profiles import Profile
+from symphony_serve.profiles import Profile, profiles_to_json
 
 #: l(b) = b + 5 ms.
 FIGURE_4 = Profile.linear(0.001, 0.005, 32)
