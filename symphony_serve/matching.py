@@ -110,7 +110,7 @@ class Matching:
             ready = self._first(self._ready)
             if ready is not None:
                 model, offer = ready
-                gpu = idle or self._arriving(now + offer.delay)
+                gpu = idle or self._arriving(now, offer.delay)
                 if gpu is not None:
                     if gpu.free > offer.latest:
                         return self._expire(model)
@@ -158,10 +158,13 @@ class Matching:
             self.operations += 1
         return None
 
-    def _arriving(self, by: float) -> Gpu | None:
-        """The GPU that becomes free next, if it is free ``by`` then. None is idle now."""
+    def _arriving(self, by: float, delay: float = 0.0) -> Gpu | None:
+        """The GPU that becomes free next, if it is free ``delay`` after ``by``. None is idle now.
+
+        The sum is rounded as in `next_wake`. Else a GPU might not be there at the very moment of the wake.
+        """
         gpu = self.gpus.next_free()
-        return gpu if gpu is not None and gpu.free <= by else None
+        return gpu if gpu is not None and gpu.free - delay <= by else None
 
     def _lets(self, gpu: Gpu, offer: Offer, now: float) -> bool:
         """Whether the GPU stays long enough for the batch. One that does not gets no batch any more."""

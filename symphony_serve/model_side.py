@@ -141,4 +141,5 @@ class ModelSide:
         if candidate is None or self.model.policy.earliest(candidate) > start + SAME_MOMENT_S:
             return None
         data = self._data * candidate.size
-        return self.former.take(), max(free, start + data), candidate.seconds - data, candidate.longest
+        longest = max(0.0, candidate.longest - data)
+        return self.former.take(), max(free, start + data), candidate.seconds - data, longest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -13,6 +14,8 @@ from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile, Var
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
+from symphony_serve.gpu_table import GpuTable
+from symphony_serve.matching import Grant, Matching, Offer
 from symphony_serve.messages import (
     BatchDone,
     Cancelled,
@@ -149,6 +152,25 @@ class TestDelays:
         late.run(until=3.3001)
         (dispatch,) = late.dispatches
         assert dispatch.start == 3.5
+
+    def test_at_the_moment_of_a_wake_the_gpu_is_there_however_sums_are_rounded(self):
+        """Else the scheduler asks for the same moment without end."""
+        rng = random.Random(1)
+        for _ in range(200):
+            gpus = GpuTable(ahead=1)
+            gpus.join(1, 1, rng.uniform(2.0, 20.0))
+            matching = Matching(["m"], gpus)
+            matching.offer("m", Offer(1, 1.0, 100.0, 0.3 + 0.05 * rng.randrange(1, 9), 101.0, 1.0), 1.0)
+            assert matching.next(1.0) is None
+            assert isinstance(matching.next(matching.next_wake(1.0)), Grant)
+
+    def test_the_longest_time_of_a_batch_is_that_on_its_gpu(self):
+        """Without the fetching of its inputs, as its seconds."""
+        run = driver(figure(orloj, delays=self.DELAYS))
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0)])
+        (dispatch,) = run.run().dispatches
+        assert dispatch.longest == pytest.approx(dispatch.seconds) == pytest.approx(6.0)
 
 
 class TestGpus:
