@@ -1,8 +1,8 @@
-"""How many requests a second the pure core of serving handles, and how many heap operations it needs for each.
+"""How many requests a second the pure core of serving handles.
 
 ``python -m benchmarks.serve_core --json [--quick]``. Only the time inside `Scheduler.handle` counts, as CPU time of the
 process: neither the arrivals nor the GPUs of the twin do. By case (GPUs x models): ``requests_per_second``,
-``p99_event_us`` (the 99th percentile of a call), ``operations`` (changes of heaps for each request), ``median_batch``.
+``p99_event_us`` (the 99th percentile of a call), ``median_batch``.
 The models are ResNet50 of Table 2 with an SLO of 100 ms, at 80 % of the rate that staggered batches could bear, and of
 at most 100,000 requests/s. ``loadavg`` has the machine's load before and after: CPU time grows with it by a little.
 """
@@ -55,7 +55,6 @@ def measure(gpus: int, models: int, requests: int) -> dict[str, Any]:
     return {
         "requests_per_second": round(handled / sum(calls)),
         "p99_event_us": round(1e6 * calls[int(0.99 * len(calls))], 1),
-        "operations": round((scheduler.operations - 2 * gpus) / handled, 2),
         "median_batch": outcome.median_batch(),
         "offered_rate": round(rate),
         "bad_rate": round(outcome.bad_rate, 4),

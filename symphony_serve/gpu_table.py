@@ -59,8 +59,6 @@ class GpuTable:
         self._busy: list[tuple[float, int, int]] = []
         #: (moment, id, token, plan): a GPU is suspect if it has not answered by then.
         self._watch: list[tuple[float, int, int, int]] = []
-        #: How often a heap was changed, for tests: time must grow with its logarithm only.
-        self.operations = 0
 
     def join(self, gpu: int, token: int, free: float) -> None:
         """A GPU that is not in the table comes."""
@@ -76,7 +74,6 @@ class GpuTable:
         busy = self._busy
         while busy and busy[0][0] <= now:
             _, gpu, stamp = heapq.heappop(busy)
-            self.operations += 1
             record = self.gpus.get(gpu)
             if record is not None and record.stamp == stamp:
                 record.idle = True
@@ -93,7 +90,6 @@ class GpuTable:
             if record is not None and record.stamp == heap[0][2]:
                 return record
             heapq.heappop(heap)
-            self.operations += 1
         return None
 
     def send(self, gpu: Gpu, dispatch: Dispatch) -> None:
@@ -150,7 +146,6 @@ class GpuTable:
             self._push_busy(gpu)
 
     def _push_busy(self, gpu: Gpu) -> None:
-        self.operations += 1
         heapq.heappush(self._busy, (gpu.free, gpu.id, gpu.stamp))
 
     def validate(self) -> None:

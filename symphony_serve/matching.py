@@ -72,8 +72,6 @@ class Matching:
         self._timers: list[tuple[float, float, float, str, int]] = []
         #: (latest, deadline, model, stamp) of ready models.
         self._ready: list[tuple[float, float, str, int]] = []
-        #: How often a heap was changed, besides those of the GPUs.
-        self.operations = 0
 
     def offer(self, model: str, offer: Offer | None, now: float) -> None:
         """The model's offer from now on, in the place of the one before."""
@@ -88,20 +86,18 @@ class Matching:
             self._push_ready(model, offer, standing)  # No GPU was free for it, and none has become free since.
         else:
             standing.ready = False
-            self.operations += 1
-            if len(self._timers) > OUTDATED * (1 + len(self._models)):
-                self._timers = [entry for entry in self._timers if self._models[entry[3]].stamp == entry[4]]
-                heapq.heapify(self._timers)
             when = min(offer.earliest, offer.latest) - offer.delay
-            heapq.heappush(self._timers, (when, offer.latest, offer.deadline, model, standing.stamp))
+            self._push(self._timers, (when, offer.latest, offer.deadline, model, standing.stamp))
 
     def _push_ready(self, model: str, offer: Offer, standing: _Standing) -> None:
         standing.ready = True
-        self.operations += 1
-        if len(self._ready) > OUTDATED * (1 + len(self._models)):
-            self._ready = [entry for entry in self._ready if self._models[entry[2]].stamp == entry[3]]
-            heapq.heapify(self._ready)
-        heapq.heappush(self._ready, (offer.latest, offer.deadline, model, standing.stamp))
+        self._push(self._ready, (offer.latest, offer.deadline, model, standing.stamp))
+
+    def _push(self, heap: list[Any], entry: tuple[Any, ...]) -> None:
+        if len(heap) > OUTDATED * (1 + len(self._models)):
+            heap[:] = [one for one in heap if self._models[one[-2]].stamp == one[-1]]
+            heapq.heapify(heap)
+        heapq.heappush(heap, entry)
 
     def next(self, now: float) -> Grant | Expired | None:
         """What is due by ``now`` and comes first; None if nothing is."""
@@ -120,7 +116,6 @@ class Matching:
             timer = self._first(self._timers)
             if timer is not None and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)
-                self.operations += 1
                 model, offer = timer
                 if offer.latest < offer.earliest:
                     return self._expire(model)
@@ -155,7 +150,6 @@ class Matching:
             if standing.stamp == stamp and standing.offer is not None:
                 return model, standing.offer
             heapq.heappop(heap)
-            self.operations += 1
         return None
 
     def _arriving(self, by: float, delay: float = 0.0) -> Gpu | None:

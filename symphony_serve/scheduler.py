@@ -188,11 +188,6 @@ class Scheduler:
         """The ids of the requests that are neither answered nor refused."""
         return frozenset(self._open)
 
-    @property
-    def operations(self) -> int:
-        """How often a heap was changed so far."""
-        return self._matching.operations + self._gpus.operations
-
     def validate(self) -> None:
         """Raise AssertionError if the state is inconsistent; for tests."""
         self._matching.validate()
