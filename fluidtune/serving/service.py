@@ -184,7 +184,10 @@ def _start(rays_serve: Any, setting: Setting, host: str) -> None:
         _end(rays_serve)
         if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
             raise
-        raise FluidTuneError(f"Ray Serve did not start: {_remedy(error)}") from error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if "'label'" in said:  # Ray 2.44 reads an attribute that protobuf 7 has not.
+            said += '; type: pip install "protobuf<7"'
+        raise FluidTuneError(f"Ray Serve did not start: {said}") from error
 
 
 def _run(rays_serve: Any, setting: Setting, host: str) -> None:
@@ -280,13 +283,6 @@ def loader(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise FluidTuneError(f"--load {text!r} is a {type(found).__name__}, expected a function")
     return found
-
-
-def _remedy(error: Exception) -> str:
-    said = str(error).strip().splitlines()[-1]
-    if "'label'" in said:  # Ray 2.44 reads an attribute that protobuf 7 has not.
-        said += '; type: pip install "protobuf<7"'
-    return said
 
 
 def _end(rays_serve: Any) -> None:

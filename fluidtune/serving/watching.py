@@ -126,18 +126,17 @@ class Books:
 
 
 class ServingLog:
-    """The event log of a service in ``directory``; None: nowhere. What cannot be written is said once, and left out."""
+    """The event log of a service in ``directory``; once it cannot be written, that is None. One warning says so."""
 
-    def __init__(self, directory: Path | None):
-        self.directory = directory
+    def __init__(self, directory: Path):
+        self.directory: Path | None = directory
         self._events: EventLog | None = None
-        if directory is not None:
-            try:
-                if not directory.parent.is_dir():
-                    raise FileNotFoundError(f"{directory.parent} is not there on this machine")
-                self._events = EventLog(directory / EVENT_LOG_NAME)
-            except OSError as error:
-                self._fails(error)
+        try:
+            if not directory.parent.is_dir():
+                raise FileNotFoundError(f"{directory.parent} is not there on this machine")
+            self._events = EventLog(directory / EVENT_LOG_NAME)
+        except OSError as error:
+            self._fails(error)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""

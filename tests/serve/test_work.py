@@ -1,8 +1,8 @@
 """The work of an event does not grow with the number of GPUs and models but by the logarithm in the heaps.
 
-Counted are the lines of Python that the scheduler's modules run, each change of a heap among them, and the entries of its
-tables and heaps that are looked at in another way, for instance by ``min``. So a scan over all GPUs, or over all models,
-is seen wherever it is.
+Counted are the lines of Python that the scheduler's modules run, each change of a heap among them, and the entries of
+its tables and heaps that are looked at in another way, for instance by ``min``. So a scan over all GPUs, or over all
+models, is seen wherever it is.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def watched(tmp_path):
 def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(tmp_path, counts, calm):
     clock, told = Clock(), []
     books = Books(["a"], clock)
-    watch = Watch(books, ServingLog(None), Published(), lambda: 2, Advice(), lambda: told.append(True))
+    watch = Watch(books, ServingLog(tmp_path / "serving"), Published(), lambda: 2, Advice(), lambda: told.append(True))
     for what, count in counts.items():
         for _ in range(count):
             books.count("a", what)
