@@ -36,7 +36,6 @@ class Backlog:
         self._each[model] = min([profile.seconds(size) / size for size in range(1, most + 1)])
 
     def waits(self, model: str) -> None:
-        """A request has come."""
         if model in self.waiting:
             self.waiting[model] += 1
 

@@ -111,7 +111,6 @@ class ModelSide:
         self.former.add(request)
 
     def offer(self, now: float) -> Offer | None:
-        """The offer at ``now``."""
         start = now + self._control
         return self._offer(self.former.form(start), start)
 

@@ -75,7 +75,6 @@ class Profile:
 
     @property
     def max_batch(self) -> int:
-        """The largest batch that may be formed."""
         return len(self.table) - 2
 
     def seconds(self, size: int) -> float:

@@ -100,7 +100,6 @@ def devices_for(models: Sequence[Model], rate: float) -> int:
 
 
 def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
-    """What this number of devices does."""
     peak = min(staggered(one.profile, one.budget, devices).rate for one in models)
     found = goodput(lambda asked: simulated(models, devices, asked), max(0.8 * peak, 1.0), PRECISION)
     outcome = simulated(models, devices, rate)

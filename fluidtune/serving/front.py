@@ -238,7 +238,6 @@ class Front:
         return await self._intake.read(request, self._forms[name], self._most[name], until, holding)
 
     async def _call(self, value: Any, name: str) -> Any:
-        """Answer a handle's call."""
         arrival = time.monotonic()
         if name not in self._names:
             raise ServeError(unknown(name, self._names))

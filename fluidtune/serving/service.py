@@ -234,7 +234,6 @@ def picture(path: str) -> Path:
 
 
 def _told(rays_serve: Any, method: str) -> Any:
-    """What the front answers to one of its methods."""
     try:
         return getattr(rays_serve.get_app_handle(APP), method).remote().result(timeout_s=ANSWER_S)
     except Exception as error:
@@ -251,7 +250,6 @@ def stop() -> bool:
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The status in words."""
     why = f" ({found['why']})" if found["why"] else ""
     leased = " leased" if found["app"] else ""
     lines = [

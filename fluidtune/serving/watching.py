@@ -53,7 +53,6 @@ class Span:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has happened."""
         return not any(self.requests.values()) and not any(self.batches.values())
 
     def since(self, before: Span) -> Span:
@@ -87,7 +86,6 @@ class Books:
             self._sums.requests[trial][became] += 1
 
     def batch(self, seen: BatchSeen) -> None:
-        """A device has run this batch."""
         self._fresh.append(seen)
 
     def requests(self, trial: str) -> dict[str, int]:
@@ -139,7 +137,6 @@ class ServingLog:
             self._fails(error)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event."""
         if self._events is not None:
             try:
                 self._events.write(event, **fields)
@@ -180,7 +177,6 @@ class ServingGauges:
         self._wanted = metrics.Gauge("fluidtune_serve_devices_wanted", "Devices that the load wants")
 
     def set(self, span: Span, wanted: int) -> None:
-        """Publish what has happened in the last span."""
         for trial, counts in span.requests.items():
             tags = {"trial": trial}
             for outcome, count in counts.items():
@@ -232,7 +228,6 @@ class Watch:
             self._write(self._books.total())
 
     def look(self) -> None:
-        """Publish what has happened since the last look."""
         with self._lock:
             if self._ends.is_set():
                 return

@@ -93,7 +93,6 @@ class Histogram:
         return Histogram(tuple(kept), tuple(masses))
 
     def cdf(self, time: float) -> float:
-        """P(a time is at most ``time``)."""
         return self._below(time, bisect_right(self.edges, time))
 
     def cdf_before(self, time: float) -> float:
@@ -112,7 +111,6 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The expected time."""
         middles = ((left + right) / 2 for left, right in itertools.pairwise(self.edges))
         return math.fsum(mass * middle for mass, middle in zip(self.masses, middles, strict=True))
 
