@@ -33,7 +33,7 @@ from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, si
 from benchmarks.serve_arrivals import arrivals
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
-from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
+from symphony_serve.partition import Limits, ModelLoad, partition
 from symphony_serve.twin import Outcome, goodput
 
 SIDES: dict[str, MakeServer] = {
@@ -80,6 +80,12 @@ def _goodput(
         return PreemptiveSimulation(make(models, rates), gpus, requests, length / 2, length).run()
 
     return round(goodput(run, 0.5 * staggered_peak(models[0], gpus), 0.1 if quick else 0.03))
+
+
+def imbalance(values: Sequence[float], places: Sequence[int], parts: int) -> float:
+    """The largest sum of a part less the smallest, divided by the average."""
+    sums = np.bincount(np.asarray(places), weights=np.asarray(values, dtype=float), minlength=parts)
+    return float((sums.max() - sums.min()) / sums.mean()) if sums.sum() else 0.0
 
 
 def figure_15(seed: int, quick: bool) -> dict[str, Any]:

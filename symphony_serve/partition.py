@@ -93,12 +93,6 @@ def partition(
     return {model.name: int(place) for model, place in zip(models, found, strict=True)}
 
 
-def imbalance(values: Sequence[float], places: Sequence[int], parts: int) -> float:
-    """The largest sum of a part less the smallest, divided by the average."""
-    sums = np.bincount(np.asarray(places), weights=np.asarray(values, dtype=float), minlength=parts)
-    return float((sums.max() - sums.min()) / sums.mean()) if sums.sum() else 0.0
-
-
 class _Problem:
     """The program. Columns: x of each model and part (model by model), D of each part, dR, dS."""
 
