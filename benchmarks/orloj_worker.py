@@ -15,6 +15,7 @@ from benchmarks.orloj_cases import SIZES, Case, Load
 from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import MAX_BATCH, SHORTENED_S
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import largest, mixture
@@ -33,7 +34,7 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Outcome, Simulation
+from symphony_serve.twin import Outcome
 
 #: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
 Observer = Callable[[Dispatch, float, float], Any]
@@ -80,7 +81,7 @@ class Worker:
     def run(self) -> Outcome:
         """What became of the requests."""
         requests = self._load.requests
-        return Simulation(self, 1, iter(requests), 0.0, requests[-1].arrival, takes=self._takes).run()
+        return VaryingSimulation(self, 1, iter(requests), 0.0, requests[-1].arrival, self._takes).run()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """As the scheduler. The end of a batch is told to the observer first."""

@@ -2,9 +2,8 @@
 
 A server is the `Scheduler`, or a baseline. All times are seconds, all rates requests per second.
 
-A GPU takes exactly as long for a batch as its `Dispatch` says, or as long as ``takes`` says. If the server gives a
-batch up because it takes too long, nothing of it is answered, and the GPU joins again when it ends. Of one moment, the
-arrivals come first, then the ends of batches, and then the tick that the server has asked for.
+A GPU takes exactly as long for a batch as its `Dispatch` says. Of one moment, the arrivals come first, then the ends of
+batches, and then the tick that the server has asked for.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from symphony_serve.messages import (
     Request,
     RequestArrived,
     Server,
-    Suspect,
     Tick,
     WakeAt,
 )
@@ -130,8 +128,7 @@ class Simulation:
     """A server and ``gpus`` GPUs, numbered from 0, which join at 0.
 
     requests: in the order of arrival. warm_up, measured: seconds; requests that come before or after them are served
-    but not counted. takes: the seconds that a batch really takes, where these vary; they include what passes before
-    its inputs are there.
+    but not counted.
     """
 
     def __init__(
@@ -141,10 +138,8 @@ class Simulation:
         requests: Iterator[Request],
         warm_up: float,
         measured: float,
-        takes: Callable[[Dispatch], float] | None = None,
     ):
         self._server = server
-        self._takes = takes
         self._requests = requests
         self._begin, self._end = warm_up, warm_up + measured
         self._outcome = Outcome(measured, busy=dict.fromkeys(range(gpus), 0.0))
@@ -153,8 +148,6 @@ class Simulation:
         self._number = 0
         #: Requests that have come and are neither answered nor refused.
         self._open = 0
-        #: (GPU, token) of GPUs whose batch was given up and still runs.
-        self._suspects: set[tuple[int, int]] = set()
         self._wake = math.inf
         for gpu in range(gpus):
             self._tell(GpuJoined(gpu, 1), 0.0)
@@ -189,26 +182,22 @@ class Simulation:
                 self._wake = instruction.at
             elif isinstance(instruction, Dispatch):
                 self._number += 1
-                seconds = instruction.seconds if self._takes is None else self._takes(instruction)
-                heapq.heappush(self._running, (instruction.start + seconds, self._number, instruction))
+                end = instruction.start + self._seconds(instruction)
+                heapq.heappush(self._running, (end, self._number, instruction))
             elif isinstance(instruction, Refuse):
                 self._open -= 1
                 self._count(instruction.request, "refused")
-            elif isinstance(instruction, Suspect):
-                self._give_up(instruction)
             else:
                 self._carry_out(instruction, now)
 
+    def _seconds(self, batch: Dispatch) -> float:
+        return batch.seconds
+
     def _carry_out(self, instruction: Instruction, now: float) -> None:
-        """An instruction that the scheduler does not give, but another server does."""
+        """An instruction that is not given where batches take the predicted times."""
         raise ServeError(f"{instruction!r} is no instruction of a scheduler")
 
     def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
-        if (batch.gpu, batch.token) in self._suspects:
-            self._suspects.remove((batch.gpu, batch.token))
-            self._keep_busy(batch.gpu, batch.start, end)
-            self._tell(GpuJoined(batch.gpu, batch.token + 1), end)
-            return
         outcome, size = self._outcome, len(batch.requests)
         self._open -= size
         for request in batch.requests:
@@ -218,14 +207,6 @@ class Simulation:
                 outcome.queueing.append(batch.start - request.arrival)
         self._keep_busy(batch.gpu, batch.start, end)
         self._tell(BatchDone(batch.gpu, batch.token, batch.plan), end)
-
-    def _give_up(self, instruction: Suspect) -> None:
-        """The batch that the GPU runs goes on. What was sent behind it does not run."""
-        self._suspects.add((instruction.gpu, instruction.token))
-        running = [entry for entry in self._running if entry[2].gpu == instruction.gpu]
-        behind = {entry[2].plan for entry in sorted(running, key=lambda entry: entry[2].plan)[1:]}
-        self._running = [one for one in self._running if one[2].gpu != instruction.gpu or one[2].plan not in behind]
-        heapq.heapify(self._running)
 
     def _keep_busy(self, gpu: int, start: float, end: float) -> None:
         self._outcome.busy[gpu] += max(0.0, min(end, self._end) - max(start, self._begin))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.autoscale import staggered
 from symphony_serve.messages import SAME_MOMENT_S, Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
@@ -13,7 +14,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
 from symphony_serve.shell.threaded_server import ThreadedServer, Waited
-from symphony_serve.twin import Simulation, poisson
+from symphony_serve.twin import poisson
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)
@@ -21,7 +22,7 @@ SLO_S, ITERATION_S = 0.2, 0.05
 
 
 class Beside:
-    """A device that a trial uses as well. Its `takes` is what `Simulation` asks.
+    """A device that a trial uses as well. Its `takes` is that of a `VaryingSimulation`.
 
     The trial runs one iteration after the other. A batch that was sent starts when the iteration that runs has ended,
     and before the next one. So it waits for one iteration at most.
@@ -53,13 +54,12 @@ class Beside:
         return self._since
 
 
-def served(policy, rate, told=ITERATION_S, beside=None, seconds=8.0):
+def served(policy, rate, beside, told=ITERATION_S):
     """A model on one device. told: the seconds of waiting that the scheduler allows for."""
-    profile = Profile.from_seconds([value + (told if beside else 0.0) for value in ALONE.table[1:-1]])
+    profile = Profile.from_seconds([value + told for value in ALONE.table[1:-1]])
     model = Model("m", profile, SLO_S, policy=policy)
     requests = poisson({"m": rate}, {"m": SLO_S}, seed=7)
-    takes = None if beside is None else beside.takes
-    return Simulation(Scheduler([model]), 1, requests, 1.0, seconds, takes).run()
+    return VaryingSimulation(Scheduler([model]), 1, requests, 1.0, 8.0, beside.takes).run()
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,13 @@ def peak():
 @pytest.mark.parametrize("policy", [EAGER, DEFERRED], ids=lambda policy: policy.name)
 def test_at_30_percent_load_requests_are_in_time_and_the_trial_loses_what_is_served(peak, policy):
     beside = Beside(ALONE, ITERATION_S)
-    outcome = served(policy, 0.3 * peak, beside=beside)
+    outcome = served(policy, 0.3 * peak, beside)
     assert outcome.bad_rate <= 0.01
     assert 1 - beside.iterations * ITERATION_S / beside.now <= beside.served / beside.now + 0.05
 
 
 def test_a_batch_must_be_sent_an_iteration_before_it_must_start(peak):
-    assert served(DEFERRED, 0.3 * peak, told=0.0, beside=Beside(ALONE, ITERATION_S)).bad_rate > 0.1
+    assert served(DEFERRED, 0.3 * peak, Beside(ALONE, ITERATION_S), told=0.0).bad_rate > 0.1
 
 
 def test_a_batch_waits_for_the_iteration_that_runs_and_for_no_other():

@@ -10,6 +10,7 @@ from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import Shepherd
 from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, median_queueing, model, ours, simulate
 from benchmarks.serve_arrivals import arrivals
+from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
@@ -67,10 +68,11 @@ class TestSimulation:
         one = Model("m", Profile.linear(1.0, 5.0, 16), 12.0, policy=EAGER)
         requests = staggered("m", 30, 2.0, 12.0)
         took = iter([40.0])
-        simulation = Simulation(
-            Scheduler([one]), 1, iter(requests), 0.0, 100.0, takes=lambda batch: next(took, batch.seconds)
-        )
-        outcome = simulation.run()
+
+        def takes(batch):
+            return next(took, batch.seconds)
+
+        outcome = VaryingSimulation(Scheduler([one]), 1, iter(requests), 0.0, 100.0, takes).run()
         (count,) = outcome.models.values()
         assert count.total == 30
         assert count.late == 0
