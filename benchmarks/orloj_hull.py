@@ -8,8 +8,8 @@ that joins the hulls of its two halves. One descent of both halves at once finds
 partly hidden: the ends of the bridge lie on the hulls of the smaller parts, too. An insertion or a deletion visits
 O(log^2 n) nodes, a query O(log n).
 
-`SortedPending` is faster for all that is here, because the requests of a queue share one batch time. The hull is the
-structure for requests that each have an alpha and a beta of their own.
+`Pending` itself is faster, because the requests of a queue share one batch time. The hull is the structure for requests
+that each have their own alpha and beta.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fractions import Fraction
 
 from symphony_serve.batching.orloj_histograms import Largest
 from symphony_serve.batching.orloj_queues import Key, Pending
-from symphony_serve.batching.orloj_scores import UNIT_COST, Cost, ScoreTable
+from symphony_serve.batching.orloj_scores import ScoreTable
 
-#: The base of time is reset when b times the time since the last reset is this. Judgement: exp(709.78) is the largest
+#: The base of time is reset when b times the time since the last reset is this: exp(709.78) is the largest
 #: float, and a bridge multiplies two numbers of which each is as small as exp(-this - b * the slack).
 RESET_AT = 100.0
 
@@ -239,7 +239,7 @@ class _Place:
     """Where a request is in the hull of one batch size."""
 
     deadline: float
-    cost: Cost
+    cost: float
     interval: int
     alpha: float
     entry: Entry
@@ -254,13 +254,13 @@ class _SizeHull:
         self.base = base
         self.time = time
         self.b = b
-        self._tables: dict[Cost, ScoreTable] = {}
+        self._table = ScoreTable.of(time, b)
         #: (milestone, number): when the slack of a request passes an edge. Those of requests that left are skipped.
         self._milestones: list[tuple[float, int]] = []
         #: The same requests by deadline, to find those that are not feasible any more.
         self._deadlines: list[Key] = []
 
-    def insert(self, deadline: float, number: int, cost: Cost, now: float) -> None:
+    def insert(self, deadline: float, number: int, cost: float, now: float) -> None:
         heapq.heappush(self._deadlines, (deadline, number))
         self._put(deadline, number, cost, now)
 
@@ -285,18 +285,14 @@ class _SizeHull:
         found = self.hull.top(math.exp(self.b * (now - self.base)))
         return None if found is None else found[1][2]
 
-    def _table(self, cost: Cost) -> ScoreTable:
-        if cost not in self._tables:
-            self._tables[cost] = ScoreTable.of(self.time, self.b, cost)
-        return self._tables[cost]
-
-    def _put(self, deadline: float, number: int, cost: Cost, now: float) -> None:
-        table = self._table(cost)
+    def _put(self, deadline: float, number: int, cost: float, now: float) -> None:
+        table = self._table
         interval = table.interval(deadline - now)
         # A milestone that rounding has put before now has passed.
         while interval >= 0 and deadline - table.edges[interval] < now:
             interval -= 1
-        alpha, beta = table.line(deadline, interval, self.base)
+        alpha, beta = _line(table, deadline, interval, self.base)
+        alpha, beta = cost * alpha, cost * beta
         place = _Place(deadline, cost, interval, alpha, (-beta, deadline, number))
         self.places[number] = place
         self.hull.insert(alpha, place.entry)
@@ -305,7 +301,19 @@ class _SizeHull:
 
     def _milestone(self, place: _Place) -> float:
         """When the request's score becomes another line: ``D - edge``."""
-        return place.deadline - self._table(place.cost).edges[place.interval] if place.interval >= 0 else math.inf
+        return place.deadline - self._table.edges[place.interval] if place.interval >= 0 else math.inf
+
+
+def _line(table: ScoreTable, deadline: float, interval: int, base: float) -> tuple[float, float]:
+    """(alpha, beta) with score = ``alpha * exp(b (t - base)) + beta`` while the slack is in ``interval``.
+
+    This is the form of section 4.4.4. Interval -1 is below the first edge.
+    """
+    if interval < 0:
+        return 0.0, 0.0
+    beta = table.density[interval] / table.b
+    grown = math.exp(table.b * (table.edges[interval] - deadline + base))
+    return (table.carried[interval] - beta) * grown, beta
 
 
 class HullPending(Pending):
@@ -314,35 +322,41 @@ class HullPending(Pending):
     def __init__(self, times: Mapping[int, Largest], b: float) -> None:
         super().__init__(times, b)
         self._hulls: dict[int, _SizeHull] = {}
+        #: The moment of the latest call that had one.
+        self._now = 0.0
         #: The visits of hulls that were built anew.
         self._visits_before = 0
+        self._build()
 
     @property
     def visits(self) -> int:
         """How many nodes of hulls were visited so far."""
         return self._visits_before + sum(one.hull.visits for one in self._hulls.values())
 
-    def insert(self, deadline: float, number: int, now: float, cost: Cost = UNIT_COST) -> None:
-        super().insert(deadline, number, now, cost)
-        self._reset(now, only_if_due=True)
+    def insert(self, deadline: float, number: int, cost: float = 1.0) -> None:
+        super().insert(deadline, number, cost)
         for one in self._hulls.values():
-            if number not in one.places and deadline - one.time.mean >= now:
-                one.insert(deadline, number, cost, now)
+            if deadline - one.time.mean >= self._now:
+                one.insert(deadline, number, cost, self._now)
 
     def remove(self, number: int) -> None:
         super().remove(number)
         for one in self._hulls.values():
             one.remove(number)
 
-    def replace(self, times: Mapping[int, Largest], now: float) -> None:
-        super().replace(times, now)
-        self._reset(now, only_if_due=False)
+    def replace(self, times: Mapping[int, Largest]) -> None:
+        super().replace(times)
+        self._build()
+
+    def late(self, now: float) -> list[int]:
+        self._now = now
+        return super().late(now)
 
     def best(self, size: int, now: float) -> list[int]:
-        self._reset(now, only_if_due=True)
-        one = self._hulls.get(size)
-        if one is None:
-            return []
+        self._now = now
+        if any(self.b * (now - one.base) >= RESET_AT for one in self._hulls.values()):
+            self._build()
+        one = self._hulls[size]
         one.advance(now)
         chosen: list[int] = []
         while len(chosen) < size and (number := one.top(now)) is not None:
@@ -353,10 +367,9 @@ class HullPending(Pending):
             one.insert(deadline, number, cost, now)
         return chosen
 
-    def _reset(self, now: float, only_if_due: bool) -> None:
-        """Make ``now`` the base of time and build all hulls anew."""
-        if only_if_due and self._hulls and all(self.b * (now - one.base) < RESET_AT for one in self._hulls.values()):
-            return
+    def _build(self) -> None:
+        """Make the present moment the base of time and build all hulls anew."""
+        now = self._now
         self._visits_before = self.visits
         self._hulls = {size: _SizeHull(time, self.b, now) for size, time in self.times.items()}
         for number, (deadline, cost) in self.costs.items():

@@ -1,12 +1,4 @@
-"""The contract of a `BatchFormer`, as tests. The test file of a former is a fixture and an import:
-
-from symphony_serve.testing.batch_formers import BatchFormerContract
-
-class TestMyFormer(BatchFormerContract):
-    @pytest.fixture
-    def make(self):
-        return lambda seconds: MyFormer(...)
-"""
+"""The contract of a `BatchFormer`, as tests. A former's test class inherits it and defines the fixture ``make``."""
 
 from __future__ import annotations
 
@@ -26,7 +18,6 @@ MakeFormer = Callable[[Sequence[float]], BatchFormer]
 
 #: l(b) = b + 5 for batches of up to 6 (figure 4's model).
 SECONDS = [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
-#: Judgement: with more, the runs below repeat themselves.
 SEEDS = range(20)
 
 
@@ -36,16 +27,9 @@ def request(number: int, deadline: float, arrival: float = 0.0) -> Request:
 
 
 class BatchFormerContract:
-    """Inherit it, and define the fixture ``make``.
-
-    Set ``by_deadline`` to False if a batch need not have the earliest of the deadlines that are feasible.
-    """
+    """Set ``by_deadline`` to False if a batch need not have the earliest of the deadlines that are feasible."""
 
     by_deadline = True
-
-    @pytest.fixture
-    def make(self) -> MakeFormer:
-        raise NotImplementedError("define a fixture `make` that returns a function from seconds to a BatchFormer")
 
     def test_nothing_waits_at_first(self, make: MakeFormer) -> None:
         former = make(SECONDS)
@@ -57,11 +41,11 @@ class BatchFormerContract:
 
     def test_a_request_alone_is_a_batch_of_one(self, make: MakeFormer) -> None:
         former = make(SECONDS)
-        only = request(1, 12.0, arrival=0.5)
+        only = request(1, 12.0)
         former.add(only)
         candidate = former.form(1.0)
         assert candidate is not None
-        assert (candidate.size, candidate.deadline, candidate.seconds, candidate.arrival) == (1, 12.0, 6.0, 0.5)
+        assert (candidate.size, candidate.deadline, candidate.seconds) == (1, 12.0, 6.0)
         assert candidate.next_seconds >= candidate.seconds
         assert former.take() == (only,)
         assert len(former) == 0

@@ -1,17 +1,20 @@
-"""Requests, a server and its GPUs on a virtual clock. All times are seconds.
+"""Requests by seed, a server and its GPUs on a virtual clock; and the highest rate that the server bears.
 
-A GPU takes exactly as long for a batch as its `Dispatch` says, or as long as ``takes`` says. If the server gives a
-batch up because it takes too long, nothing of it is answered, and the GPU joins again when it ends. Of one moment, the
-arrivals come first, then the ends of batches, and then the tick that the server has asked for.
+A server is the `Scheduler`, or a baseline. All times are seconds, all rates requests per second.
+
+A GPU takes exactly as long for a batch as its `Dispatch` says. Of one moment, the arrivals come first, then the ends of
+batches, and then the tick that the server has asked for.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
@@ -24,10 +27,37 @@ from symphony_serve.messages import (
     Request,
     RequestArrived,
     Server,
-    Suspect,
     Tick,
     WakeAt,
 )
+
+
+def poisson(rates: Mapping[str, float], slos: Mapping[str, float], seed: int) -> Iterator[Request]:
+    """Requests for ever, in the order of their arrival; ids from 0. Those of a model are a Poisson process.
+
+    rates: by model. slos: by model, the seconds from a request's arrival to its deadline. Raises ServeError for a rate
+    that is negative or not finite.
+    """
+    for model, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ServeError(f"the rate of model {model} is {rate}, expected requests per second of 0 or more")
+    return _poisson(rates, slos, seed)
+
+
+def _poisson(rates: Mapping[str, float], slos: Mapping[str, float], seed: int) -> Iterator[Request]:
+    """One process of all models together, each request of which is for one of them."""
+    rng = random.Random(seed)
+    models = [model for model, rate in rates.items() if rate > 0]
+    total = sum(rates.values())
+    if not models:
+        return
+    shares, budgets = [rates[model] for model in models], [slos[model] for model in models]
+    now, number = 0.0, 0
+    while True:
+        for place in rng.choices(range(len(models)), shares, k=1000):
+            now += rng.expovariate(total)
+            yield Request(number, models[place], now, now + budgets[place])
+            number += 1
 
 
 @dataclass(slots=True)
@@ -98,8 +128,7 @@ class Simulation:
     """A server and ``gpus`` GPUs, numbered from 0, which join at 0.
 
     requests: in the order of arrival. warm_up, measured: seconds; requests that come before or after them are served
-    but not counted. takes: the seconds that a batch really takes, where these vary; they include what passes before
-    its inputs are there.
+    but not counted.
     """
 
     def __init__(
@@ -109,10 +138,8 @@ class Simulation:
         requests: Iterator[Request],
         warm_up: float,
         measured: float,
-        takes: Callable[[Dispatch], float] | None = None,
     ):
         self._server = server
-        self._takes = takes
         self._requests = requests
         self._begin, self._end = warm_up, warm_up + measured
         self._outcome = Outcome(measured, busy=dict.fromkeys(range(gpus), 0.0))
@@ -121,8 +148,6 @@ class Simulation:
         self._number = 0
         #: Requests that have come and are neither answered nor refused.
         self._open = 0
-        #: (GPU, token) of GPUs whose batch was given up and still runs.
-        self._suspects: set[tuple[int, int]] = set()
         self._wake = math.inf
         for gpu in range(gpus):
             self._tell(GpuJoined(gpu, 1), 0.0)
@@ -157,26 +182,22 @@ class Simulation:
                 self._wake = instruction.at
             elif isinstance(instruction, Dispatch):
                 self._number += 1
-                seconds = instruction.seconds if self._takes is None else self._takes(instruction)
-                heapq.heappush(self._running, (instruction.start + seconds, self._number, instruction))
+                end = instruction.start + self._seconds(instruction)
+                heapq.heappush(self._running, (end, self._number, instruction))
             elif isinstance(instruction, Refuse):
                 self._open -= 1
                 self._count(instruction.request, "refused")
-            elif isinstance(instruction, Suspect):
-                self._give_up(instruction)
             else:
                 self._carry_out(instruction, now)
 
+    def _seconds(self, batch: Dispatch) -> float:
+        return batch.seconds
+
     def _carry_out(self, instruction: Instruction, now: float) -> None:
-        """An instruction that the scheduler does not give, but another server does."""
+        """An instruction that is not given where batches take the predicted times."""
         raise ServeError(f"{instruction!r} is no instruction of a scheduler")
 
     def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
-        if (batch.gpu, batch.token) in self._suspects:
-            self._suspects.remove((batch.gpu, batch.token))
-            self._keep_busy(batch.gpu, batch.start, end)
-            self._tell(GpuJoined(batch.gpu, batch.token + 1), end)
-            return
         outcome, size = self._outcome, len(batch.requests)
         self._open -= size
         for request in batch.requests:
@@ -187,14 +208,6 @@ class Simulation:
         self._keep_busy(batch.gpu, batch.start, end)
         self._tell(BatchDone(batch.gpu, batch.token, batch.plan), end)
 
-    def _give_up(self, instruction: Suspect) -> None:
-        """The batch that the GPU runs goes on. What was sent behind it does not run."""
-        self._suspects.add((instruction.gpu, instruction.token))
-        running = [entry for entry in self._running if entry[2].gpu == instruction.gpu]
-        behind = {entry[2].plan for entry in sorted(running, key=lambda entry: entry[2].plan)[1:]}
-        self._running = [one for one in self._running if one[2].gpu != instruction.gpu or one[2].plan not in behind]
-        heapq.heapify(self._running)
-
     def _keep_busy(self, gpu: int, start: float, end: float) -> None:
         self._outcome.busy[gpu] += max(0.0, min(end, self._end) - max(start, self._begin))
 
@@ -202,3 +215,21 @@ class Simulation:
         if self._begin <= request.arrival <= self._end:
             count = self._outcome.models.setdefault(request.model, ModelCount())
             setattr(count, what, getattr(count, what) + 1)
+
+
+def goodput(run: Callable[[float], Outcome], guess: float, precision: float = 0.005) -> float:
+    """The highest rate at which no model's bad rate is above `BAD_RATE`, to ``precision`` of it.
+
+    ``run``: simulates a total rate. ``guess``: where the search begins. It doubles or halves until it has a rate that
+    the server bears and one that it does not bear, and then halves the gap between them.
+    """
+    low, high, rate = 0.0, 0.0, guess
+    while not high or high - low > precision * high:
+        if run(rate).worst_bad_rate <= BAD_RATE:
+            low = rate
+        else:
+            high = rate
+        rate = 2 * low if not high else (low + high) / 2
+        if high and high < guess / 2**20:
+            return 0.0
+    return low
