@@ -211,7 +211,7 @@ class ElasticSession(LeaderSession, FollowerSession):
             self._in_epochs = False
 
     def before_epoch(self, epoch: int, stop: int | None) -> int | None:
-        """See `elastic.boundary`."""
+        """The boundary of a framework. An ``epoch`` that does not come after the last one begins another loop."""
         if self._in_epochs:
             self._member.growth.end("a framework's loop runs inside elastic.epochs(): let the outer one be range()")
             return epoch
@@ -223,7 +223,6 @@ class ElasticSession(LeaderSession, FollowerSession):
         return reached
 
     def keep_one_worker(self, why: str) -> None:
-        """See `elastic.one_worker`."""
         if self.width > 1:
             self.backend.exchange(torch.zeros(1, dtype=torch.float64), "elastic.one_worker()")
             raise CannotDivide(why)
