@@ -109,8 +109,6 @@ def serve(
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
-    One thing: each of its lines explains a parameter, checks one, or hands it on.
-
     Args:
         results: what `Tuner.fit` returned, or the run's directory.
         load: ``load(checkpoint_directory, config)`` returns a trial's model: a function from a list of inputs to as
