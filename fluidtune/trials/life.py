@@ -143,6 +143,11 @@ class TrialLife:
         checkpoint = self.outside.newest_checkpoint()
         return checkpoint is not None and checkpoint.number == self.seen.number
 
+    def iterations_to(self, target: float | None) -> float | None:
+        """How many iterations are left until the trial's ``training_iteration`` is ``target``; None: not known."""
+        checkpoint = self.outside.newest_checkpoint()
+        return self.seen.iterations_to(target, checkpoint.number if checkpoint else 0)
+
     @property
     def movable(self) -> bool:
         """Nothing is lost by moving now: it has done nothing since it was loaded, or its newest iteration is saved."""

@@ -6,7 +6,7 @@ are looked at here. Errors, replies, checkpoints and results are handed through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -50,12 +50,11 @@ class Reply(Protocol):
     saved: Any
 
 
-class Checkpoint(Protocol):
-    """The newest checkpoint that Tune has of a trial."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that Tune has of a trial. ``number``: ``training_iteration`` of the result that it belongs to."""
 
-    @property
-    def number(self) -> Any:
-        """``training_iteration`` of the result that it belongs to."""
+    number: Any
 
 
 class Outside(Protocol):
@@ -80,8 +79,8 @@ class Outside(Protocol):
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that Tune has of the trial; None: Tune has none."""
 
-    def out_of_reach(self) -> bool:
-        """A device that the trial is to have is on a node from which its leader cannot be reached."""
+    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
+        """One of the devices is on a node from which the leader at this address cannot be reached."""
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ def begin_resize(life: TrialLife) -> None:
     crew = life.crew
     if crew.facts.address is None:
         return  # its leader has not said where to be found; asked again after its next iteration
-    if life.outside.out_of_reach():
+    if life.commits and life.outside.out_of_reach(crew.facts.address, crew.wanted):
         # It goes on from its commit, where the workers of all nodes reach it.
         ask_to_leave(life, "it is to have workers on a node that its leader is not reached from")
         life.order(m.Write("suspend_asked", {"trial": life.trial}, life.leaves_for))

@@ -25,8 +25,7 @@ from fluidtune.tune import worker_answers
 from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls, failure, first_line
-from fluidtune.tune.run_table import RunTable
-from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
@@ -214,7 +213,7 @@ class TrialShell:
         self._job.log.write("recovered", trial=run.id, iteration=run.life.seen.delivered, reason=recovered.why)
 
     def _tell_tune(self, run: TrialRun, told: m.TellTune) -> None:
-        keep = None if told.progress is None else partial(run.keep_progress, dict(told.progress))
+        keep = None if told.progress is None else partial(keep_progress, run.trial, told.progress)
         self._callbacks.tell_result(run.tracked, task_of(told.call), told.value, keep)
 
     def _tell_error(self, run: TrialRun, told: m.TellError) -> None:

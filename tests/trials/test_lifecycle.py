@@ -33,24 +33,19 @@ def process(name: str, device: int) -> Process:
     return Process(name, device)
 
 
-@dataclass(frozen=True)
-class Saved:
-    number: Any
-
-
 @dataclass
 class Surroundings:
     can_save: bool = False
     commits: bool = True
     shares_gpus_by_count: bool = False
     waits_for_checkpoints: bool = False
-    checkpoint: Saved | None = None
+    checkpoint: m.Checkpoint | None = None
     far: bool = False
 
-    def newest_checkpoint(self) -> Saved | None:
+    def newest_checkpoint(self) -> m.Checkpoint | None:
         return self.checkpoint
 
-    def out_of_reach(self) -> bool:
+    def out_of_reach(self, leader: Any, devices: Any) -> bool:
         return self.far
 
 
@@ -185,7 +180,7 @@ def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
 
 
 def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
-    driver = Driver(checkpoint=Saved(4)).live()
+    driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
     driver.hears(m.PlaceTaken())
     driver.placed(0)
@@ -198,7 +193,7 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
 
 
 def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
-    driver = Driver(checkpoint=Saved(4)).live()
+    driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
     for _ in range(2):
         driver.hears(m.PlaceTaken())
@@ -208,7 +203,10 @@ def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
     assert [call.method for call in driver.life.calls] == ["restore", "train"]
 
 
-@pytest.mark.parametrize(("started", "there", "most"), [(True, True, MAX_DEATHS), (False, True, MAX_MISSES)])
+@pytest.mark.parametrize(
+    ("started", "there", "most"),
+    [(True, True, MAX_DEATHS), (False, True, MAX_MISSES), (True, False, MAX_MISSES), (False, False, MAX_MISSES)],
+)
 def test_too_many_losses_fail_the_trial(started: bool, there: bool, most: int) -> None:
     driver = Driver()
     for loss in range(most):
@@ -306,7 +304,7 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     driver.trained(1)
     driver.hears(m.LeaveWanted("for a test"))
     assert kinds(driver.asked()) == ["CallLeader"]
-    driver.outside.checkpoint = Saved(2)
+    driver.outside.checkpoint = m.Checkpoint(2)
     driver.done(2)
     out = driver.asked()
     assert out[1:] == [m.Unload(process("w0", 0), "long", then=True)] and driver.states == ("moving", "steady", "stay")
@@ -322,7 +320,7 @@ def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     save = driver.asked()[0]
     assert isinstance(save, m.CallLeader) and save.call.method == "save"
     assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
-    driver.outside.checkpoint = Saved(1)
+    driver.outside.checkpoint = m.Checkpoint(1)
     assert kinds(driver.hears(m.CheckpointKept())) == ["NoteDeparture", "Unload"]
 
 

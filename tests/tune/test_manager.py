@@ -253,13 +253,11 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     # docs/bugs.md, 181
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
-    crew, run.life.kind = run.life.crew, "elastic"
-    crew.facts, crew.wanted = GroupFacts(address=(LOOPBACK, 4321)), (0, 1)
+    leader = (LOOPBACK, 4321)
     tried.devices.nodes[1] = "other"
-    assert tried.job.out_of_reach(run)
+    assert tried.job.out_of_reach(leader, (0, 1))
     del tried.devices.nodes[1]
-    assert tried.job.out_of_reach(run) is False
-    crew.facts = GroupFacts()
+    assert not tried.job.out_of_reach(leader, (0, 1))
     assert not tried.job.load_spec(run).one_node
 
 
